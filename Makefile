@@ -86,7 +86,7 @@ conformance:
 nats:
 	scripts/nats.sh test
 
-# Tests bridges to all kinds of stores with real servers; CI runs only SFTP. `scripts/stores.sh install` gets the servers.
+# Tests remotes to all kinds of stores with real servers; CI runs only SFTP. `scripts/stores.sh install` gets the servers.
 stores:
 	scripts/stores.sh test
 

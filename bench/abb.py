@@ -33,11 +33,11 @@ def until(what, ready):
 
 
 class Machine(testbed.Cluster):
-    """Hosts with writing programs and a mount each; a node of the tier for each of them, on the same or on its own host; and nodes that store."""
+    """Hosts with writing programs and a mount each; a node of the tier for each of them, on the same or on its own host; and nodes of the capacity tier."""
 
     def __init__(self, options, directory, tier, place="near"):
         options.rate_mbit, self.mounts, self.points = options.pfs_mbit, [], []
-        super().__init__(options, os.path.join(directory, "cluster"), server_flags=("--drain-after", options.drain_after), client_mbit=options.host_mbit)
+        super().__init__(options, os.path.join(directory, "cluster"), server_flags=("--stage-out-after", options.stage_out_after), client_mbit=options.host_mbit)
         try:
             more = [self.network.add(f"host{number}", options.client_cores, options.host_mbit) for number in range(1, options.bursts)]
             self.hosts = [self.client, *more]
@@ -105,9 +105,9 @@ class Machine(testbed.Cluster):
             raise SystemExit(f"a rank could not {action}")
         return time.perf_counter() - begun
 
-    def drain(self, *flags):
+    def stage_out(self, *flags):
         """Waits as `--wait` does, which polls only twice a second."""
-        until("the drain", lambda: self.ask("drain", *flags)["bytes"] == 0)
+        until("the stage-out", lambda: self.ask("drain", *flags)["bytes"] == 0)
 
     def analyse(self, kernel, args, names):
         """Runs the kernel on all hosts at once, on files that no host has read. The readers of a host share its files."""
@@ -136,7 +136,7 @@ def shape_of(options, pattern, **more):
 def hooked(machine, pattern, what):
     """Makes the hook, and returns a function that tells whether its last result exists."""
     (kernel, reduce, args), files = KERNELS[what], shape_of(machine.options, pattern)["files"]
-    words = ["hook", "add", "/run/*.f64", "--map", f"{kernel} {args}", "--on", "write", "--keep", "results", "--name", "abb", "--time", "5m"]
+    words = ["hook", "add", "/run/*.f64", "--map", f"{kernel} {args}", "--on", "write", "--inputs", "delete", "--name", "abb", "--time", "5m"]
     if reduce:
         machine.tidemill(*words, "--reduce", f"{reduce} dtype=text", "--group", str(files), "--output", "out/all")
         results = ["all"]
@@ -176,7 +176,7 @@ def right(machine, pattern, what, paths):
 
 
 def task(machine, way, pattern, what):
-    """Runs one way from the first write to the last result. Returns the seconds of its parts, and the bytes on the links of nodes that store."""
+    """Runs one way from the first write to the last result. Returns the seconds of its parts, and the bytes on the links of nodes of the capacity tier."""
     kernel, _, args = KERNELS[what]
     shape, parts = shape_of(machine.options, pattern), {}
     names = [f"{number}.f64" for number in range(shape["files"])]
@@ -191,12 +191,12 @@ def task(machine, way, pattern, what):
         right(machine, pattern, what, results)
         machine.tidemill("hook", "remove", "abb")
         # Bytes that leave the tier afterwards count, too.
-        machine.drain("/")
+        machine.stage_out("/")
     else:
         if way in ("BB+ANALY", "IOF+ANALY"):
-            machine.drain("/run", "--free")
+            machine.stage_out("/run", "--evict")
             # A forwarder has written its data when the data is stored.
-            at = "write" if way == "IOF+ANALY" else "drain"
+            at = "write" if way == "IOF+ANALY" else "stage_out"
             parts[at] = parts.get(at, 0) + time.perf_counter() - begun
         parts["analysis"] = machine.analyse(kernel, args, names)
         parts["again"] = machine.read(kernel, args, names)
@@ -271,7 +271,7 @@ def whole_tasks(options):
         for (pattern, what), one in found.items():
             show(options, pattern, what, one)
         order = ", ".join(map(short, [way for way in WAYS if way in ways]))
-        groups = [(f"{what}, {pattern}", [[(part, parts[part]) for part in ("write", "drain", "analysis") if part in parts] for parts, _ in one.values()])
+        groups = [(f"{what}, {pattern}", [[(part, parts[part]) for part in ("write", "stage_out", "analysis") if part in parts] for parts, _ in one.values()])
                   for (pattern, what), one in found.items()]
         number = {8: "8", 16: "9", 32: "10"}.get(ratio, f"-{ratio}")
         draw(options, f"abb-fig{number}.svg", f"Whole tasks, {ratio}:1: {order}", "s", groups)

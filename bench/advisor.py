@@ -12,9 +12,9 @@ queued jobs of the node. Kernels reduce, keep or expand their input; six are bui
 Each case calls `tidemill plan offload` once. Then all ways run in turn, --rounds times. Each way starts with the input on the
 node, in its page cache, with the same load started again, and ends with the result in a file of the client:
 
-  host     `tidemill get` of the input, then the kernel here: built-in kernels by `tidemill kernel test`, programs directly
+  client   `tidemill get` of the input, then the kernel here: built-in kernels by `tidemill kernel test`, programs directly
   node  `tidemill submit --watch` of a job that is pinned to the node, then `tidemill get` of the result
-  split    both at once, each on its part of the input, which is stored there as a file; only for kernels whose partial
+  both     both at once, each on its part of the input, which is stored there as a file; only for kernels whose partial
            results can be merged, with the predicted best share
 
 Times are wall clock around the commands. The shortest time of all rounds counts, as other programs only add time. The results of all
@@ -198,9 +198,9 @@ class Case:
         self.bed.tidemill("-q", "rm", *self.made)
         shutil.rmtree(self.out)
 
-    def on_host(self, part):
-        """Transfers the input to this host and runs the kernel."""
-        data, out = f"{self.bed.directory}/moved", f"{self.out}/host-{part}"
+    def on_client(self, part):
+        """Transfers the input to this client and runs the kernel."""
+        data, out = f"{self.bed.directory}/moved", f"{self.out}/client-{part}"
         self.bed.tidemill("-q", "get", f"/{self.name}-{part}", data)
         if self.kernel in BUILTIN:
             self.bed.tidemill("-q", "kernel", "test", self.kernel, data, "--output", os.path.basename(out), "--keep",
@@ -211,7 +211,7 @@ class Case:
         os.unlink(data)
 
     def on_node(self, part):
-        """Runs the kernel on the node and transfers the result to this host."""
+        """Runs the kernel on the node and transfers the result to this client."""
         source, result = f"{self.name}-{part}", f"{self.name}-result-{self.bed.jobs}"
         streams = "" if self.kernel in BUILTIN else f'stdin = "{source}"; stdout = "{result}";'
         args = ", ".join(f'"{arg}"' for arg in self.args)
@@ -222,7 +222,7 @@ class Case:
         self.bed.tidemill("-q", "get", f"/{result}", f"{self.out}/node-{part}")
 
     def on_both(self):
-        """Runs the node's part and the host's part at once. The time excludes the cut of the input and the merge of the results."""
+        """Runs the node's part and the client's part at once. The time excludes the cut of the input and the merge of the results."""
         errors = []
 
         def guarded(work, part):
@@ -232,7 +232,7 @@ class Case:
                 errors.append(error)
         other = threading.Thread(target=guarded, args=(self.on_node, "here"))
         other.start()
-        guarded(self.on_host, "there")
+        guarded(self.on_client, "there")
         other.join()
         if errors:
             raise errors[0]
@@ -254,10 +254,10 @@ class Case:
 
     def measure(self, rounds, load, share, delay):
         """Returns a list of seconds for each way."""
-        ways = {"host": lambda: self.on_host("whole"), "node": lambda: self.on_node("whole")}
+        ways = {"client": lambda: self.on_client("whole"), "node": lambda: self.on_node("whole")}
         if share is not None and 0 < share < 1:
             self.put_parts(share)
-            ways["split"] = self.on_both
+            ways["both"] = self.on_both
         times = {way: [] for way in ways}
         # Kernels that wait for a queue take longer than any short disturbance.
         for _ in range(max(rounds - 1, 1) if load[1] else rounds):
@@ -267,11 +267,11 @@ class Case:
                     start = time.monotonic()
                     run()
                     times[way].append(time.monotonic() - start)
-        if digest(f"{self.out}/host-whole") != digest(f"{self.out}/node-whole"):
-            raise SystemExit(f"{self.kernel}: the results of host and node differ")
-        if "split" in ways and self.joined("node-here", "host-there") != self.joined("host-whole"):
+        if digest(f"{self.out}/client-whole") != digest(f"{self.out}/node-whole"):
+            raise SystemExit(f"{self.kernel}: the results of client and node differ")
+        if "both" in ways and self.joined("node-here", "client-there") != self.joined("client-whole"):
             raise SystemExit(f"{self.kernel}: the results of the parts do not make that of the whole")
-        result_bytes = os.path.getsize(f"{self.out}/host-whole")
+        result_bytes = os.path.getsize(f"{self.out}/client-whole")
         self.remove()
         return times, result_bytes
 
@@ -296,7 +296,7 @@ def one(bed, options, number, kernel, args, kind):
         advice = bed.ask("plan", "offload", kernel, f"/{case.name}-whole")
         delay = time.monotonic() - start
     predicted = {choice["choice"]: choice for choice in advice["choices"] if choice["feasible"]}
-    share = predicted["split"]["node_share"] if "split" in predicted else None
+    share = predicted["both"]["node_share"] if "both" in predicted else None
     times, result_bytes = case.measure(options.rounds, load, share, delay if load[1] else 0)
     measured = {way: min(runs) for way, runs in times.items()}
     best = min(measured, key=measured.get)
@@ -317,11 +317,11 @@ def show(lines):
             return "-"
         return f"{line['predicted_s'][way]:.2f} / {line['measured_s'][way]:.2f}"
     print("seconds, predicted / measured")
-    print(f"{'kernel':10} {'bed':6} {'MiB':>4} {'programs':>8} {'jobs':>4} {'node':>14} {'host':>14} {'split':>14}  "
+    print(f"{'kernel':10} {'bed':6} {'MiB':>4} {'programs':>8} {'jobs':>4} {'node':>14} {'client':>14} {'both':>14}  "
           f"{'advice':8} {'best':8} {'lost':>6}")
     for line in lines:
         print(f"{line['kernel']:10} {line['bed']:6} {line['mib']:4} {line['programs']:8} {line['jobs']:4} "
-              f"{cell(line, 'node'):>14} {cell(line, 'host'):>14} {cell(line, 'split'):>14}  {line['advice']:8} "
+              f"{cell(line, 'node'):>14} {cell(line, 'client'):>14} {cell(line, 'both'):>14}  {line['advice']:8} "
               f"{line['best']:8} {100 * line['lost']:5.1f}%{' WRONG' if line['verdict'] == 'wrong' else ''}")
     count = lambda verdict: sum(line["verdict"] == verdict for line in lines)
     print(f"{len(lines)} cases: {count('right')} right, {count('near')} within {round(100 * NEAR - 100)} % of the best, "

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """The burst tier, and the experiments of Active Burst-Buffer (§IV).
 
-  cargo build --release -p tidemill-cli && bench/burst.py [write] [shared] [drain] [hooks] [links] [abb] [sizes] [--rounds 3] [--size-mib 256] [--out DIRECTORY]
+  cargo build --release -p tidemill-cli && bench/burst.py [write] [shared] [stage-out] [hooks] [links] [abb] [sizes] [--rounds 3] [--size-mib 256] [--out DIRECTORY]
 
 `write`: one program writes a file of --size-mib MiB in writes of 1 MiB, in place through the mount, into a node of the tier. The peer is ext4 on the same disk.
 `shared`: four programs on two mounts write one file (N-1) into four nodes of the tier. The peer is a file for each program (N-N).
-`drain`: the client writes --size-mib MiB to nodes that store, each with a link of --rate-mbit (250 by default). `seen` is the time with a node of the tier on its host,
-`stored` the time until the data has drained. The peer is the same without the tier.
+`stage-out`: the client writes --size-mib MiB to nodes of the capacity tier, each with a link of --rate-mbit (250 by default). `seen` is the time with a node of the tier on its host,
+`stored` the time until the data is staged out. The peer is the same without the tier.
 `hooks`: --ranks programs on this machine write --size-mib MiB together, in place into a node of the tier, with a hook on all files, or without (`peer`). Rounds alternate on
 one cluster, and each round begins after all maps of the previous round have ended.
 `links`: N-1 of four programs on four hosts, each with a node of the tier and a link of --host-mbit (1000). The programs write pieces of 1 MiB in turn and end with fsync. The
@@ -16,15 +16,15 @@ peer is N-N. Then each program reads the data of another program.
 --patterns (N-N,N-m,N-1; m: one file for four programs), and one of --kernels (max,average,filter) is computed. The ways are:
 
   ABB         hooks on nodes of the tier; only results remain; maps of max and average are reduced to one result
-  BB+ANALY    the kernel on the same hosts, with cold mounts, after all data has drained from the tier to nodes that store
-  PFS+ANALY   the same, but the programs write to nodes that store
-  IOF+ANALY   the programs write through a node of the tier on its own host, and have written when that has drained; this system has no forwarder that
+  BB+ANALY    the kernel on the same hosts, with cold mounts, after all data is staged out from the tier to nodes of the capacity tier
+  PFS+ANALY   the same, but the programs write to nodes of the capacity tier
+  IOF+ANALY   the programs write through a node of the tier on its own host, and have written when that is staged out; this system has no forwarder that
               blocks its writers, and this imitates the waits of programs for one
 
-Nodes that store imitate the parallel file system: --nodes (1) with links of --pfs-mbit (500); several of them have whole files. Nodes of the tier are on the hosts of their
+Nodes of the capacity tier imitate the parallel file system: --nodes (1) with links of --pfs-mbit (500); several of them have whole files. Nodes of the tier are on the hosts of their
 programs, or with --place apart on their own hosts, as in the paper; then files of several hosts can be on one of them. IOR is not available: `ranks.py` writes as IOR does. Results of
-ABB are compared with the expected values. Seconds end at the last result; those of `write` end when the last program has closed its file; `drain` and `analysis` follow. `link_bytes`
-are the bytes on the links of nodes that store, results included. `overhead` is the time that hooks add to `write`. `reading` is the share of a whole task by which analysis takes
+ABB are compared with the expected values. Seconds end at the last result; those of `write` end when the last program has closed its file; `stage_out` and `analysis` follow. `link_bytes`
+are the bytes on the links of nodes of the capacity tier, results included. `overhead` is the time that hooks add to `write`. `reading` is the share of a whole task by which analysis takes
 longer than a second analysis with cached data. `sizes` (Figs. 11 and 12) measures these two for --sizes MiB (64,128,256). --out writes the figures.
 
 Rounds alternate, except in `abb` and `sizes`, which run each way on its own cluster. Prints JSON lines with medians. `ratio` is the time divided by the peer's time, so below 1 is
@@ -54,7 +54,7 @@ KERNELS = {"max": "max dtype=f64", "average": "mean dtype=f64", "filter": "filte
 
 
 class Local(local_cluster.Cluster):
-    """Nodes of the tier and one node that stores, on this machine."""
+    """Nodes of the tier and one node of the capacity tier, on this machine."""
 
     def __init__(self, bursts, options, mounts):
         self.bursts = bursts
@@ -87,11 +87,11 @@ def together(options):
 
 
 class Linked:
-    """Nodes that store, with slow links, and optionally a node of the tier on the client's host."""
+    """Nodes of the capacity tier, with slow links, and optionally a node of the tier on the client's host."""
 
     def __init__(self, options, directory, tier):
         self.options, self.directory, self.tier = options, directory, tier
-        self.cluster = testbed.Cluster(options, f"{directory}/cluster", server_flags=("--drain-after", options.drain_after))
+        self.cluster = testbed.Cluster(options, f"{directory}/cluster", server_flags=("--stage-out-after", options.stage_out_after))
         try:
             if tier:
                 node = os.path.join(directory, "cluster", "burst")
@@ -120,7 +120,7 @@ def stored(cluster):
     cluster.tidemill("drain", "/", "--wait")
 
 
-def drain(options):
+def stage_out(options):
     times = {"seen": [], "stored": [], "peer": []}
     for _ in range(options.rounds):
         for tier in (True, False):
@@ -187,11 +187,11 @@ def hooks(options):
 def main():
     parser = parser_of(__doc__, 3)
     parser.set_defaults(nodes=None, rate_mbit=250, node_cores=1.0, client_cores=2.0)
-    whats = {"write": write, "shared": together, "drain": drain, "hooks": hooks, "links": abb.together, "abb": abb.whole_tasks, "sizes": abb.sizes}
+    whats = {"write": write, "shared": together, "stage-out": stage_out, "hooks": hooks, "links": abb.together, "abb": abb.whole_tasks, "sizes": abb.sizes}
     parser.add_argument("what", nargs="*", default=list(whats))
     parser.add_argument("--size-mib", type=int, default=256)
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--drain-after", default="30s")
+    parser.add_argument("--stage-out-after", default="30s")
     for name, default in (("ratios", "8,16,32"), ("patterns", "N-N,N-m,N-1"), ("kernels", ",".join(abb.KERNELS)), ("ways", ",".join(abb.WAYS)), ("sizes", "64,128,256")):
         parser.add_argument(f"--{name}", default=default)
     parser.add_argument("--bursts", type=int, default=1)
@@ -201,7 +201,7 @@ def main():
     options = parser.parse_args()
     for what in options.what:
         mine = argparse.Namespace(**vars(options))
-        mine.nodes = int(options.nodes or (2 if what == "drain" else 1))
+        mine.nodes = int(options.nodes or (2 if what == "stage-out" else 1))
         whats[what](mine)
 
 

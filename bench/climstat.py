@@ -56,11 +56,11 @@ def measure(options, count, source):
                 for who, place in where.items():
                     cluster.mount()
                     before, begun = carried(cluster.nodes), time.perf_counter()
-                    said = cluster.ask("reduce", "mean", *place[:-1], f"{place[-1]}:{name}")
+                    printed = cluster.ask("reduce", "mean", *place[:-1], f"{place[-1]}:{name}")
                     seconds = time.perf_counter() - begun
                     links = sum(carried(cluster.nodes).values()) - sum(before.values())
                     cluster.unmount()
-                    means.add(round(said["values"]["mean"], 5))
+                    means.add(round(printed["values"]["mean"], 5))
                     if number:
                         found[who].append((seconds, links))
                 if len(means) != 1:

@@ -51,8 +51,8 @@ class Cluster:
         return json.loads(self.run("--json", *args))
 
     def up(self):
-        said = subprocess.run([*self.base, "--json", "status"], capture_output=True, text=True)
-        return said.returncode == 0 and sum(one["up"] for one in json.loads(said.stdout)["nodes"])
+        printed = subprocess.run([*self.base, "--json", "status"], capture_output=True, text=True)
+        return printed.returncode == 0 and sum(one["up"] for one in json.loads(printed.stdout)["nodes"])
 
     @staticmethod
     def until(ready):

@@ -108,7 +108,7 @@ def parser_of(description, rounds):
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--node-cores", type=float, default=0.25)
     parser.add_argument("--client-cores", type=float, default=1.0)
-    parser.add_argument("--host-cores", type=float, default=1.0)
+    parser.add_argument("--server-cores", type=float, default=1.0)
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--dir", help="directory on ext4 (default: the temporary directory)")
     parser.add_argument("--out", help="directory for the figures")

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Static against elastic allocation (LABIOS, Fig. 13): writes files while some nodes are suspended, to the awake nodes or to all.
+"""Static against elastic allocation (LABIOS, Fig. 13): writes files while some nodes are suspended, to the active nodes or to all.
 
-  cargo build --release && bench/elastic.py [--nodes 8] [--files 256] [--size 4] [--rate 20M] [--wake 2]
+  cargo build --release && bench/elastic.py [--nodes 8] [--files 256] [--size 4] [--rate 20M] [--resume 2]
 
 Each node takes files at --rate. A control group can't limit the nodes on one disk separately, so the writers are paced, with
-one writer for each node that takes part. The script measures 25, 50, 75 and 100 % awake nodes. `static` writes to the awake
-nodes. `elastic` first wakes the others, all at once, by `tidemill node wake`, and writes to all nodes that are awake by
-then. The wake-up is real: the node's process starts again, and a wake command adds --wake seconds, as a host would. Energy is the
+one writer for each node that takes part. The script measures 25, 50, 75 and 100 % active nodes. `static` writes to the active
+nodes. `elastic` first resumes the others, all at once, by `tidemill node resume`, and writes to all nodes that are active by
+then. The resume is real: the node's process starts again, and a resume command adds --resume seconds, as a host would. Energy is the
 value of `tidemill status` between start and end, computed from --busy, --idle and --suspended watts of all nodes. The cluster counts
-waking hosts as suspended, so the script adds the energy of a busy host during the wake-up. Prints JSON lines: `elastic_pays` compares
-both ways, `predicted` is the answer of `tidemill plan elastic` for as many tasks with the time of a file and all nodes woken, and
+resuming hosts as suspended, so the script adds the energy of a busy host during the resume. Prints JSON lines: `elastic_pays` compares
+both ways, `predicted` is the answer of `tidemill plan elastic` for as many tasks with the time of a file and all nodes resumed, and
 `error` is its relative error (0.1: 10 % too much).
 """
 import argparse
@@ -38,7 +38,7 @@ class Elastic(Cluster):
             args += tuple(f"--{state}-power={power} W" for state, power in watts.items())
         super()._start(name, *args)
 
-    def awake(self):
+    def active(self):
         return [e["node"] for e in self.json("status")["nodes"] if e["up"]]
 
     def watts(self):
@@ -66,21 +66,21 @@ def writer(cluster, node, files, taken, options):
 
 def measure(cluster, active, elastic, options):
     everyone = list(range(options.nodes))
-    asleep = everyone[active:]
+    suspended = everyone[active:]
     for node in everyone[:active]:
-        cluster.tidemill("node", "wake", str(node))
-    for node in asleep:
-        wait(f"node {node} to sleep", lambda: cluster.run("node", "suspend", str(node)).returncode == 0)
+        cluster.tidemill("node", "resume", str(node))
+    for node in suspended:
+        wait(f"node {node} to suspend", lambda: cluster.run("node", "suspend", str(node)).returncode == 0)
     files, taken = [f"{active}-{int(elastic)}-{number}" for number in range(options.files)], threading.Lock()
     drawn, begun = cluster.joules(), time.monotonic()
-    wakes = []
+    resumes = []
 
     def work(node):
-        if node in asleep:
+        if node in suspended:
             at = time.monotonic()
             time.sleep(options.wake)
-            cluster.tidemill("node", "wake", str(node))
-            wakes.append(time.monotonic() - at)
+            cluster.tidemill("node", "resume", str(node))
+            resumes.append(time.monotonic() - at)
         writer(cluster, node, files, taken, options)
 
     who = everyone if elastic else everyone[:active]
@@ -93,11 +93,11 @@ def measure(cluster, active, elastic, options):
     time.sleep(1)  # the cluster adds energy twice a second
     joules = cluster.joules() - drawn
     joules -= (time.monotonic() - begun - seconds) * cluster.watts()
-    joules += len(wakes) * options.wake * (options.busy - options.suspended)
-    return {"seconds": seconds, "joules": joules, "wake_s": sum(wakes) / len(wakes) if wakes else 0}
+    joules += len(resumes) * options.resume * (options.busy - options.suspended)
+    return {"seconds": seconds, "joules": joules, "resume_s": sum(resumes) / len(resumes) if resumes else 0}
 
 
-def predict(cluster, active, wake, options):
+def predict(cluster, active, resume, options):
     """Returns the planner's prediction for as many tasks as files, each with the time of a file."""
     with tempfile.TemporaryDirectory() as directory:
         def path(name, text):
@@ -118,13 +118,13 @@ write_latency = 0
 power_busy = {options.busy}
 power_idle = {options.idle}
 power_suspended = {options.suspended}
-wake = {wake}
+resume = {resume}
 [SERVER]
 number_afes = {options.nodes}
 """)
-        point = cluster.json("plan", "elastic", job, "--costs", costs, "--platform", platform, "--awake", str(active))["points"][0]
+        point = cluster.json("plan", "elastic", job, "--costs", costs, "--platform", platform, "--active", str(active))["points"][0]
         shown = lambda way: {"seconds": point[way]["makespan_ns"] / 1e9, "joules": point[way]["energy_joules"]}
-        return {"static": shown("static"), "elastic": shown("all"), "woken_if_it_pays": point["elastic"]["wakes"]}
+        return {"static": shown("static"), "elastic": shown("all"), "resumed_if_it_pays": point["elastic"]["resumes"]}
 
 
 def main():
@@ -133,7 +133,7 @@ def main():
     parser.add_argument("--files", type=int, default=256)
     parser.add_argument("--size", type=int, default=4, help="size of a file in MiB")
     parser.add_argument("--rate", type=float, default=20e6, help="rate of a node in bytes per second")
-    parser.add_argument("--wake", type=float, default=2, help="seconds of the wake-up of a host, in addition to the start of the process")
+    parser.add_argument("--resume", type=float, default=2, help="seconds of the resume of a host, in addition to the start of the process")
     parser.add_argument("--busy", type=float, default=165)
     parser.add_argument("--idle", type=float, default=165)
     parser.add_argument("--suspended", type=float, default=16)
@@ -142,7 +142,7 @@ def main():
         for percent in (25, 50, 75, 100):
             active = max(1, options.nodes * percent // 100)
             static, elastic = (measure(cluster, active, way, options) for way in (False, True))
-            predicted = predict(cluster, active, elastic["wake_s"] or options.wake, options)
+            predicted = predict(cluster, active, elastic["resume_s"] or options.resume, options)
             error = {
                 way: {of: round(predicted[way][of] / measured[of] - 1, 3) for of in ("seconds", "joules")}
                 for way, measured in (("static", static), ("elastic", elastic))

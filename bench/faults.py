@@ -3,11 +3,11 @@
 read files and jobs run. Then checks that all acknowledged data exists, on every mount and for the client.
 
     faults.py [--binary PATH] [--faults N] [--seed N] [--kinds kill,stop,restart] [--victims server,node,mount]
-              [--drains] [--outside] [--hooks]
+              [--stage-out] [--backend] [--hooks]
 
-With --drains the first node is of the burst tier. All files drain from it again and again, and each fault happens
-during a drain. With --outside the last node has its files in an external store, a directory. At the end all files must
-have drained, and the tier must be empty. With --hooks each version is mapped while it is written; at the end each file's
+With --stage-out the first node is of the burst tier. All files are staged out from it again and again, and each fault happens
+during a stage-out. With --backend the last node has its files in an external store, a directory. At the end all files must
+be staged out, and the tier must be empty. With --hooks each version is mapped while it is written; at the end each file's
 result must be that of its bytes.
 
 The script checks these guarantees (docs/semantics.md): every later read sees the data that close, fsync, rename or a
@@ -57,21 +57,21 @@ class Process:
 
 
 class Cluster:
-    def __init__(self, binary, work, nodes, drains=False, outside=False):
-        self.binary, self.work, self.drains = binary, work, drains
+    def __init__(self, binary, work, nodes, stage_out=False, backend=False):
+        self.binary, self.work, self.stage_out = binary, work, stage_out
         self.server = Process("server", [], "")
         socket = f"unix:{work}/server/server.sock"
         common = ["--server", socket, "--token-file", f"{work}/server/token"]
         log = lambda name: f"{work}/{name}.log"
         make = lambda name, *args: Process(name, [binary, *args, *common], log(name))
-        after = ["--drain-after", "1s"] if drains else []
+        after = ["--stage-out-after", "1s"] if stage_out else []
         self.server = make("server", "server", "--data-dir", f"{work}/server", "--listen", "127.0.0.1:0", *after)
         more = {n: [] for n in range(nodes)}
-        if drains:
+        if stage_out:
             more[0] += ["--tier", "burst"]
-        if outside:
+        if backend:
             os.mkdir(f"{work}/store")
-            more[nodes - 1] += ["--outside", f"file://{work}/store"]
+            more[nodes - 1] += ["--backend", f"file://{work}/store"]
         self.nodes = [
             make(f"node-{n}", "node", "--id", str(n), "--data-dir", f"{work}/node-{n}", "--cores", "1", "--listen", "127.0.0.1:0", *more[n])
             for n in range(nodes)
@@ -111,8 +111,8 @@ class Cluster:
 
     def status(self):
         try:
-            said = self.run("--json", "status", timeout=20)
-            return json.loads(said.stdout) if said.returncode == 0 else None
+            printed = self.run("--json", "status", timeout=20)
+            return json.loads(printed.stdout) if printed.returncode == 0 else None
         except (subprocess.TimeoutExpired, ValueError):
             return None
 
@@ -155,9 +155,9 @@ class Load:
         self.counts, self.errors, self.wrong = collections.Counter(), collections.Counter(), []
         self.files = {}
         self.threads = []
-        self.draining = threading.Event()
-        if cluster.drains:
-            self.spawn(self.drain)
+        self.staging_out = threading.Event()
+        if cluster.stage_out:
+            self.spawn(self.stage_out)
         for writer in range(writers):
             for number in range(FILES):
                 self.files[f"w{writer}/f{number}"] = File()
@@ -312,11 +312,11 @@ class Load:
                         f'input = ["{name}"]; output = ["out{serial}"]; stdout = "out{serial}"; }} );'
                     )
                 try:
-                    said = self.cluster.run("submit", "--watch", "--no-cache", script, timeout=180)
+                    printed = self.cluster.run("submit", "--watch", "--no-cache", script, timeout=180)
                 except subprocess.TimeoutExpired:
                     self.wrong.append(f"a job that reads {name} did not end within 180 s")
                     continue
-                if said.returncode != 0:
+                if printed.returncode != 0:
                     self.errors["job"] += 1
                     continue
                 try:
@@ -328,28 +328,28 @@ class Load:
                 if got and not file.holds(got):
                     self.note("a job", name, got)
 
-    def drain(self):
-        rng = random.Random(f"{self.seed}/drain")
+    def stage_out(self):
+        rng = random.Random(f"{self.seed}/stage-out")
         while not self.over.is_set():
-            free = ["--free"] if rng.random() < 0.7 else []
-            self.draining.set()
+            evict = ["--evict"] if rng.random() < 0.7 else []
+            self.staging_out.set()
             try:
-                said = self.cluster.run("drain", "/", "--wait", *free, timeout=20)
-                self.counts["drain" if said.returncode == 0 else "drain broken off"] += 1
+                printed = self.cluster.run("drain", "/", "--wait", *evict, timeout=20)
+                self.counts["stage-out" if printed.returncode == 0 else "stage-out broken off"] += 1
             except subprocess.TimeoutExpired:
-                self.counts["drain abandoned"] += 1
-            self.draining.clear()
+                self.counts["stage-out abandoned"] += 1
+            self.staging_out.clear()
             time.sleep(rng.random() * 0.3)
 
-    def check_drained(self):
-        """Drains all files of the tier, and removes them from it."""
+    def check_staged_out(self):
+        """Stages out all files of the tier, and evicts them from it."""
 
-        def drained():
-            self.cluster.run("drain", "/", "--wait", "--free")
-            staged = self.cluster.status()["nodes"][0].get("staged") or {}
+        def staged_out():
+            self.cluster.run("drain", "/", "--wait", "--evict")
+            staged = self.cluster.status()["nodes"][0].get("burst_files") or {}
             return not staged.get("objects")
 
-        self.cluster.wait("the end of what drains", drained)
+        self.cluster.wait("the end of the stage-out", staged_out)
 
     def check_hooks(self):
         """Checks that each existing file has a result, which is that of its bytes, regardless of kills."""
@@ -385,8 +385,8 @@ class Load:
                 content = self.content(self.path(mount, name))
                 if not file.holds(content):
                     self.note(f"at the end on mount {mount}", name, content)
-            said = self.cluster.run("cat", f"/{name}")
-            content = said.stdout if said.returncode == 0 else None
+            printed = self.cluster.run("cat", f"/{name}")
+            content = printed.stdout if printed.returncode == 0 else None
             if not file.holds(content):
                 self.note("at the end for the client", name, content)
 
@@ -429,8 +429,8 @@ def main():
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--pause", type=float, default=2.0, help="maximum seconds between faults")
-    parser.add_argument("--drains", action="store_true", help="make the first node one of the burst tier, which always drains")
-    parser.add_argument("--outside", action="store_true", help="store the files of the last node in an external directory")
+    parser.add_argument("--stage-out", action="store_true", help="make the first node one of the burst tier, which always stages out")
+    parser.add_argument("--backend", action="store_true", help="store the files of the last node in an external directory")
     parser.add_argument("--hooks", action="store_true", help="map each version by a hook")
     parser.add_argument("--work", help="empty work directory; kept after a failure")
     args = parser.parse_args()
@@ -438,7 +438,7 @@ def main():
     os.chmod(work, 0o755)
     print(f"faults: seed {args.seed}, cluster in {work}", file=sys.stderr)
     rng = random.Random(args.seed)
-    cluster = Cluster(os.path.abspath(args.binary), work, args.nodes, args.drains, args.outside)
+    cluster = Cluster(os.path.abspath(args.binary), work, args.nodes, args.stage_out, args.backend)
     began, done = time.time(), collections.Counter()
     try:
         cluster.start()
@@ -451,8 +451,8 @@ def main():
             thread.start()
         for number in range(args.faults):
             time.sleep(rng.random() * args.pause)
-            if args.drains:
-                load.draining.wait(SETTLE_S)
+            if args.stage_out:
+                load.staging_out.wait(SETTLE_S)
                 time.sleep(rng.random() * 0.3)
             done[fault(cluster, rng, args.kinds.split(","), args.victims.split(","))] += 1
             if load.wrong:
@@ -468,8 +468,8 @@ def main():
         cluster.wait("all nodes", up)
         cluster.wait("the mounts", lambda: all(os.listdir(f"{work}/{m}") is not None for m in cluster.mounts))
         load.check()
-        if args.drains:
-            load.check_drained()
+        if args.stage_out:
+            load.check_staged_out()
             load.check()
         if args.hooks:
             load.check_hooks()

@@ -63,11 +63,11 @@ class Labels:
     def run(self, mode, count, size, files, directory=None):
         before, times = self.agent(), os.times()
         command = [self.program, mode, directory or self.fresh(), str(count), str(size), str(files)]
-        said = subprocess.run(command, env=self.env, check=True, capture_output=True, text=True).stdout
+        printed = subprocess.run(command, env=self.env, check=True, capture_output=True, text=True).stdout
         after = os.times()
         own = after.children_user + after.children_system - times.children_user - times.children_system
         now = self.agent()
-        return [float(number) for number in said.split()], own + now[1] - (before[1] if now[0] == before[0] else 0)
+        return [float(number) for number in printed.split()], own + now[1] - (before[1] if now[0] == before[0] else 0)
 
 
 def show(**line):
@@ -88,8 +88,8 @@ def small(labels, rounds):
     for count, files in [(10_000, 10_000), (200_000, 1)]:
         stored, cpu, calls = [], [], []
         for _ in range(rounds):
-            said, took = labels.run("publish", count, size, files)
-            stored.append(said[1])
+            printed, took = labels.run("publish", count, size, files)
+            stored.append(printed[1])
             cpu.append(took)
             calls.append(labels.run("syscall", count, size, files)[0][0])
         show(bench="stored", labels=count, files=files, labels_a_second=round(count / median(stored)), cpu_us=round(median(cpu) / count * 1e6, 1),

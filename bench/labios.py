@@ -11,7 +11,7 @@ Ours is a job; the peer runs the same kernels on the client, which reads through
 the time until the program may end, `done_s` the time until the result exists.
 
 `montage` (Fig. 16): the mosaic of examples/montage, all on this machine. Its 36 commands start as they become ready, --cores at once: in a directory of the mount on --nodes nodes on
-disks (`mount`), in a room in memory (`room`) and in a directory of ext4 (`ext4`). `job` is a job of the same cluster with intermediate files in memory. `seconds` end when mosaic.png exists
+disks (`mount`), in a workspace in memory (`workspace`) and in a directory of ext4 (`ext4`). `job` is a job of the same cluster with intermediate files in memory. `seconds` end when mosaic.png exists
 and was read once; the picture is compared with that of ext4. Ratios are times: below 1 the first way is faster. The other experiments don't run together with this one.
 
 `anatomy` (Fig. 11): the stages of one label at a time, each for a new file, of an application with the intent of low latency, on this machine: published (the copy), taken (by the
@@ -19,7 +19,7 @@ agent), executed (system calls on the mount), stored (closed, visible for all).
 `hacc` (Fig. 15): the checkpoints of HACC-IO, 9 variables of --ranks processes in --steps steps, each version in place of the previous version. The writers are tasks on two nodes of
 0.5 cores and two of 0.125 cores with declared rates, under each policy.
 `kmeans` (Fig. 19): the kernel on the nodes with the points, against the same kernel on the client, over links of 1 Gbit/s and of 100 Mbit/s. A second comparison has the points in an
-object store on its own host: its directories are bound, one per node, and the client reads there by /bridges.
+object store on its own host: its directories are attached, one per node, and the client reads there by /remotes.
 
 In the other experiments each node has 0.25 cores and a link of 1 Gbit/s; the client has --client-cores and such a link. Rounds alternate, each with cold mounts. Prints JSON lines with
 medians (`ratio` above 1: ours is faster). With --out it writes fig14.svg and so on. Needs root.
@@ -111,10 +111,10 @@ def cm1(options, cluster, directory):
                 cluster.client.call("mkdir", place)
                 process = cluster.client.popen(sys.executable, program, how, place, str(options.steps), str(options.step_mib),
                                              str(options.compute), env=env, stdout=subprocess.PIPE, text=True)
-                said = process.communicate()[0]
+                printed = process.communicate()[0]
                 if process.returncode:
                     raise SystemExit(f"{how}: the program ended with {process.returncode}")
-                found[how].append([float(number) for number in said.split()])
+                found[how].append([float(number) for number in printed.split()])
                 sizes = [os.path.getsize(os.path.join(place, str(step))) for step in range(options.steps)]
                 if sizes != [options.step_mib * MIB] * options.steps:
                     raise SystemExit(f"{how}: files have {sizes} bytes")
@@ -269,8 +269,8 @@ def run_steps(data, where, cores):
         while not any(one.poll() is not None for one, _ in running):
             time.sleep(0.001)
         for process, outputs in [one for one in running if one[0].poll() is not None]:
-            said = process.stdout.read()
-            assert process.returncode == 0 and b'stat="ERROR"' not in said, said
+            printed = process.stdout.read()
+            assert process.returncode == 0 and b'stat="ERROR"' not in printed, printed
             running.remove((process, outputs))
             made.update(outputs)
 
@@ -288,7 +288,7 @@ def montage(options):
             os.chmod(cluster.directory, 0o755)  # kernels run as other users, which must search this directory
             memory = f"{cluster.directory}/memory"
             try:
-                cluster._start("memory", "node", "--id", "9", "--data-dir", memory, "--listen", "127.0.0.1:0", "--medium", "memory", "--capacity", "2GiB")
+                cluster._start("memory", "node", "--id", "9", "--data-dir", memory, "--listen", "127.0.0.1:0", "--tier", "memory", "--capacity", "2GiB")
                 local_cluster.wait("memory", lambda: sum(e["up"] for e in cluster.json("status")["nodes"]) == options.nodes + 1)
                 os.mkdir(cluster.mount_point)
                 cluster._start("mnt", "mount", "--path", cluster.mount_point)
@@ -296,19 +296,19 @@ def montage(options):
                 show_montage(options, cluster, (directory, data, inputs))
             finally:
                 for number in range(options.nodes):
-                    subprocess.run(["umount", "-l", f"{cluster.directory}/node{number}/handed"], capture_output=True)
+                    subprocess.run(["umount", "-l", f"{cluster.directory}/node{number}/intermediates"], capture_output=True)
                 subprocess.run(["umount", "-l", memory], capture_output=True)
 
 
 def show_montage(options, cluster, source):
     directory, data, inputs = source
     script = open(os.path.join(data, "montage.conf")).read().replace("workdir =", 'intermediate = "memory"; workdir =', 1)
-    times, first = {way: [] for way in ("ext4", "mount", "room", "job")}, None
+    times, first = {way: [] for way in ("ext4", "mount", "workspace", "job")}, None
     for _ in range(options.rounds):
         for way in times:
-            if way == "room":
-                cluster.json("room", "create", "m")
-            where = {"ext4": f"{directory}/ext4", "mount": f"{cluster.mount_point}/mount", "room": f"{cluster.mount_point}/rooms/m", "job": f"{cluster.mount_point}/job"}[way]
+            if way == "workspace":
+                cluster.json("workspace", "create", "m")
+            where = {"ext4": f"{directory}/ext4", "mount": f"{cluster.mount_point}/mount", "workspace": f"{cluster.mount_point}/workspaces/m", "job": f"{cluster.mount_point}/job"}[way]
             os.makedirs(where, exist_ok=True)
             for path in inputs:
                 shutil.copy(path, where)
@@ -325,14 +325,14 @@ def show_montage(options, cluster, source):
             assert mosaic == first, way
             if way == "job":
                 report = cluster.json("report", str(job["job"]))["total"]
-            if way == "room":
-                cluster.json("room", "remove", "m")
+            if way == "workspace":
+                cluster.json("workspace", "remove", "m")
             else:
                 shutil.rmtree(where)
     seconds = {way: statistics.median(all) for way, all in times.items()}
     line = {"bench": "montage", "nodes": options.nodes, "cores": options.cores, "seconds": {way: round(one, 2) for way, one in seconds.items()},
             "in_memory_mib": round(report["in_memory_bytes"] / MIB, 1)}
-    for way in ("room", "job"):
+    for way in ("workspace", "job"):
         line[f"{way}_to_mount"] = round(seconds[way] / seconds["mount"], 3)
         line[f"{way}_to_ext4"] = round(seconds[way] / seconds["ext4"], 3)
     show(**line)
@@ -445,11 +445,11 @@ def kmeans(options, directory):
         os.link(data, os.path.join(objects, f"e{number}", "points"))
     for where, rate in itertools.product(("the cluster", "an object store"), (1000, 100)):
         options.rate_mbit = rate
-        kinds = [(options.node_cores, ("--outside", f"s3://bucket/e{number}?endpoint={{store}}", "--near", "1MiB")) for number in range(options.nodes)]
+        kinds = [(options.node_cores, ("--backend", f"s3://bucket/e{number}?endpoint={{store}}", "--backend-cache", "1MiB")) for number in range(options.nodes)]
         cluster = testbed.Cluster(options, f"{directory}/kmeans", **({} if where == "the cluster" else {"kinds": kinds, "objects": objects}))
         try:
-            # Inputs of the tasks and of the client; the client reads a store directly, by its bridge in the mount.
-            places = here(cluster, options, data) if where == "the cluster" else bound(cluster, options)
+            # Inputs of the tasks and of the client; the client reads a store directly, by its remote in the mount.
+            places = here(cluster, options, data) if where == "the cluster" else attached(cluster, options)
             found = {"ours": [], "client": []}
             for number in range(options.rounds):
                 rounds(cluster, directory, (places, number), found)
@@ -473,12 +473,12 @@ def here(cluster, options, data):
     return [(f"/e{number}/points", f"e{number}/points") for number in range(options.nodes)]
 
 
-def bound(cluster, options):
+def attached(cluster, options):
     """Puts the points into a store; each node has a directory of it."""
     for number in range(options.nodes):
-        cluster.tidemill("bridge", "add", f"e{number}", f"s3://bucket/e{number}?endpoint={cluster.store}")
-        cluster.tidemill("bridge", "bind", f"e{number}", f"/e{number}", "--every", "0")
-    return [(f"/bridges/e{number}/points", f"bridges/e{number}/points") for number in range(options.nodes)]
+        cluster.tidemill("remote", "add", f"e{number}", f"s3://bucket/e{number}?endpoint={cluster.store}")
+        cluster.tidemill("remote", "attach", f"e{number}", f"/e{number}", "--every", "0")
+    return [(f"/remotes/e{number}/points", f"remotes/e{number}/points") for number in range(options.nodes)]
 
 
 def rounds(cluster, directory, step, found):

@@ -79,14 +79,14 @@ def main():
     parser.add_argument("--policy", default="min-wait")
     parser.add_argument("--client-cores", type=float, default=1.0)
     parser.add_argument("--node-cores", type=float, default=0.25)
-    parser.add_argument("--host-cores", type=float, default=0.5, help="cores of the server, including its host node")
+    parser.add_argument("--server-cores", type=float, default=0.5, help="cores of the server, including the server cores of the array")
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--give-up", type=float, default=600, help="maximum seconds for a job")
     parser.add_argument("--quick", action="store_true", help="one round on faster nodes, with a node timeout of 2 s")
     parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.node_cores, options.host_cores, options.node_timeout, options.give_up = 1, 1.0, 1.0, 2, 60
+        options.rounds, options.node_cores, options.server_cores, options.node_timeout, options.give_up = 1, 1.0, 1.0, 2, 60
     times, digests = {"ours": [], "peer": []}, set()
     for number in range(options.rounds):
         with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as directory:

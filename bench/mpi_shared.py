@@ -74,8 +74,8 @@ def rank(mounts, size, count, way):
 
 
 def components():
-    told = subprocess.run(["ompi_info", "--parsable"], capture_output=True, text=True, check=True).stdout
-    return sorted(set(re.findall("^mca:io:([^:]+):", told, re.MULTILINE)) - {"base"})
+    reported = subprocess.run(["ompi_info", "--parsable"], capture_output=True, text=True, check=True).stdout
+    return sorted(set(re.findall("^mca:io:([^:]+):", reported, re.MULTILINE)) - {"base"})
 
 
 def mpirun(options, cluster, size, count, way, io):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Two versions of a source tree drain to an external store as `dedup | zstd`, against `restic backup` of the same trees.
+"""Two versions of a source tree are staged out to an external store as `dedup | zstd`, against `restic backup` of the same trees.
 
   cargo build --release && bench/packs.py TREE TREE [--files 20000] [--as "dedup | zstd"] [--restic restic]
 
-A node of the burst tier takes both trees in turn through the mount. They drain to a node whose files are in a directory. Our
+A node of the burst tier takes both trees in turn through the mount. They are staged out to a node whose files are in a directory. Our
 bytes are those of that directory; restic's bytes are those of its repository, with compression by default. Both are on the same disk.
-The ratio compares bytes. Seconds are also printed: ours start with the drain, as the files are in the cluster by then. `--files`
+The ratio compares bytes. Seconds are also printed: ours start with the stage-out, as the files are in the cluster by then. `--files`
 selects the first files of each tree, by name. `--binary` may be a debug build, with the same bytes. Prints JSON lines; `ratio` is
 ours to restic's.
 """
@@ -24,13 +24,13 @@ from local_cluster import Cluster, wait
 class Packed(Cluster):
     """Cluster with node 0 of the burst tier, and node 1 with its files in an external store."""
 
-    def __init__(self, outside, steps, **more):
-        self.outside, self.steps = outside, steps
+    def __init__(self, backend, steps, **more):
+        self.backend, self.steps = backend, steps
         super().__init__(nodes=0, **more)
 
     def _start_all(self, nodes, cores, mount):
         super()._start_all(nodes, cores, mount=False)
-        tiers = ["--tier", "burst"], ["--outside", f"file://{self.outside}", "--outside-as", self.steps]
+        tiers = ["--tier", "burst"], ["--backend", f"file://{self.backend}", "--backend-format", self.steps]
         for number, more in enumerate(tiers):
             self._start(f"node{number}", "node", "--id", str(number), "--data-dir", f"{self.directory}/node{number}",
                         "--listen", "127.0.0.1:0", *more)
@@ -39,8 +39,8 @@ class Packed(Cluster):
         self._start("mnt", "mount", "--path", self.mount_point)
         wait("the mount", lambda: os.path.exists(os.path.join(self.mount_point, ".tidemill")))
 
-    def told(self):
-        return self.json("status")["nodes"][1]["outside"]
+    def reported(self):
+        return self.json("status")["nodes"][1]["backend"]
 
 
 def bytes_below(directory):
@@ -59,19 +59,19 @@ def chosen(tree, files, into):
 
 
 def ours(args, directory, trees):
-    outside = os.path.join(directory, "outside")
-    os.mkdir(outside)
-    with Packed(outside, args.steps, directory=directory, binary=args.binary) as cluster:
+    backend = os.path.join(directory, "backend")
+    os.mkdir(backend)
+    with Packed(backend, args.steps, directory=directory, binary=args.binary) as cluster:
         for number, tree in enumerate(trees):
             to = os.path.join(cluster.mount_point, f"tree{number}")
             subprocess.run(["cp", "-r", "--no-preserve=mode", tree, to], check=True)
             start = time.monotonic()
             files = sum(len(names) for _, _, names in os.walk(tree))
-            while cluster.told()["objects"] < files * (number + 1) - args.empty[number]:
+            while cluster.reported()["objects"] < files * (number + 1) - args.empty[number]:
                 cluster.run("drain", "/", "--wait")
             seconds = time.monotonic() - start
-            told = cluster.told()
-            yield told["bytes"], bytes_below(outside), seconds
+            reported = cluster.reported()
+            yield reported["bytes"], bytes_below(backend), seconds
 
 
 def restics(args, directory, trees):

@@ -114,8 +114,8 @@ class Cluster:
             wait("the mount", lambda: os.path.ismount(f"{self.work}/{name}"))
 
     def status(self):
-        said = subprocess.run([self.binary, "--json", "status", *self.common], capture_output=True, timeout=30)
-        return json.loads(said.stdout) if said.returncode == 0 else None
+        printed = subprocess.run([self.binary, "--json", "status", *self.common], capture_output=True, timeout=30)
+        return json.loads(printed.stdout) if printed.returncode == 0 else None
 
     def kill(self, mounts):
         for child in self.children:

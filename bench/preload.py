@@ -63,14 +63,14 @@ def only_async(args):
         times = {"preload": [], "memcpy": [], "stored": []}
         for number in range(args.rounds + 1):
             begun = time.perf_counter()
-            said = subprocess.run([*preload, "--library", LIBRARY, "--async", "--", "python3", "-c", WRITER, f"/t/{number % 2}", "128"], check=True, capture_output=True, text=True).stdout
+            printed = subprocess.run([*preload, "--library", LIBRARY, "--async", "--", "python3", "-c", WRITER, f"/t/{number % 2}", "128"], check=True, capture_output=True, text=True).stdout
             subprocess.run([*preload, "--wait"], check=True)
             # The first round has unused memory.
             if number > 0:
                 times["stored"].append(time.perf_counter() - begun)
-                for name, seconds in zip(["preload", "memcpy"], map(float, said.split())):
+                for name, seconds in zip(["preload", "memcpy"], map(float, printed.split())):
                     times[name].append(seconds)
-        tell("1 MiB writes that are given away", times, "preload", "memcpy", "s for 128 MiB")
+        tell("1 MiB writes that are asynchronous", times, "preload", "memcpy", "s for 128 MiB")
         serving.terminate()
         serving.wait()
 

@@ -76,13 +76,13 @@ def main():
             one(rank, gates, everybody, shape, directory, action)
             os._exit(0)
         children.append(child)
-    for gate, told in ((3, "ready"), (1, "opened")):
+    for gate, state in ((3, "ready"), (1, "opened")):
         os.close(gates[gate][1])
         if any(os.read(gates[gate][0], 1) != b"." for _ in children):
             sys.exit("a rank has ended early")
-        print(told, flush=True)
+        print(state, flush=True)
         sys.stdin.readline()
-        os.close(gates[0 if told == "ready" else 2][1])
+        os.close(gates[0 if state == "ready" else 2][1])
     sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
 
 

@@ -55,7 +55,7 @@ PEERS = {
     "xarray-median": "import xarray; run = lambda: float(xarray.open_dataset(path).tas.median())",
     "read": "import os\ndef run():\n    f = os.open(path, os.O_RDONLY); b = bytearray(256 << 10)\n    while os.readv(f, [b]):\n        pass",
     "inflate": "import deflate, h5py\nv = h5py.File(path)['tas']\nchunks = [v.id.read_direct_chunk((i, 0, 0))[1] for i in range(0, len(v), 8)]\ndef run():\n    for chunk in chunks:\n        deflate.zlib_decompress(chunk, 8 * 180 * 360 * 4)",
-    "unzstd": "import numcodecs, pathlib\nfrom numcodecs.zstd import decompress\nchunks = [one.read_bytes() for one in pathlib.Path(path).glob('tas/c/*/*/*')]\nroom = bytearray(16 * 180 * 360 * 4)\ndef run():\n    for chunk in chunks:\n        decompress(chunk)",
+    "unzstd": "import numcodecs, pathlib\nfrom numcodecs.zstd import decompress\nchunks = [one.read_bytes() for one in pathlib.Path(path).glob('tas/c/*/*/*')]\nbuffer = bytearray(16 * 180 * 360 * 4)\ndef run():\n    for chunk in chunks:\n        decompress(chunk)",
     "numpy-histogram": "import h5py, netCDF4, numpy as np\ndef run():\n    f = netCDF4.Dataset(path); f.set_auto_mask(False); v = f['tas']; n = 0\n    for i in range(0, len(v), 64):\n        n = n + np.histogram(v[i:i+64], 100, (200, 350))[0]",
     "h5py": "import h5py, numpy as np\ndef run():\n    v = h5py.File(path)['tas']; s = n = 0\n    for i in range(0, len(v), 8):\n        x = v[i:i+8]; s += x.sum(dtype='f8'); n += x.size\n    return s / n",
     "zarr": "import zarr, numpy as np\ndef run():\n    v = zarr.open_group(path, mode='r')['tas']; s = n = 0\n    for i in range(0, v.shape[0], 16):\n        x = v[i:i+16]; s += x.sum(dtype='f8'); n += x.size\n    return s / n",
@@ -65,8 +65,8 @@ PEERS = {
 def python_peer(python, name, path, cpu):
     clock = "time.process_time" if cpu else "time.perf_counter"
     code = f"import time; path = {str(path)!r}\n{PEERS[name]}\nbegan = {clock}(); value = run(); print({clock}() - began, value)"
-    said = subprocess.run(["taskset", "-c", "1", python, "-c", code], capture_output=True, text=True, check=True)
-    seconds, value = said.stdout.split()
+    printed = subprocess.run(["taskset", "-c", "1", python, "-c", code], capture_output=True, text=True, check=True)
+    seconds, value = printed.stdout.split()
     return float(seconds), None if value == "None" else float(value)
 
 
@@ -77,9 +77,9 @@ def clock(cpu):
 
 def command(words, cpu):
     began = clock(cpu)
-    said = subprocess.run(["taskset", "-c", "1", *words], capture_output=True, text=True, check=True)
+    printed = subprocess.run(["taskset", "-c", "1", *words], capture_output=True, text=True, check=True)
     seconds = clock(cpu) - began
-    return seconds, next((float(word) for word in said.stdout.split()[::-1] if word.replace(".", "").isdigit()), None)
+    return seconds, next((float(word) for word in printed.stdout.split()[::-1] if word.replace(".", "").isdigit()), None)
 
 
 def main():
@@ -120,8 +120,8 @@ def main():
             for peer, words in peers.items():
                 if words and not shutil.which(words[0]):
                     continue
-                found, said = command(map(str, words), args.cpu) if words else python_peer(args.python, peer, directory / name, args.cpu)
-                assert said is None or abs(said - value) < 1e-3 * abs(value), (name, peer, said, value)
+                found, printed = command(map(str, words), args.cpu) if words else python_peer(args.python, peer, directory / name, args.cpu)
+                assert printed is None or abs(printed - value) < 1e-3 * abs(value), (name, peer, printed, value)
                 theirs.setdefault(peer, []).append(found)
         bytes_of = mib * 2**20
         line = {"clock": "cpu" if args.cpu else "wall", "operation": operation, "file": name, "MiB": mib, "tidemill_s": round(statistics.median(ours), 4), "GB/s": round(bytes_of / statistics.median(ours) / 1e9, 2)}

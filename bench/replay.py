@@ -99,15 +99,15 @@ def error(pair):
     return 100 * (pair["predicted"] / pair["measured"] - 1) if pair["measured"] else 0.0
 
 
-def told(options, policy, run, number, path, earlier):
+def reported(options, policy, run, number, path, earlier):
     replayed = compare(options, path)
     line = {"policy": policy, "run": run, "round": number, "measured_s": replayed["makespan_ns"]["measured"] / 1e9,
-            "replay_percent": error(replayed["makespan_ns"]), "moved_bytes": replayed["moved_bytes"]["measured"],
-            "replayed_bytes": replayed["moved_bytes"]["predicted"], "same_node": replayed["same_node"],
+            "replay_percent": error(replayed["makespan_ns"]), "transferred_bytes": replayed["transferred_bytes"]["measured"],
+            "replayed_bytes": replayed["transferred_bytes"]["predicted"], "same_node": replayed["same_node"],
             "tasks": len(replayed["tasks"])}
     if earlier:
         before = compare(options, path, "--times-of", earlier)
-        line |= {"before_percent": error(before["makespan_ns"]), "before_bytes": before["moved_bytes"]["predicted"]}
+        line |= {"before_percent": error(before["makespan_ns"]), "before_bytes": before["transferred_bytes"]["predicted"]}
     return line
 
 
@@ -127,12 +127,12 @@ def measure(options):
             finally:
                 cluster.close()
             for run, path, earlier in zip(RUNS, paths, [base, paths[0], None]):
-                lines.append(told(options, policy, run, number, path, earlier))
+                lines.append(reported(options, policy, run, number, path, earlier))
     return lines
 
 
 def show(lines):
-    print(f"{'policy':20} {'run':6} {'measured':>9} {'before':>8} {'replay':>8} {'moved MB':>9} {'before':>8} {'replayed':>9} {'placed alike':>12}")
+    print(f"{'policy':20} {'run':6} {'measured':>9} {'before':>8} {'replay':>8} {'fetched MB':>10} {'before':>8} {'replayed':>9} {'placed alike':>12}")
     for policy, run in dict.fromkeys((line["policy"], line["run"]) for line in lines):
         rounds = [line for line in lines if (line["policy"], line["run"]) == (policy, run)]
         median = lambda field: statistics.median(line[field] for line in rounds)
@@ -140,7 +140,7 @@ def show(lines):
         before = f"{median('before_percent'):+7.1f}%" if known else "-"
         moved = f"{median('before_bytes') / 1e6:8.1f}" if known else "-"
         print(f"{policy:20} {run:6} {median('measured_s'):8.2f}s {before:>8} {median('replay_percent'):+7.1f}% "
-              f"{median('moved_bytes') / 1e6:9.1f} {moved:>8} {median('replayed_bytes') / 1e6:9.1f} "
+              f"{median('transferred_bytes') / 1e6:10.1f} {moved:>8} {median('replayed_bytes') / 1e6:9.1f} "
               f"{median('same_node'):7.0f}/{rounds[0]['tasks']}")
     for run in RUNS:
         some = [line for line in lines if line["run"] == run]
@@ -149,7 +149,7 @@ def show(lines):
             if errors:
                 print(f"{run}, {field.split('_')[0]}: within 5 % {sum(e <= 5 for e in errors)} of {len(errors)}, within 10 % "
                       f"{sum(e <= 10 for e in errors)}, median {statistics.median(errors):.1f} %, worst {max(errors):.1f} %")
-        same = sum(line["moved_bytes"] == line["replayed_bytes"] for line in some)
+        same = sum(line["transferred_bytes"] == line["replayed_bytes"] for line in some)
         print(f"{run}, replay: the same bytes in {same} of {len(some)}")
 
 

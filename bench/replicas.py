@@ -103,7 +103,7 @@ def main():
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.large, options.small, options.only = 1, 4, 100, "local"
-    options.client_cores = options.host_cores = options.node_cores = os.cpu_count()
+    options.client_cores = options.server_cores = options.node_cores = os.cpu_count()
     for part in options.only.split(","):
         {"local": local, "links": links}[part](options)
 

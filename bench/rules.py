@@ -4,7 +4,7 @@
   cargo build --release && bench/rules.py [--files 10000] [--rounds 3] [--delays 200]
 
 Sandbox and lineage are on. Throughput: a directory of files is moved into the rule's directory, so that the time excludes the writer.
-The time ends with the last firing. The peer runs one `wc` for each file and writes its output to a file, as the rule does. Delay:
+The time ends with the last rule run. The peer runs one `wc` for each file and writes its output to a file, as the rule does. Delay:
 files are sealed in sequence on an idle cluster; the delay is the time from the seal, as the server records it, to the start of the
 label on the node. Prints JSON lines; `ratio` is ours to the peer in files per second.
 """
@@ -55,8 +55,8 @@ def add(cluster):
     cluster.json("rule", "add", path)
 
 
-def firings(cluster):
-    return cluster.json("rule", "show", "count")["firings"]
+def rule_runs(cluster):
+    return cluster.json("rule", "show", "count")["rule_runs"]
 
 
 def ours(count):
@@ -69,10 +69,10 @@ def ours(count):
         time.sleep(2)
         start = time.perf_counter()
         os.rename(f"{cluster.mount_point}/w/staged/in", f"{cluster.mount_point}/w/in")
-        while firings(cluster).get("done", 0) < count:
+        while rule_runs(cluster).get("done", 0) < count:
             time.sleep(0.1)
         took = time.perf_counter() - start
-        found = firings(cluster)
+        found = rule_runs(cluster)
         if found != {"done": count}:
             raise SystemExit(f"not all have ended well: {found}")
         database = sqlite3.connect(f"file:{cluster.directory}/server/server.db?mode=ro", uri=True)
@@ -88,11 +88,11 @@ def delays(count):
             with open(f"{cluster.mount_point}/w/in/{number}.txt", "w") as file:
                 file.write(TEXT)
             time.sleep(0.05)
-        while firings(cluster).get("done", 0) < count:
+        while rule_runs(cluster).get("done", 0) < count:
             time.sleep(0.1)
         database = sqlite3.connect(f"file:{cluster.directory}/server/server.db?mode=ro", uri=True)
-        rows = database.execute("SELECT (task.start - sealed_at) / 1e6, (task.kernel_start - sealed_at) / 1e6 FROM firing "
-                                "JOIN task ON task.task = firing.task JOIN version ON version.object = firing.object")
+        rows = database.execute("SELECT (task.start - sealed_at) / 1e6, (task.kernel_start - sealed_at) / 1e6 FROM rule_run "
+                                "JOIN task ON task.task = rule_run.task JOIN version ON version.object = rule_run.object")
         return list(zip(*rows.fetchall()))
 
 

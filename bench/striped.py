@@ -161,7 +161,7 @@ def main():
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.size_mib, options.tls = 2, 64, "on"
-    options.client_cores = options.host_cores = options.node_cores = os.cpu_count()
+    options.client_cores = options.server_cores = options.node_cores = os.cpu_count()
     for part in options.only.split(","):
         {"local": local, "links": links}[part](options)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Accuracy of the simulator for real runs: makespan and moved bytes, on clusters of 1 and 4 nodes, under each policy.
+"""Accuracy of the simulator for real runs: makespan and transferred bytes, on clusters of 1 and 4 nodes, under each policy.
 
   bench/testbed/prepare.sh montage out/montage; bench/testbed/prepare.sh keywords out/keywords
   cargo build --release && bench/truth.py out/montage out/keywords [--nodes 1,4] [--policies ...]
@@ -14,7 +14,7 @@ the run, relative to the calibration, which no prediction can know. "at speed" i
 scaled by this factor.
 
 With --local, clusters are those of `tidemill up` instead: processes of one machine that all nodes share, one core each, without
-links and without a host node (so without hybrid). Then calibrations use as many nodes as there are processors.
+links and without server cores (so without hybrid). Then calibrations use as many nodes as there are processors.
 
 A run with an existing trace is not measured again, so runs can be made one by one; --predict-only measures nothing. The policy random
 uses a seed of the server: it is predicted by the median over 21 seeds. Needs root. Prints a table; OUT/truth.jsonl has a line for each
@@ -84,7 +84,7 @@ def compare(options, *args):
     if options.local:
         machine = ["--processors", str(os.cpu_count())]
     else:
-        machine = ["--host-speed", str(options.host_cores / options.node_cores)]
+        machine = ["--server-core-speed", str(options.server_cores / options.node_cores)]
     command = [options.binary, "--json", "plan", "compare", *machine, *args]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -126,35 +126,35 @@ def predict(options, workload, nodes, run, calibrated):
     if not rounds:
         return []
     seeds = range(21) if run == "random" else [0]
-    told = [compare(options, path, "--times-of", before, "--seed", str(seed)) for path, before in rounds for seed in seeds]
+    reported = [compare(options, path, "--times-of", before, "--seed", str(seed)) for path, before in rounds for seed in seeds]
     scaled = [compare(options, path, "--times-of", at_speed(options, path, before), "--seed", str(seed))
               for path, before in rounds for seed in seeds]
     replayed = [compare(options, path, "--seed", str(seed)) for path, _ in rounds for seed in seeds]
     median = lambda all, field, side: statistics.median(one[field][side] for one in all)
     error = lambda one: one["makespan_ns"]["predicted"] / one["makespan_ns"]["measured"] - 1
-    same = [one["moved_bytes"]["measured"] == one["moved_bytes"]["predicted"] for one in replayed]
+    same = [one["transferred_bytes"]["measured"] == one["transferred_bytes"]["predicted"] for one in replayed]
     row = {"workload": os.path.basename(workload), "nodes": nodes, "policy": run, "runs": len(rounds),
-           "measured_s": median(told, "makespan_ns", "measured") / 1e9,
-           "predicted_s": median(told, "makespan_ns", "predicted") / 1e9,
-           "error_percent": 100 * statistics.median(map(error, told)),
+           "measured_s": median(reported, "makespan_ns", "measured") / 1e9,
+           "predicted_s": median(reported, "makespan_ns", "predicted") / 1e9,
+           "error_percent": 100 * statistics.median(map(error, reported)),
            "cpu_percent": 100 * (statistics.median(slowdown(*paths) for paths in rounds) - 1),
            "at_speed_percent": 100 * statistics.median(map(error, scaled)),
            "replay_percent": 100 * statistics.median(map(error, replayed)),
-           "moved_bytes": median(told, "moved_bytes", "measured"),
-           "predicted_moved_bytes": median(told, "moved_bytes", "predicted"),
-           "replays_with_same_bytes": sum(same), "replays": len(same), "tasks": len(told[0]["tasks"]),
-           "same_node": statistics.median(one["same_node"] for one in told)}
+           "transferred_bytes": median(reported, "transferred_bytes", "measured"),
+           "predicted_transferred_bytes": median(reported, "transferred_bytes", "predicted"),
+           "replays_with_same_bytes": sum(same), "replays": len(same), "tasks": len(reported[0]["tasks"]),
+           "same_node": statistics.median(one["same_node"] for one in reported)}
     return [row]
 
 
 def show(rows):
     print(f"{'workload':10} {'nodes':>8} {'policy':20} {'measured':>9} {'predicted':>9} {'error':>7} {'cpu':>7} "
-          f"{'at speed':>8} {'replay':>7} {'moved MB':>9} {'predicted':>9} {'replays alike':>13} {'placed alike':>12}")
+          f"{'at speed':>8} {'replay':>7} {'fetched MB':>10} {'predicted':>9} {'replays alike':>13} {'placed alike':>12}")
     for row in rows:
         print(f"{row['workload']:10} {row['nodes']:8} {row['policy']:20} {row['measured_s']:8.2f}s "
               f"{row['predicted_s']:8.2f}s {row['error_percent']:+6.1f}% {row['cpu_percent']:+6.1f}% "
-              f"{row['at_speed_percent']:+7.1f}% {row['replay_percent']:+6.1f}% {row['moved_bytes'] / 1e6:9.1f} "
-              f"{row['predicted_moved_bytes'] / 1e6:9.1f} {row['replays_with_same_bytes']:>9}/{row['replays']:<3} "
+              f"{row['at_speed_percent']:+7.1f}% {row['replay_percent']:+6.1f}% {row['transferred_bytes'] / 1e6:10.1f} "
+              f"{row['predicted_transferred_bytes'] / 1e6:9.1f} {row['replays_with_same_bytes']:>9}/{row['replays']:<3} "
               f"{row['same_node']:8.0f}/{row['tasks']}")
     within = lambda field: sum(abs(row[field]) <= GOAL_PERCENT for row in rows)
     print(f"makespans within {GOAL_PERCENT} %: {within('error_percent')} of {len(rows)} predicted, "
@@ -169,7 +169,7 @@ def main():
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--node-cores", type=float, default=0.35)
     parser.add_argument("--client-cores", type=float, default=1.0)
-    parser.add_argument("--host-cores", type=float, default=0.5, help="cores of the server, including its host node")
+    parser.add_argument("--server-cores", type=float, default=0.5, help="cores of the server, including the server cores of the array")
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--local", action="store_true")
     parser.add_argument("--measure-only", action="store_true")

@@ -10,5 +10,5 @@ not_run() {
 }
 
 command -v cargo-deny >/dev/null || not_run 'cargo-deny is not installed (make setup)'
-said=$(timeout 120 cargo deny --locked fetch db 2>&1) || not_run "the advisory database is unavailable: $(tail -n 1 <<< "$said")"
+printed=$(timeout 120 cargo deny --locked fetch db 2>&1) || not_run "the advisory database is unavailable: $(tail -n 1 <<< "$printed")"
 exec cargo deny --locked check --disable-fetch advisories

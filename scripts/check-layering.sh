@@ -22,8 +22,8 @@ forbid tidemill-kernel tokio tonic rusqlite tidemill-wire tidemill-client tidemi
 forbid tidemill-format tokio rusqlite prost hyper libc tidemill-core tidemill-kernel tidemill-kernel-api tidemill-wire tidemill-client tidemill-node tidemill-server tidemill-mount tidemill-plan
 forbid tidemill-kernel-api tidemill-core tidemill-kernel libc serde
 forbid tidemill-wire tidemill-client tidemill-kernel tidemill-node tidemill-server rusqlite
-forbid tidemill-bridge tonic rusqlite prost fuser tidemill-core tidemill-wire tidemill-client tidemill-kernel tidemill-mount tidemill-server
-for crate in server node mount client; do forbid "tidemill-$crate" opendal tidemill-bridge; done
+forbid tidemill-remote tonic rusqlite prost fuser tidemill-core tidemill-wire tidemill-client tidemill-kernel tidemill-mount tidemill-server
+for crate in server node mount client; do forbid "tidemill-$crate" opendal tidemill-remote; done
 forbid tidemill-client tidemill-kernel tidemill-node tidemill-server tidemill-mount rusqlite
 forbid tidemill-node tidemill-server tidemill-mount tidemill-plan fuser
 forbid tidemill-server tidemill-node tidemill-mount tidemill-plan fuser

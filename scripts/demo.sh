@@ -61,14 +61,14 @@ mount=$dir/cluster/mnt
 say "Getting ten telescope images"
 bash "$repo/examples/montage/get-data.sh" --tile "$tile" "$dir/data"
 
-say "Starting a server, four nodes and the server's own cores"
+say "Starting a server, four nodes and the server cores"
 reason=$(no_mount_reason)
-if [ -z "$reason" ] && ! tidemill up --nodes 4 --host-cores 1; then
+if [ -z "$reason" ] && ! tidemill up --nodes 4 --server-cores 1; then
   reason="mounting failed, see $dir/cluster/log/mount.log"
 fi
 if [ -n "$reason" ]; then
   echo "demo: no mount: $reason. The demo continues with the client: tidemill put, submit, get."
-  tidemill up --nodes 4 --host-cores 1 --no-mount
+  tidemill up --nodes 4 --server-cores 1 --no-mount
 fi
 if [ "$down" = yes ]; then
   trap 'tidemill down' EXIT

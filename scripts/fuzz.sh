@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes input from strangers and users, guided by coverage: `scripts/fuzz.sh SECONDS [TARGET…]`. Targets: script wire capability
+# Fuzzes input from unauthenticated clients and users, guided by coverage: `scripts/fuzz.sh SECONDS [TARGET…]`. Targets: script wire capability
 # formats headers packs labels [default: all]. Needs a C++ compiler and no nightly toolchain. New inputs are kept in fuzz/corpus,
 # failing inputs in fuzz/artifacts.
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests bridges with real servers of stores. `install` gets the servers into DIRECTORY (/opt/tidemill-stores); it needs Go, npm,
+# Tests remotes with real servers of stores. `install` gets the servers into DIRECTORY (/opt/tidemill-stores); it needs Go, npm,
 # Maven, Java and Python, and root for openssh-server. `test` uses the installed servers and reports missing ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +22,7 @@ case "${1:-}" in
   test)
     export TIDEMILL_STORES=$directory
     whole=(--locked --workspace --features tidemill-cli/wasm,tidemill-cli/full)
-    cargo clippy "${whole[@]}" -p tidemill-bridge --all-targets -- -D warnings
+    cargo clippy "${whole[@]}" -p tidemill-remote --all-targets -- -D warnings
     cargo test "${whole[@]}" --test services -- --test-threads=1
     cargo test "${whole[@]}" --test e2e stores:: -- --test-threads=1
     ;;

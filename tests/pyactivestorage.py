@@ -61,7 +61,7 @@ def main(python):
             file.write(CONFTEST)
         with Cluster(nodes=2) as cluster:
             token = f"{cluster.directory}/server/token"
-            surroundings = {
+            environment = {
                 **os.environ,
                 "CLUSTER_URL": open(f"{cluster.directory}/server/address").read().strip(),
                 "CLUSTER_SERVER": cluster.endpoint,
@@ -76,9 +76,9 @@ def main(python):
                 "PYTHONPATH": f"{directory}/tests",
             }
             with open(f"{directory}/netrc", "w") as file:
-                file.write(f"machine 127.0.0.1 login root password {surroundings['CLUSTER_TOKEN']}\n")
+                file.write(f"machine 127.0.0.1 login root password {environment['CLUSTER_TOKEN']}\n")
             command = [python, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-o", "addopts=", *TESTS]
-            done = subprocess.run(command, cwd=f"{directory}/tests", env=surroundings)
+            done = subprocess.run(command, cwd=f"{directory}/tests", env=environment)
             sys.exit(done.returncode)
 
 

@@ -206,9 +206,9 @@ def one(rng, path, name, dimensions, values):
     if operation == "histogram":
         bins, counted = bins_of(rng, part)
         command += ["--bins", bins]
-    said = subprocess.run(command, capture_output=True, text=True)
-    assert said.returncode == 0, (command, said.stderr)
-    result = json.loads(said.stdout)["values"]
+    printed = subprocess.run(command, capture_output=True, text=True)
+    assert printed.returncode == 0, (command, printed.stderr)
+    result = json.loads(printed.stdout)["values"]
     for what in ["count", "min", "max", "sum", "mean", "stddev"] if operation == "stats" else quantiles if operation == "quantile" else [counted] if operation == "histogram" else [operation]:
         if by is None:
             expected = numbers(what, part, over, ddof)
@@ -229,11 +229,11 @@ def one(rng, path, name, dimensions, values):
 
 def asked(operation, files, *more):
     """Runs the program on local files, and returns the result or the reason of its refusal."""
-    said = subprocess.run([BINARY, "--json", "reduce", operation, files, "--local", *more], capture_output=True, text=True)
-    return json.loads(said.stdout) if said.returncode == 0 else said.stderr
+    printed = subprocess.run([BINARY, "--json", "reduce", operation, files, "--local", *more], capture_output=True, text=True)
+    return json.loads(printed.stdout) if printed.returncode == 0 else printed.stderr
 
 
-def told(operation, files, *more):
+def reported(operation, files, *more):
     found = asked(operation, files, *more)
     assert not isinstance(found, str), found
     values = found["values"][operation]
@@ -253,11 +253,11 @@ def series(directory):
         every.isel(time=slice(part * 100, part * 100 + 100)).to_netcdf(one / f"{'cab'[part]}.nc", encoding={"time": {"units": unit, "dtype": "f8"}})
     files, wide = f"{one}/*.nc:tas", every.tas.astype("f8")
     for ours, theirs in [
-        (told("mean", files, "--by", "month", "--over", "time"), wide.resample(time="MS").mean()),
-        (told("max", files, "--by", "day", "--over", "time,lon"), wide.resample(time="1D").max().max("lon")),
-        (told("mean", files, "--over", "lat,lon", "--where", "time=2000-12-01..2000-12-31T12"), wide.sel(time=slice("2000-12-01", "2000-12-31T12")).mean(("lat", "lon"))),
-        (told("sum", files, "--over", "time", "--where", "lon=-60:60,lat=0:60"), wide.sel(lat=slice(60, 0)).roll(lon=6).isel(lon=slice(4, 9)).sum("time")),
-        (told("mean", files, "--over", "time,lat", "--where", "lon=330:30"), wide.isel(lon=[11, 0, 1]).mean(("time", "lat"))),
+        (reported("mean", files, "--by", "month", "--over", "time"), wide.resample(time="MS").mean()),
+        (reported("max", files, "--by", "day", "--over", "time,lon"), wide.resample(time="1D").max().max("lon")),
+        (reported("mean", files, "--over", "lat,lon", "--where", "time=2000-12-01..2000-12-31T12"), wide.sel(time=slice("2000-12-01", "2000-12-31T12")).mean(("lat", "lon"))),
+        (reported("sum", files, "--over", "time", "--where", "lon=-60:60,lat=0:60"), wide.sel(lat=slice(60, 0)).roll(lon=6).isel(lon=slice(4, 9)).sum("time")),
+        (reported("mean", files, "--over", "time,lat", "--where", "lon=330:30"), wide.isel(lon=[11, 0, 1]).mean(("time", "lat"))),
     ]:
         theirs = np.asarray(theirs).ravel()
         assert ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-12, equal_nan=True), (ours, theirs)
@@ -281,7 +281,7 @@ def series(directory):
     members.mkdir()
     for member in range(3):
         (every.isel(time=slice(0, 20)) + member).to_netcdf(members / f"{member}.nc")
-    assert np.allclose(told("mean", f"{members}/*.nc:tas", "--ensemble", "--over", "member"), (every.tas[:20].astype("f8") + 1).values.ravel(), rtol=1e-6)
+    assert np.allclose(reported("mean", f"{members}/*.nc:tas", "--ensemble", "--over", "member"), (every.tas[:20].astype("f8") + 1).values.ravel(), rtol=1e-6)
 
 
 def calendars(directory):
@@ -297,7 +297,7 @@ def calendars(directory):
                 variable[:] = cftime.date2num(dates, units, calendar)
                 file.createVariable("tas", "f4", ("time",))[:] = 1
             keys = [(date.year, date.month) for date in dates]
-            assert told("sum", f"{path}:tas", "--by", "month").tolist() == [keys.count(key) for key in sorted(set(keys))], path
+            assert reported("sum", f"{path}:tas", "--by", "month").tolist() == [keys.count(key) for key in sorted(set(keys))], path
     path = directory / "ends.nc"
     with netCDF4.Dataset(path, "w") as file:
         file.createDimension("time", 3), file.createDimension("two", 2)
@@ -307,7 +307,7 @@ def calendars(directory):
         file.createVariable("tas", "f4", ("time",))[:] = [1, 2, 4]
     assert "--time-at" in asked("mean", f"{path}:tas", "--by", "month")
     assert asked("mean", f"{path}:tas", "--by", "month", "--time-at", "bounds")["dimensions"][0]["labels"][0] == "2001-01"
-    assert told("mean", f"{path}:tas", "--where", "time=2001-02", "--time-at", "end").tolist() == [2]
+    assert reported("mean", f"{path}:tas", "--where", "time=2001-02", "--time-at", "end").tolist() == [2]
 
 
 def main():

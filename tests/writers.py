@@ -96,7 +96,7 @@ def layout(rng):
 
 def attributes(rng, kind, raw):
     """Returns attributes for missing values and packing, and the reason for which they may be refused."""
-    said, doubtful = {}, None
+    printed, doubtful = {}, None
     number = np.dtype(kind).type
     some = lambda: number(rng.choice(raw.ravel().tolist() + [0, 1, 99]))
     fill = None
@@ -105,26 +105,26 @@ def attributes(rng, kind, raw):
         if rng.random() < 0.2 and kind[0] != "f":
             fill = number(rng.choice([np.iinfo(kind).min, np.iinfo(kind).max]))
     if rng.random() < 0.3:
-        said["missing_value"] = some() if rng.random() < 0.6 else np.array([some(), some()], kind)
+        printed["missing_value"] = some() if rng.random() < 0.6 else np.array([some(), some()], kind)
     if rng.random() < 0.2:
         low, high = sorted([some(), some()])
         if not (np.isnan(low) or np.isnan(high)):
-            said.update(rng.choice([{"valid_range": np.array([low, high], kind)}, {"valid_min": low}, {"valid_max": high}, {"valid_min": low, "valid_max": high}]))
+            printed.update(rng.choice([{"valid_range": np.array([low, high], kind)}, {"valid_min": low}, {"valid_max": high}, {"valid_min": low, "valid_max": high}]))
     if kind[0] != "f" and rng.random() < 0.3:
-        said["scale_factor"] = rng.choice([0.01, -0.5, 2.0, 1.0])
+        printed["scale_factor"] = rng.choice([0.01, -0.5, 2.0, 1.0])
         if rng.random() < 0.7:
-            said["add_offset"] = rng.choice([273.15, -100.0, 0.0])
+            printed["add_offset"] = rng.choice([273.15, -100.0, 0.0])
     if kind[0] == "i" and rng.random() < 0.15:
-        said["_Unsigned"] = "true"
+        printed["_Unsigned"] = "true"
     if rng.random() < 0.08:
         floats = [("missing_value", 1e300), ("missing_value", 0.3)] if kind != "f8" else []
-        ends = [("valid_range", np.array([0.5, 7.5]))] if kind[0] != "f" and "scale_factor" in said else []
+        ends = [("valid_range", np.array([0.5, 7.5]))] if kind[0] != "f" and "scale_factor" in printed else []
         doubtful, value = rng.choice([*floats, *ends, ("missing_value", "-9999"), ("valid_range", np.array([1], kind)), ("valid_min", "0"), ("scale_factor", "0.5")])
-        said[doubtful] = value
-    return fill, said, doubtful
+        printed[doubtful] = value
+    return fill, printed, doubtful
 
 
-def missing(raw, fill, said, defaults=None):
+def missing(raw, fill, printed, defaults=None):
     """Returns the mask of missing values by the conventions, exactly; `raw` already has the sign of the reader."""
     mask = np.isnan(raw) if raw.dtype.kind == "f" else np.zeros(raw.shape, bool)
     view = lambda value: np.asarray(value, raw.dtype if raw.dtype.kind == "f" else None)
@@ -134,11 +134,11 @@ def missing(raw, fill, said, defaults=None):
         same = np.asarray(value).dtype.itemsize == raw.dtype.itemsize
         return np.asarray(value).view(raw.dtype) if same else raw.dtype.type(int(value))
 
-    for value in ([] if fill is None else [fill]) + list(np.ravel(said.get("missing_value", []))):
+    for value in ([] if fill is None else [fill]) + list(np.ravel(printed.get("missing_value", []))):
         mask |= raw == typed(value)
     if fill is None and defaults is not None:
         mask |= raw == defaults
-    low, high = said.get("valid_range", (said.get("valid_min"), said.get("valid_max")))
+    low, high = printed.get("valid_range", (printed.get("valid_min"), printed.get("valid_max")))
     with np.errstate(invalid="ignore"):
         mask |= (raw < typed(low)) if low is not None else False
         mask |= (raw > typed(high)) if high is not None else False
@@ -159,7 +159,7 @@ def of_netcdf(rng, directory, number):
     kind = rng.choice(CLASSIC if form in ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF4_CLASSIC"] else TYPES)
     names, shape, time, latitude = layout(rng)
     raw = numbers(rng, kind, shape)
-    fill, said, doubtful = attributes(rng, kind, raw)
+    fill, printed, doubtful = attributes(rng, kind, raw)
     path = directory / f"{number}.nc"
     with netCDF4.Dataset(path, "w", format=form) as file:
         for place, name in enumerate(names):
@@ -172,7 +172,7 @@ def of_netcdf(rng, directory, number):
                 more["chunksizes"] = tuple(rng.randint(1, size) for size in shape)
             more["endian"] = rng.choice(["native", "little", "big"])
         variable = file.createVariable("x", kind, tuple(names), fill_value=fill, **more)
-        variable.setncatts(said)
+        variable.setncatts(printed)
         variable.set_auto_maskandscale(False)
         if form.startswith("NETCDF4") and rng.random() < 0.2:
             for part in pieces(rng, shape):
@@ -185,16 +185,16 @@ def of_netcdf(rng, directory, number):
         file["x"].set_auto_maskandscale(False)
         raw = file["x"][:]
     raw = raw.astype(raw.dtype.newbyteorder("="))
-    if said.get("_Unsigned"):
+    if printed.get("_Unsigned"):
         raw = raw.view(f"u{raw.dtype.itemsize}")
     default = netCDF4.default_fillvals[kind] if kind not in ["i1", "u1"] else None
     if default is not None:
         default = np.array(default, kind)
         default = default.view(raw.dtype) if raw.dtype.kind == "u" else default
-    case = Case(path, names, raw, None if doubtful else missing(raw, fill, said, default), said.get("scale_factor"), said.get("add_offset"), doubtful, time, latitude)
-    case.about = [form, kind, fill, said]
+    case = Case(path, names, raw, None if doubtful else missing(raw, fill, printed, default), printed.get("scale_factor"), printed.get("add_offset"), doubtful, time, latitude)
+    case.about = [form, kind, fill, printed]
     # Compares with the library, except for its default fill values of one byte, which violate the conventions.
-    if not doubtful and "_Unsigned" not in said and (fill is not None or kind not in ["i1", "u1"]):
+    if not doubtful and "_Unsigned" not in printed and (fill is not None or kind not in ["i1", "u1"]):
         with netCDF4.Dataset(path) as file:
             file["x"].set_auto_scale(False)
             theirs = np.ma.getmaskarray(np.ma.masked_invalid(np.ma.asarray(file["x"][:])))
@@ -215,7 +215,7 @@ def of_h5py(rng, directory, number):
     kind = rng.choice(TYPES)
     names, shape, _, _ = layout(rng)
     raw = numbers(rng, kind, shape)
-    fill, said, doubtful = attributes(rng, kind, raw)
+    fill, printed, doubtful = attributes(rng, kind, raw)
     path = directory / f"{number}.h5"
     with h5py.File(path, "w", libver=rng.choice(["earliest", "latest"]), userblock_size=rng.choice([0, 0, 512, 1024])) as file:
         more = {}
@@ -230,15 +230,15 @@ def of_h5py(rng, directory, number):
             data[part] = raw[part]
         if fill is not None:
             data.attrs["_FillValue"] = rng.choice([fill, np.array([fill])])
-        for name, value in said.items():
+        for name, value in printed.items():
             data.attrs[name] = value
     with h5py.File(path) as file:
         raw = file["x"][:]
     raw = raw.astype(raw.dtype.newbyteorder("="))
-    if said.get("_Unsigned"):
+    if printed.get("_Unsigned"):
         raw = raw.view(f"u{raw.dtype.itemsize}")
-    case = Case(path, [f"dim_{place}" for place in range(len(shape))], raw, None if doubtful else missing(raw, fill, said), said.get("scale_factor"), said.get("add_offset"), doubtful)
-    case.about = ["h5py", kind, fill, said, more]
+    case = Case(path, [f"dim_{place}" for place in range(len(shape))], raw, None if doubtful else missing(raw, fill, printed), printed.get("scale_factor"), printed.get("add_offset"), doubtful)
+    case.about = ["h5py", kind, fill, printed, more]
     return case
 
 
@@ -246,8 +246,8 @@ def of_zarr(rng, directory, number):
     version, kind = rng.choice([2, 3]), rng.choice(TYPES)
     names, shape, _, _ = layout(rng)
     raw = numbers(rng, kind, shape)
-    fill, said, doubtful = attributes(rng, kind, raw)
-    if doubtful == "missing_value" and kind == "f4" and said[doubtful] == 0.3:
+    fill, printed, doubtful = attributes(rng, kind, raw)
+    if doubtful == "missing_value" and kind == "f4" and printed[doubtful] == 0.3:
         # JSON has no types: decimal numbers take the type of the variable.
         doubtful = None
     path = directory / f"{number}.zarr"
@@ -271,16 +271,16 @@ def of_zarr(rng, directory, number):
         array[part] = raw[part]
     raw = array[:]
     raw = raw.astype(raw.dtype.newbyteorder("="))
-    array.attrs.update({name: value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value for name, value in said.items()})
+    array.attrs.update({name: value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value for name, value in printed.items()})
     if version == 2:
         array.attrs["_ARRAY_DIMENSIONS"] = names
-    if said.get("_Unsigned"):
+    if printed.get("_Unsigned"):
         raw = raw.view(f"u{raw.dtype.itemsize}")
     masked = fill if version == 2 else None
     if version == 2 and masked is None:
         assert array.fill_value is None, array.fill_value
-    case = Case(path, names, raw, None if doubtful else missing(raw, masked, said), said.get("scale_factor"), said.get("add_offset"), doubtful)
-    case.about = [f"zarr {version}", kind, fill, said, {name: str(value) for name, value in more.items()}]
+    case = Case(path, names, raw, None if doubtful else missing(raw, masked, printed), printed.get("scale_factor"), printed.get("add_offset"), doubtful)
+    case.about = [f"zarr {version}", kind, fill, printed, {name: str(value) for name, value in more.items()}]
     return case
 
 
@@ -314,12 +314,12 @@ def of_xarray(rng, directory, number):
     with xr.open_dataset(path, **opened) as file:
         mask = np.isnan(file.x.values)
     with xr.open_dataset(path, **{**opened, "mask_and_scale": False}) as file:
-        raw, said = file.x.values, file.x.attrs
+        raw, printed = file.x.values, file.x.attrs
     raw = raw.astype(raw.dtype.newbyteorder("="))
-    if said.get("_Unsigned") == "true":
+    if printed.get("_Unsigned") == "true":
         raw = raw.view(f"u{raw.dtype.itemsize}")
-    case = Case(path, names, raw, mask, said.get("scale_factor"), said.get("add_offset"))
-    case.about = [engine, str(raw.dtype), encoding, said]
+    case = Case(path, names, raw, mask, printed.get("scale_factor"), printed.get("add_offset"))
+    case.about = [engine, str(raw.dtype), encoding, printed]
     return case
 
 
@@ -342,13 +342,13 @@ def of_fits(rng, directory, number):
             hdu.header[name] = header[name]
     hdu.writeto(path, output_verify="ignore")
     with fits.open(path, do_not_scale_image_data=True) as file:
-        raw, said = np.array(file[0].data), file[0].header
+        raw, printed = np.array(file[0].data), file[0].header
         raw = raw.astype(raw.dtype.newbyteorder("="))
-        scale, offset, blank = said.get("BSCALE"), said.get("BZERO"), said.get("BLANK")
+        scale, offset, blank = printed.get("BSCALE"), printed.get("BZERO"), printed.get("BLANK")
     mask = np.isnan(raw) if kind[0] == "f" else raw == blank if blank is not None else np.zeros(raw.shape, bool)
     names = [f"axis_{place}" for place in range(len(shape), 0, -1)]
     case = Case(path, names, raw, mask, scale, offset)
-    case.about, case.variable, case.writer = ["astropy", kind, said.get("BLANK"), scale, offset], "0", "astropy"
+    case.about, case.variable, case.writer = ["astropy", kind, printed.get("BLANK"), scale, offset], "0", "astropy"
     return case
 
 
@@ -440,33 +440,33 @@ def of_tool(rng, directory, number):
         if variable is None or 0 in variable.shape:
             return None
         variable.set_auto_maskandscale(False)
-        raw, said, names = variable[:], dict(variable.__dict__), list(variable.dimensions)
+        raw, printed, names = variable[:], dict(variable.__dict__), list(variable.dimensions)
         kind, form = variable.dtype.str[1:], file.data_model
-        never = form.startswith("NETCDF3") or "_FillValue" in said or netCDF4.default_fillvals.get(kind) is not None
+        never = form.startswith("NETCDF3") or "_FillValue" in printed or netCDF4.default_fillvals.get(kind) is not None
         times = (file["time"][:].data, file["time"].units, getattr(file["time"], "calendar", "standard")) if "time" in names and file["time"].dtype.kind == "f" and not hasattr(file["time"], "scale_factor") else None
         latitude = file["lat"][:].data if "lat" in names and "lat" in file.variables and not hasattr(file["lat"], "scale_factor") else None
     raw = raw.astype(raw.dtype.newbyteorder("="))
     default = np.array(netCDF4.default_fillvals[kind], kind) if never and kind not in ["i1", "u1"] else None
-    if str(said.get("_Unsigned", "")).lower() == "true":
+    if str(printed.get("_Unsigned", "")).lower() == "true":
         raw = raw.view(f"u{raw.dtype.itemsize}")
         default = default.view(raw.dtype) if default is not None else None
     whole = raw.dtype.kind in "iu"
-    ends = [np.asarray(said[one]).dtype.kind for one in ["valid_range", "valid_min", "valid_max"] if one in said]
-    packed = "scale_factor" in said or "add_offset" in said
+    ends = [np.asarray(printed[one]).dtype.kind for one in ["valid_range", "valid_min", "valid_max"] if one in printed]
+    packed = "scale_factor" in printed or "add_offset" in printed
     doubtful = "valid_" if whole and packed and "f" in ends else None
     bits = 8 * raw.dtype.itemsize
 
     def has(value):
         if whole:
             return float(value).is_integer() and -(2 ** (bits - 1)) <= int(value) < (2**bits if raw.dtype.kind == "u" else 2 ** (bits - 1))
-        return math.isnan(value) or float(raw.dtype.type(value)) == float(value) or raw.dtype.type(value) == said.get("_FillValue")
+        return math.isnan(value) or float(raw.dtype.type(value)) == float(value) or raw.dtype.type(value) == printed.get("_FillValue")
 
-    doubtful = next((one for one in ["_FillValue", "missing_value"] for value in np.ravel(said.get(one, [])) if not has(value)), doubtful)
+    doubtful = next((one for one in ["_FillValue", "missing_value"] for value in np.ravel(printed.get(one, [])) if not has(value)), doubtful)
     with np.errstate(invalid="ignore", over="ignore"):
-        mask = None if doubtful else missing(raw, said.get("_FillValue"), said, default)
+        mask = None if doubtful else missing(raw, printed.get("_FillValue"), printed, default)
     number_of = lambda one: None if one is None else float(one)
-    case = Case(path, names, raw, mask, number_of(said.get("scale_factor")), number_of(said.get("add_offset")), doubtful, times, latitude)
-    case.about, case.variable, case.writer = [command, kind, {key: str(value) for key, value in said.items()}], name, {"ncks": "NCO", "cdo": "CDO", "gdal_translate": "GDAL"}[tool]
+    case = Case(path, names, raw, mask, number_of(printed.get("scale_factor")), number_of(printed.get("add_offset")), doubtful, times, latitude)
+    case.about, case.variable, case.writer = [command, kind, {key: str(value) for key, value in printed.items()}], name, {"ncks": "NCO", "cdo": "CDO", "gdal_translate": "GDAL"}[tool]
     if not doubtful and not ends and default is None:
         with xr.open_dataset(path, decode_times=False, decode_coords=False) as file:
             assert (np.isnan(file[name].values.astype("f8")) == mask).all(), ("the model is not xarray's", case.about)
@@ -540,12 +540,12 @@ def one(rng, case):
     if case.time is not None and rng.random() < 0.5:
         by = rng.choice(list(KEYS))
         command += ["--by", by]
-    said = subprocess.run(command, capture_output=True, text=True)
+    printed = subprocess.run(command, capture_output=True, text=True)
     if case.doubtful:
-        assert said.returncode and case.doubtful in said.stderr and case.path.name in said.stderr and " x" in said.stderr, ("not refused by name", command, case.about, said.stdout, said.stderr)
+        assert printed.returncode and case.doubtful in printed.stderr and case.path.name in printed.stderr and " x" in printed.stderr, ("not refused by name", command, case.about, printed.stdout, printed.stderr)
         return False
-    assert said.returncode == 0, ("refused", command, case.about, said.stderr)
-    found = json.loads(said.stdout)["values"]
+    assert printed.returncode == 0, ("refused", command, case.about, printed.stderr)
+    found = json.loads(printed.stdout)["values"]
     raw, mask = case.raw[np.ix_(*indices)], case.mask[np.ix_(*indices)]
     axis = names.index("time") if by else None
     targets = [place for place in range(len(shape)) if place not in over or place == axis]
@@ -987,15 +987,15 @@ def one_of_series(rng, case):
     if case.refused:
         # The program first checks whether the files fit together.
         refused = [case.refused]
-    said = subprocess.run(command, capture_output=True, text=True)
+    printed = subprocess.run(command, capture_output=True, text=True)
     if refused:
-        assert said.returncode and any(all(word in said.stderr for word in words) for words in refused), ("not refused by name", refused, command, case.about, said.stdout[:500], said.stderr)
+        assert printed.returncode and any(all(word in printed.stderr for word in words) for words in refused), ("not refused by name", refused, command, case.about, printed.stdout[:500], printed.stderr)
         return False
-    if perhaps and said.returncode:
-        assert "--time-at" in said.stderr, ("refused", command, case.about, said.stderr)
+    if perhaps and printed.returncode:
+        assert "--time-at" in printed.stderr, ("refused", command, case.about, printed.stderr)
         return False
-    assert said.returncode == 0, ("refused", command, case.about, said.stderr)
-    result = json.loads(said.stdout)
+    assert printed.returncode == 0, ("refused", command, case.about, printed.stderr)
+    result = json.loads(printed.stdout)
     found = result["values"]
     axis = 0 if by else None
     groups = sorted({keys[index] for index in indices[0]})

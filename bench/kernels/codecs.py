@@ -144,8 +144,8 @@ def cipher(ours, directory, content, options):
             memory = ours.run("", source, kernel, f"key={key}")[0]
             command = ["openssl", "speed", "-elapsed", "-seconds", "1", "-bytes", "16384", "-evp", "aes-256-gcm"]
             command += ["-decrypt"] if kernel == "decrypt" else []
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            peer = float(re.findall(r"([\d.]+)k", said)[-1]) * 1000
+            printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            peer = float(re.findall(r"([\d.]+)k", printed)[-1]) * 1000
             file = ours.run(target, source, kernel, f"key={key}")[0]
             speeds.append((size / memory, peer, size / file))
             ratios.append(size / memory / peer)

@@ -1,9 +1,9 @@
-"""Draws the testbed's results as SVG: the parts of the run time (Fig. 5 of the paper), the use of nodes and the moved bytes (Fig. 7)."""
+"""Draws the testbed's results as SVG: the parts of the run time (Fig. 5 of the paper), the use of nodes and the transferred bytes (Fig. 7)."""
 import os
 
 COLOURS = {"compute": "#3b6ea5", "I/O": "#d98032", "shuffling": "#7d9d43", "slowest": "#8c4a4a", "fastest": "#c9a0a0",
            "links": "#5d5d8c", "published": "#3b6ea5", "taken": "#d98032", "executed": "#7d9d43", "stored": "#8c4a4a",
-           "in place": "#3b6ea5", "client": "#8c4a4a", "write": "#3b6ea5", "drain": "#7d9d43", "analysis": "#d98032", "overhead": "#8c4a4a",
+           "in place": "#3b6ea5", "client": "#8c4a4a", "write": "#3b6ea5", "stage_out": "#7d9d43", "analysis": "#d98032", "overhead": "#8c4a4a",
            "reading": "#d98032"}
 BAR, GAP, GROUP, HEIGHT, LEFT, TOP = 26, 4, 34, 260, 70, 50
 

@@ -46,7 +46,7 @@ class Cluster:
         self.network = Network(f"tidemill{os.getpid()}", options.rate_mbit)
         try:
             self.client = self.network.add("client", options.client_cores, client_mbit)
-            self.server = self.network.add("server", options.host_cores)
+            self.server = self.network.add("server", options.server_cores)
             self.nodes = [self.network.add(f"node{i}", cores) for i, (cores, _) in enumerate(self.kinds)]
             if objects:
                 self._store(objects)
@@ -59,7 +59,7 @@ class Cluster:
             raise
 
     def _store(self, objects):
-        host = self.network.add("store", self.options.host_cores, self.options.rate_mbit * len(self.kinds))
+        host = self.network.add("store", self.options.server_cores, self.options.rate_mbit * len(self.kinds))
         self.store = f"http://{host.address}:{PORT}"
         program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "s3.py")
         host.start(sys.executable, program, objects, f"{host.address}:{PORT}", log=self._log("store"))
@@ -67,7 +67,7 @@ class Cluster:
 
     def _start(self):
         server = [self.options.binary, "--tls", self.tls, "server", "--data-dir", os.path.join(self.directory, "server"), "--listen",
-                  f"{self.server.address}:{PORT}", "--host-cores", "1", "--host-listen", f"{self.server.address}:0",
+                  f"{self.server.address}:{PORT}", "--server-cores", "1", "--server-cores-listen", f"{self.server.address}:0",
                   *self.server_flags]
         self.server.start(*server, log=self._log("server"))
         wait("the server", lambda: os.path.exists(self.token))
@@ -157,13 +157,13 @@ def in_cluster(cluster, script, policy):
     busy = {}
     for task in tasks:
         busy[task["node"]] = busy.get(task["node"], 0.0) + (task["end"] - task["start"]) / 1e9
-    hosts = {e["node"] for e in cluster.ask("status")["nodes"] if e["role"] == "host"}
+    hosts = {e["node"] for e in cluster.ask("status")["nodes"] if e["role"] == "server-cores"}
     stores = [busy.get(i, 0.0) for i in range(len(cluster.nodes))]
     return {"mode": policy, "wall_s": (state["ended"] - state["submitted"]) / 1e9, "seen_s": time.monotonic() - start,
             "compute_s": sum((t["end"] - t["kernel_start"]) / 1e9 for t in tasks),
             "shuffle_s": sum((t["kernel_start"] - t["start"]) / 1e9 for t in tasks), "io_s": 0.0,
             "slowest_s": max(stores), "fastest_s": min(stores), "host_s": sum(busy.get(h, 0.0) for h in hosts),
-            "moved_bytes": state["moved_bytes"], "link_bytes": sum(moved.values()), "links": moved, "tasks": len(tasks)}
+            "transferred_bytes": state["transferred_bytes"], "link_bytes": sum(moved.values()), "links": moved, "tasks": len(tasks)}
 
 
 def once(options, mode, run):
@@ -196,12 +196,12 @@ def report(options, results):
     print(f"\n{base['workload'] if base else ''}: {options.nodes} nodes of {options.node_cores} cores, "
           f"client {options.client_cores}, links {options.rate_mbit} Mbit/s, median of {options.runs}")
     print(f"{'mode':16} {'time s':>8} {'compute':>8} {'I/O':>8} {'shuffle':>8} {'slowest':>8} {'fastest':>8} "
-          f"{'links MB':>9} {'moved MB':>9} {'time/off.':>9} {'bytes/off.':>10}")
+          f"{'links MB':>9} {'fetched MB':>10} {'time/off.':>9} {'bytes/off.':>10}")
     for row in rows:
         ratio = (row["wall_s"] / base["wall_s"], row["link_bytes"] / base["link_bytes"]) if base else (0, 0)
         print(f"{row['mode']:16} {row['wall_s']:8.2f} {row['compute_s']:8.2f} {row['io_s']:8.2f} {row['shuffle_s']:8.2f} "
               f"{row.get('slowest_s', 0):8.2f} {row.get('fastest_s', 0):8.2f} {row['link_bytes'] / 1e6:9.1f} "
-              f"{row.get('moved_bytes', 0) / 1e6:9.1f} {ratio[0]:9.2f} {ratio[1]:10.3f}")
+              f"{row.get('transferred_bytes', 0) / 1e6:10.1f} {ratio[0]:9.2f} {ratio[1]:10.3f}")
     figures.write(options.out, rows)
 
 
@@ -211,7 +211,7 @@ def main():
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--client-cores", type=float, default=1.0)
     parser.add_argument("--node-cores", type=float, default=0.25)
-    parser.add_argument("--host-cores", type=float, default=0.5, help="cores of the server, including its host node")
+    parser.add_argument("--server-cores", type=float, default=0.5, help="cores of the server, including the server cores of the array")
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--modes", default=",".join(["offline", *POLICIES]))

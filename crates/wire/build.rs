@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let directory = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(directory.join("shape.rs"), shape(&files)?)?;
     tonic_prost_build::configure()
-        .codec_path("crate::bounded::Bounded")
+        .codec_path("crate::size_limits::Bounded")
         // Sorted maps give the same message always the same bytes.
         .btree_map("resources")
         .btree_map("environment")
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Returns the tables `MESSAGES` and `METHODS` as source; see `src/shape.rs`.
+/// Returns the tables `MESSAGES` and `METHODS` as source; see `src/descriptors.rs`.
 fn shape(
     files: &tonic_prost_build::FileDescriptorSet,
 ) -> Result<String, Box<dyn std::error::Error>> {
@@ -59,11 +59,14 @@ fn shape(
             let kind = match field.r#type.unwrap_or_default() {
                 TYPE_MESSAGE => {
                     let of = numbers.get(&short(field.type_name()));
-                    format!("Kind::Message({})", of.ok_or("a type of another file")?)
+                    format!(
+                        "FieldKind::Message({})",
+                        of.ok_or("a type of another file")?
+                    )
                 }
-                TYPE_STRING | TYPE_BYTES => "Kind::Bytes".into(),
-                _ if field.label.unwrap_or_default() == REPEATED => "Kind::Numbers".into(),
-                _ => "Kind::Number".into(),
+                TYPE_STRING | TYPE_BYTES => "FieldKind::Bytes".into(),
+                _ if field.label.unwrap_or_default() == REPEATED => "FieldKind::Numbers".into(),
+                _ => "FieldKind::Number".into(),
             };
             write!(
                 text,

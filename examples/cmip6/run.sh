@@ -28,7 +28,7 @@ for rule in $rules; do "$tidemill" --quiet rule add "$here/$rule.rule" >/dev/nul
 count() { find "$mount/cmip6/$1" -name '*.nc' 2>/dev/null | wc -l; }
 busy() {
   for rule in $rules; do
-    if "$tidemill" rule show "$rule" | grep -E '^firings:.* (queued|waiting|running)' >/dev/null; then return 0; fi
+    if "$tidemill" rule show "$rule" | grep -E '^runs:.* (queued|waiting|running)' >/dev/null; then return 0; fi
   done
   return 1
 }

@@ -131,7 +131,7 @@ class Subscription:
             raise _failed()
 
     def next(self, seconds=None):
-        """Returns the next address. Raises TimeoutError, or an OSError with EOVERFLOW if the cluster has dropped the oldest arrivals."""
+        """Returns the next address. Raises TimeoutError, or an OSError with EOVERFLOW if the cluster has dropped the oldest events."""
         buffer = ctypes.create_string_buffer(_ADDRESS_BYTES)
         if _next(self.handle, buffer, _ADDRESS_BYTES, -1 if seconds is None else int(seconds * 1000)) < 0:
             raise _failed()
@@ -197,14 +197,14 @@ class App:
         """Runs a kernel on files; wait() returns the first `result` bytes of the first output."""
         lists = [_texts(texts) for texts in (args, inputs, outputs)]
         analysis = _Analysis(kernel.encode(), *lists, *map(_maybe, (stdin, stdout, policy)))
-        said = ctypes.byref(analysis)
-        return Label(self, _analyse(self.app, said, result, flags, after and after.handle), result)
+        reference = ctypes.byref(analysis)
+        return Label(self, _analyse(self.app, reference, result, flags, after and after.handle), result)
 
     def job(self, script, result=None, size=0, flags=0, after=None):
         """Runs the job of a script; wait() returns the first `size` bytes of the file `result`."""
         return Label(self, _job(self.app, script.encode(), _maybe(result), size, flags, after and after.handle), size)
 
-    def arrival(self, pattern, since=None, flags=0, after=None):
+    def file_event(self, pattern, since=None, flags=0, after=None):
         """Waits for a new file of any user from now on, or since a cursor; wait() returns its address."""
         handle = _await(self.app, pattern.encode(), _maybe(since), flags, after and after.handle)
         return Label(self, handle, _ADDRESS_BYTES)

@@ -5,12 +5,12 @@
 #   #TM stage /input/era5            copy all files below the path into the burst tier
 #   #TM reserve 100GB /run/%j        reserve space in the burst tier for new files below the directory; make the directory if it is missing
 #   #TM drain /run/%j                store all files below the path
-#   #TM release /run/%j              store these files, and remove them from the burst tier
+#   #TM release /run/%j              store these files, and evict them from the burst tier
 #
 # In slurm.conf:  PrologSlurmctld="/etc/slurm/burst.sh prolog"   EpilogSlurmctld="/etc/slurm/burst.sh epilog"
 #
 # The commands have the rights of the job's user. If the prolog fails, Slurm holds the job in the queue; the log of slurmctld has the
-# messages. The epilog reports files that are not stored yet; these drain later without further commands. TIDEMILL_* of the
+# messages. The epilog reports files that are not stored yet; these are staged out later without further commands. TIDEMILL_* of the
 # environment, or /etc/tidemill.toml, name the cluster.
 set -euo pipefail
 
@@ -43,7 +43,7 @@ while read -r mark verb path; do
     epilog,reserve) as_user tidemill stage release "${path#* }" || failed=1 ;;
     prolog,stage) as_user tidemill stage "$path" --wait || failed=1 ;;
     epilog,drain) as_user tidemill drain "$path" --wait || failed=1 ;;
-    epilog,release) as_user tidemill drain "$path" --free --wait || failed=1 ;;
+    epilog,release) as_user tidemill drain "$path" --evict --wait || failed=1 ;;
     *,reserve | *,stage | *,drain | *,release) ;;
     *)
       echo "burst.sh: job $job: \`#TM $verb\` is nothing that can be done: write reserve, stage, drain or release" >&2

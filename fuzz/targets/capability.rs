@@ -3,10 +3,10 @@
 
 use libfuzzer_sys::fuzz_target;
 use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_wire::capability::{Attributes, Capability, Key};
+use tidemill_wire::capability::{Attributes, Capability, CapabilityKey};
 
 fuzz_target!(|bytes: &[u8]| {
-    let key = Key::new([7; 32]);
+    let key = CapabilityKey::new([7; 32]);
     // Bytes that were made without the key are no capability.
     assert!(key.read(bytes).is_err());
     let number = |at: usize| {

@@ -2,23 +2,23 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidemill_core::flash::Ledger;
-use tidemill_wire::route::{self, Listed, SealBody, SealItem};
+use tidemill_core::flash::FlashLedger;
+use tidemill_wire::route::{self, ListedObject, SealBody, SealItem};
 
 fuzz_target!(|bytes: &[u8]| {
     let (kind, bytes) = bytes.split_first().unwrap_or((&0, &[]));
     match kind % 3 {
         0 => {
-            if let Ok(ledger) = Ledger::restore(bytes) {
+            if let Ok(ledger) = FlashLedger::restore(bytes) {
                 // A ledger that was read survives being written and read again.
-                let again = Ledger::restore(&ledger.save()).expect("its own snapshot");
+                let again = FlashLedger::restore(&ledger.save()).expect("its own snapshot");
                 assert_eq!(again.save(), ledger.save());
             }
         }
         1 => {
             let _ = serde_json::from_slice::<Vec<SealItem>>(bytes);
             let _ = serde_json::from_slice::<SealBody>(bytes);
-            let _ = serde_json::from_slice::<Vec<Listed>>(bytes);
+            let _ = serde_json::from_slice::<Vec<ListedObject>>(bytes);
         }
         _ => {
             if let Ok(text) = std::str::from_utf8(bytes)

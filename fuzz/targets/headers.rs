@@ -6,7 +6,7 @@ use std::io;
 use libfuzzer_sys::fuzz_target;
 use tidemill_format::time::Units;
 use tidemill_format::csv::Csv;
-use tidemill_format::{Directory, Header, Range, Store, columns, pieces, zarr, zip::Zip};
+use tidemill_format::{Directory, Header, IndexRange, VariableSource, columns, pieces, zarr, zip::Zip};
 
 /// Zarr with all metadata in one file, and with chunks of some bytes.
 struct One<'a>(&'a str, &'a [u8]);
@@ -77,10 +77,10 @@ impl Directory for Many<'_> {
 /// Reads the first line as a user's description of a text file, and the rest as that file.
 fn text(bytes: &[u8]) {
     let end = bytes.iter().position(|&byte| byte == b'\n').unwrap_or(bytes.len());
-    let (said, file) = bytes.split_at(end);
-    let said = String::from_utf8_lossy(said);
+    let (spec, file) = bytes.split_at(end);
+    let spec = String::from_utf8_lossy(spec);
     let file = file.get(1..).unwrap_or_default().to_vec();
-    if let Ok(csv) = Csv::read(&said, &file) {
+    if let Ok(csv) = Csv::read(&spec, &file) {
         assert!(csv.begin <= file.len() as u64);
         for line in file[csv.begin as usize..].split(|&byte| byte == b'\n') {
             if csv.passes_over(line) {
@@ -93,14 +93,14 @@ fn text(bytes: &[u8]) {
             }
         }
     }
-    if let Ok(header) = columns::read(&said, &file) {
-        look(&header, Store::File(&file), file.len() as u64);
+    if let Ok(header) = columns::read(&spec, &file) {
+        look(&header, VariableSource::File(&file), file.len() as u64);
     }
 }
 
-fn look(header: &Header, store: Store<'_>, size: u64) {
+fn look(header: &Header, store: VariableSource<'_>, size: u64) {
     for variable in header.variables.iter().take(100) {
-        let all: Vec<Range> = variable.shape().into_iter().map(Range::all).collect();
+        let all: Vec<IndexRange> = variable.shape().into_iter().map(IndexRange::all).collect();
         let Ok(found) = pieces(variable, &all, store, 1 << 16) else { continue };
         for piece in found.take(64).map_while(Result::ok) {
             assert!(piece.within.iter().zip(&piece.shape).all(|(range, size)| range.end <= *size));
@@ -120,7 +120,7 @@ fuzz_target!(|bytes: &[u8]| {
     if let Some(name) = ["zarr.json", ".zmetadata", ".zarray"].get(usize::from(*kind)) {
         let directory = One(name, bytes);
         if let Ok(header) = zarr::read(&directory) {
-            look(&header, Store::Directory(&directory), 99.max(bytes.len() as u64));
+            look(&header, VariableSource::Directory(&directory), 99.max(bytes.len() as u64));
         }
         return;
     }
@@ -137,16 +137,16 @@ fuzz_target!(|bytes: &[u8]| {
     if *kind == 5 {
         let directory = Many::of(bytes);
         if let Ok(header) = zarr::read(&directory) {
-            look(&header, Store::Directory(&directory), bytes.len() as u64);
+            look(&header, VariableSource::Directory(&directory), bytes.len() as u64);
         }
         return;
     }
     if let Ok(header) = tidemill_format::read(&file) {
         match Zip::open(&file) {
             Ok(zip) if matches!(header.format, tidemill_format::Format::Zarr(_)) => {
-                look(&header, Store::Directory(&zip), file.len() as u64);
+                look(&header, VariableSource::Directory(&zip), file.len() as u64);
             }
-            _ => look(&header, Store::File(&file), file.len() as u64),
+            _ => look(&header, VariableSource::File(&file), file.len() as u64),
         }
     }
 });

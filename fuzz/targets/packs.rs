@@ -4,10 +4,10 @@
 use libfuzzer_sys::fuzz_target;
 
 #[allow(dead_code, reason = "packs are only read here")]
-#[path = "../../crates/node/src/outside/packs/format.rs"]
+#[path = "../../crates/node/src/backend/packs/format.rs"]
 mod format;
 
-use format::{Part, TAIL_BYTES, Tail};
+use format::{ManifestPart, TAIL_BYTES, PackTail};
 
 /// Compresses and hashes a directory as the writer of a pack does; returns the stored directory and the tail.
 fn closed(directory: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
@@ -23,7 +23,7 @@ fn closed(directory: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
 fuzz_target!(|bytes: &[u8]| {
     let (kind, bytes) = bytes.split_first().unwrap_or((&0, &[]));
     if kind % 4 == 0 {
-        if let Ok(part) = Part::decoded(bytes) {
+        if let Ok(part) = ManifestPart::decoded(bytes) {
             assert!(part.end() <= part.size);
             assert_eq!(part.encoded(), bytes);
         }
@@ -32,7 +32,7 @@ fuzz_target!(|bytes: &[u8]| {
     if kind % 4 == 1 {
         let (size, tail) = bytes.split_at_checked(8).unwrap_or((&[0; 8], bytes));
         let size = u64::from_le_bytes(size.try_into().unwrap_or_default());
-        if let Ok(tail) = Tail::read(tail, size) {
+        if let Ok(tail) = PackTail::read(tail, size) {
             assert!(tail.at + u64::from(tail.stored) + TAIL_BYTES as u64 == size);
             assert!(tail.directory(bytes).is_err());
         }
@@ -42,7 +42,7 @@ fuzz_target!(|bytes: &[u8]| {
     // The first two bytes are the length of the frames.
     let frames = bytes.get(..2).map_or(0, |two| u64::from(two[0]) << 8 | u64::from(two[1]));
     let size = 24 + frames + (stored.len() + tail.len()) as u64;
-    let Ok(tail) = Tail::read(&tail, size) else { return };
+    let Ok(tail) = PackTail::read(&tail, size) else { return };
     let Ok(directory) = tail.directory(&stored) else { return };
     for (hash, spot) in &directory.chunks {
         assert!(spot.frame.end() <= tail.at);

@@ -4,15 +4,15 @@
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
 use tidemill_wire::v1::{self, NameRequest};
-use tidemill_wire::{bounded, local};
+use tidemill_wire::{size_limits, local};
 
 fuzz_target!(|bytes: &[u8]| {
     let (kind, bytes) = bytes.split_first().unwrap_or((&0, &[]));
     match kind % 6 {
         0 => {
-            let checked = bounded::check(bytes);
+            let checked = size_limits::check(bytes);
             if let Ok(request) = NameRequest::decode(bytes) {
-                assert!(checked.is_err() || request.ops.len() <= bounded::OPS_MAX);
+                assert!(checked.is_err() || request.ops.len() <= size_limits::OPS_MAX);
             }
         }
         1 => {

@@ -68,7 +68,7 @@ impl Labels {
         command.stdin(input).stdout(Stdio::piped()).spawn().unwrap()
     }
 
-    pub(crate) fn said_by(&self, script: &str) -> String {
+    pub(crate) fn printed_by(&self, script: &str) -> String {
         let ended = self.python(script).wait_with_output().unwrap();
         assert!(ended.status.success(), "{ended:?}");
         String::from_utf8(ended.stdout).unwrap()
@@ -191,11 +191,11 @@ fn published_labels_run_once_despite_kills() {
     assert_eq!(owner.trim(), USER.to_string());
 }
 
-/// Puts files into a room and prints its progress.
+/// Puts files into a workspace and prints its progress.
 const PUTS: &str = "
 for n in range(600):
-    app.put(f'room:/r/{n}', b'%09d' % n * (1 + n % 400))
-    app.put('room:/r/last', b'%09d' % n)
+    app.put(f'workspace:/r/{n}', b'%09d' % n * (1 + n % 400))
+    app.put('workspace:/r/last', b'%09d' % n)
     if n % 100 == 99: print(n, flush=True)
 print('all', flush=True)
 sys.stdin.readline()
@@ -203,20 +203,20 @@ sys.stdin.readline()
 
 const GETS: &str = "
 for n in range(600):
-    assert app.get(f'room:/r/{n}', 60) == b'%09d' % n * (1 + n % 400), n
-while int(app.get('room:/r/last', 60)) < 599: pass
+    assert app.get(f'workspace:/r/{n}', 60) == b'%09d' % n * (1 + n % 400), n
+while int(app.get('workspace:/r/last', 60)) < 599: pass
 print('got all')
 ";
 
-/// A program reads the complete bytes that another program puts into a room at once, also while server and agent are
+/// A program reads the complete bytes that another program puts into a workspace at once, also while server and agent are
 /// down. The bytes are stored after the restart, although the writing program has ended.
 #[test]
-fn put_into_room_is_read_at_once_despite_kills() {
+fn put_into_workspace_is_read_at_once_despite_kills() {
     let Some(mut cluster) = Cluster::with(Options::default()) else {
         return;
     };
-    cluster.run(&["room", "create", "r"]);
-    cluster.sh("chown 1234:1234 rooms/r");
+    cluster.run(&["workspace", "create", "r"]);
+    cluster.sh("chown 1234:1234 workspaces/r");
     let labels = Labels::of(&cluster, USER);
     let gets = labels.python(GETS);
     let mut puts = labels.python_reading(PUTS, Stdio::piped());
@@ -235,25 +235,30 @@ fn put_into_room_is_read_at_once_despite_kills() {
     puts.kill().unwrap();
     puts.wait().unwrap();
     // Other users see stored files, and can get the files that they may read.
-    let stranger = Labels::of(&cluster, 65534);
-    let said = stranger
-        .said_by("try: app.get('room:/r/599')\nexcept OSError as error: print(error.errno)\n");
-    assert_ne!(said, "");
+    let other_user = Labels::of(&cluster, 65534);
+    let printed = other_user.printed_by(
+        "try: app.get('workspace:/r/599')\nexcept OSError as error: print(error.errno)\n",
+    );
+    assert_ne!(printed, "");
     labels.start_agent();
     labels.wait_until_done();
-    let sizes = cluster.sh("cd rooms/r; cat last; for n in $(seq 0 599); do stat -c %s $n; done");
+    let sizes =
+        cluster.sh("cd workspaces/r; cat last; for n in $(seq 0 599); do stat -c %s $n; done");
     let expected: String = (0..600)
         .map(|n| format!("{}\n", 9 * (1 + n % 400)))
         .collect();
     assert_eq!(sizes, format!("000000599{expected}"));
     let by_others = "
 import subprocess
-app.put('room:/r/a', b'mine').wait()
-subprocess.run(['sh', '-c', f'echo theirs > {app_mount}/rooms/r/b; mv {app_mount}/rooms/r/b {app_mount}/rooms/r/a'], check=True)
-print(app.get('room:/r/a').decode())
+app.put('workspace:/r/a', b'mine').wait()
+subprocess.run(['sh', '-c', f'echo theirs > {app_mount}/workspaces/r/b; mv {app_mount}/workspaces/r/b {app_mount}/workspaces/r/a'], check=True)
+print(app.get('workspace:/r/a').decode())
 ";
     let mount = format!("app_mount = {:?}\n", cluster.at("").display().to_string());
-    assert_eq!(labels.said_by(&format!("{mount}{by_others}")), "theirs\n\n");
+    assert_eq!(
+        labels.printed_by(&format!("{mount}{by_others}")),
+        "theirs\n\n"
+    );
 }
 
 /// While the mount is down, labels wait, and no file of theirs is written into the directory below the mountpoint.
@@ -265,9 +270,9 @@ fn labels_wait_for_unmounted_mount() {
     let directory = cluster.at("");
     {
         let labels = Labels::of(&cluster, 0);
-        labels.said_by("app.write('tidemill:/a', 0, b'before').wait()");
+        labels.printed_by("app.write('tidemill:/a', 0, b'before').wait()");
         labels.kill_agent();
-        labels.said_by(
+        labels.printed_by(
             "
 for n in range(100): app.append('tidemill:/b', b'%09d\\n' % n)
 ",
@@ -331,10 +336,10 @@ except PermissionError as error: print(error)
 ",
         there.display()
     );
-    let said = labels.said_by(&script);
+    let printed = labels.printed_by(&script);
     assert!(
-        said.contains("tidemill:/own/f: Permission denied"),
-        "{said}"
+        printed.contains("tidemill:/own/f: Permission denied"),
+        "{printed}"
     );
     labels.wait_until_done();
 }
@@ -352,7 +357,7 @@ fn label_reports_errors_of_close() {
         return;
     };
     let labels = Labels::of(&cluster, 0);
-    labels.said_by(
+    labels.printed_by(
         "
 import time
 mount = os.environ['TIDEMILL_MOUNT']
@@ -366,7 +371,7 @@ for size, labels in (8000000, 1), (3000000, 1), (500000, 6):
             except OSError as error: failed += 1
         if not failed: assert len(open(f'{mount}/{n}', 'rb').read()) == size * labels, n
         elif n: break
-    assert failed, 'there was room for too much'
+    assert failed, 'there was space for too much'
     for n in range(16 * 6):
         try: os.remove(f'{mount}/{n}')
         except FileNotFoundError: pass
@@ -384,7 +389,7 @@ fn analyses_run_in_order_with_labels() {
     };
     cluster.sh("mkdir w own && chmod 777 w && chmod 700 own");
     let labels = Labels::of(&cluster, USER);
-    let said = labels.said_by(
+    let printed = labels.printed_by(
         "
 for n in range(5): app.append('tidemill:/w/in', b'%d\\n' % n)
 out, head = 'tidemill:/w/lines', 'tidemill:/w/head'
@@ -413,7 +418,7 @@ for wrong in [dict(outputs=[]), dict(outputs=['/etc/x']), dict(inputs=['s3://x/y
     except OSError as error: print(error)
 ",
     );
-    let said: Vec<_> = said.lines().filter(|line| !line.is_empty()).collect();
+    let printed: Vec<_> = printed.lines().filter(|line| !line.is_empty()).collect();
     let expected = [
         "[Errno 5] the analysis failed: job ",
         "kernel \"nosuchkernel\" was not found",
@@ -432,14 +437,15 @@ for wrong in [dict(outputs=[]), dict(outputs=['/etc/x']), dict(inputs=['s3://x/y
     ];
     for expected in expected {
         assert!(
-            said.iter().any(|line| line.contains(expected)),
-            "{expected}: {said:#?}"
+            printed.iter().any(|line| line.contains(expected)),
+            "{expected}: {printed:#?}"
         );
     }
     assert!(
-        said.iter()
+        printed
+            .iter()
             .all(|line| !["done", "published"].contains(line)),
-        "{said:#?}"
+        "{printed:#?}"
     );
     labels.wait_until_done();
     assert!(!labels.has_scripts());
@@ -550,18 +556,18 @@ for label in [long, other, behind]:
 
 /// A key makes repeated and concurrent submissions one job, and only for its user.
 #[test]
-fn job_with_submission_key_is_submitted_once() {
+fn job_with_submission_id_is_submitted_once() {
     let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
     cluster.sh("mkdir w && chmod 777 w");
     let script = |output: &str| {
         format!(
-            "name = \"j\"; workdir = \"/w\"; once = \"word\"; \
+            "name = \"j\"; workdir = \"/w\"; submission-id = \"word\"; \
              tasks = ( {{ name = \"t\"; kernel = \"true\"; output = [ \"{output}\" ]; stdout = \"{output}\"; }} );"
         )
     };
-    let path = cluster.path("once.conf");
+    let path = cluster.path("submission-id.conf");
     std::fs::write(&path, script("x")).unwrap();
     let submit = || {
         let mut command = cluster.tidemill();
@@ -585,7 +591,7 @@ fn job_with_submission_key_is_submitted_once() {
     );
     cluster.sh(&format!("echo '{}' > w/theirs.conf", script("y")));
     let labels = Labels::of(&cluster, USER);
-    labels.said_by(
+    labels.printed_by(
         "
 at = os.environ['TIDEMILL_MOUNT']
 say = lambda name, line: os.write(os.open(f'{at}/.tidemill/{os.getuid()}/{name}', os.O_WRONLY), line.encode() + b'\\n')

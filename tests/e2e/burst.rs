@@ -1,9 +1,9 @@
-//! Tests the burst tier: new files are stored on its nodes, and are drained to those that store.
+//! Tests the burst tier: new files are stored on its nodes, and are staged out to those of the capacity tier.
 
 use crate::cluster::{Cluster, Options, wait};
 use serde_json::Value;
 
-/// Starts a cluster with two nodes that store, and node 2 of the burst tier.
+/// Starts a cluster with two nodes of the capacity tier, and node 2 of the burst tier.
 fn start(args: &[&str]) -> Option<Cluster> {
     configured(&[], args)
 }
@@ -43,7 +43,7 @@ pub(crate) fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
 /// New files of any writer are stored in the burst tier and stay there with their replicas. On request they are removed
 /// from the tier. All of this survives `kill -9` of the server and the node.
 #[test]
-fn new_files_go_to_burst_tier_first_and_drain() {
+fn new_files_go_to_burst_tier_first_and_are_staged_out() {
     let Some(mut cluster) = start(&[]) else {
         return;
     };
@@ -53,13 +53,13 @@ fn new_files_go_to_burst_tier_first_and_drain() {
     for path in ["/d/1", "/d/20", "/d/put", "/sums"] {
         assert_eq!(places(&cluster, path), [(2, "burst".to_owned())], "{path}");
     }
-    let told = cluster.json(&["status"]);
-    let burst = &told["nodes"][2];
+    let reported = cluster.json(&["status"]);
+    let burst = &reported["nodes"][2];
     assert_eq!(
-        (&burst["tier"], &burst["staged"]["drained"]),
+        (&burst["tier"], &burst["burst_files"]["staged_out"]),
         (&"burst".into(), &0.into())
     );
-    assert_eq!(burst["staged"]["objects"], 22);
+    assert_eq!(burst["burst_files"]["objects"], 22);
     // A user who may not change the files may not have them moved either.
     let foreign = cluster.try_sh(&format!(
         "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} drain /d",
@@ -88,14 +88,14 @@ fn new_files_go_to_burst_tier_first_and_drain() {
 
     // A file stays in the tier while a program reads it there.
     let reader = std::fs::File::open(cluster.at("d/7")).unwrap();
-    cluster.run(&["drain", "/d", "--free"]);
+    cluster.run(&["drain", "/d", "--evict"]);
     wait("the others are evicted from the burst tier", || {
         nodes(&cluster, "/d/8").len() == 1
     });
     assert_ne!(nodes(&cluster, "/d/8"), [2]);
     cluster.sh("sha256sum --quiet -c sums");
     drop(reader);
-    cluster.run(&["drain", "/d", "--free", "--wait"]);
+    cluster.run(&["drain", "/d", "--evict", "--wait"]);
     assert_ne!(nodes(&cluster, "/d/7"), [2]);
 
     // A changed file is written to the tier again; a file to which data is only appended stays in its place.
@@ -105,13 +105,13 @@ fn new_files_go_to_burst_tier_first_and_drain() {
     // A deleted version leaves no object.
     cluster.sh("rm -r d sums");
     wait("the burst tier is empty", || {
-        cluster.json(&["status"])["nodes"][2]["staged"]["objects"] == 0
+        cluster.json(&["status"])["nodes"][2]["burst_files"]["objects"] == 0
     });
     let check = cluster.run(&["check"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
-/// The writers write eight times the capacity: they wait until the tier drains and are not refused.
+/// The writers write eight times the capacity: they wait until the tier has space and are not refused.
 #[test]
 fn writers_wait_for_space_in_burst_tier_and_lose_nothing() {
     let Some(cluster) = start(&["--capacity", "64MiB"]) else {
@@ -156,24 +156,24 @@ fn full_tier_without_stores_blocks_only_file_creation() {
     cluster.start_server();
     cluster.restart_node(0, &[]);
     cluster.restart_node(1, &[]);
-    let said = many.wait_with_output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "40");
+    let printed = many.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&printed.stdout).trim(), "40");
     cluster.sh("(cd out; sha256sum --quiet -c gsums); cd d; sha256sum --quiet -c ../sum");
     let put = cluster.run(&["put", put.to_str().unwrap(), "/put"]);
     assert!(put.ok, "{}", put.err);
 }
 
-/// A node of the tier is lost for good: drained files exist, undrained files are listed, and no other files are.
+/// A node of the tier is lost for good: staged-out files exist, other files of the tier are listed, and no other files are.
 #[test]
-fn drained_files_survive_lost_burst_node_rest_is_listed() {
+fn staged_files_survive_lost_burst_node_rest_is_listed() {
     let Some(mut cluster) = start(&[]) else {
         return;
     };
     cluster.sh("echo kept > kept; echo lost > lost");
     cluster.run(&["drain", "/kept", "--wait"]);
     cluster.kill_node(2);
-    let said = cluster.json(&["drain", "/lost"]);
-    assert_eq!(said["offline"], 2, "{said}");
+    let printed = cluster.json(&["drain", "/lost"]);
+    assert_eq!(printed["offline"], 2, "{printed}");
     assert_eq!(cluster.sh("cat kept").trim(), "kept");
     let removed = cluster.run(&["node", "remove", "2", "--lose"]);
     assert!(removed.ok, "{}", removed.err);
@@ -182,14 +182,14 @@ fn drained_files_survive_lost_burst_node_rest_is_listed() {
     wait("the lost file is named, and no other", || {
         cluster.json(&["status"])["replicas"]["lost_paths"] == serde_json::json!(["/lost"])
     });
-    // New files are stored on nodes that store from then on.
+    // New files are stored on nodes of the capacity tier from then on.
     cluster.sh("echo new > new");
     assert_ne!(nodes(&cluster, "/new"), [2]);
 }
 
 /// Nodes know their own objects, so a lost database changes nothing.
 #[test]
-fn rebuilt_database_drains_remaining_files() {
+fn rebuilt_database_stages_out_remaining_files() {
     let Some(mut cluster) = start(&[]) else {
         return;
     };
@@ -197,25 +197,25 @@ fn rebuilt_database_drains_remaining_files() {
     cluster.run(&["drain", "/d/a", "--wait"]);
     cluster.wait_for_notes();
     cluster.rebuild();
-    wait("the node has said what it has", || {
-        cluster.json(&["status"])["nodes"][2]["staged"]["objects"] == 2
+    wait("the node has reported what it has", || {
+        cluster.json(&["status"])["nodes"][2]["burst_files"]["objects"] == 2
     });
-    cluster.run(&["drain", "/d", "--free", "--wait"]);
+    cluster.run(&["drain", "/d", "--evict", "--wait"]);
     for path in ["/d/a", "/d/b"] {
         let places = nodes(&cluster, path);
         assert!(places.len() == 1 && places != [2], "{places:?}");
     }
 }
 
-/// `fsync` of a directory with `drained` waits until all files that were closed below it are stored, whichever user wrote them and whatever
+/// `fsync` of a directory with `staged` waits until all files that were closed below it are stored, whichever user wrote them and whatever
 /// process dies.
 #[test]
-fn fsync_of_drained_directory_waits_until_all_below_drained() {
-    let Some(mut cluster) = configured(&["--drain-after", "1h"], &[]) else {
+fn fsync_of_staged_directory_waits_until_all_below_staged() {
+    let Some(mut cluster) = configured(&["--stage-out-after", "1h"], &[]) else {
         return;
     };
     cluster.sh(
-        "mkdir -p d/deep d/here; setfattr -n user.tidemill.durable -v drained d; setfattr -n user.tidemill.durable -v synced d/here
+        "mkdir -p d/deep d/here; setfattr -n user.tidemill.durable -v staged d; setfattr -n user.tidemill.durable -v synced d/here
          echo a > d/a; echo b > d/deep/b; echo c > d/here/c; chown 65534 d/deep/b",
     );
     let wrong = cluster.try_sh("setfattr -n user.tidemill.durable -v perhaps d");
@@ -253,21 +253,21 @@ fn fsync_of_drained_directory_waits_until_all_below_drained() {
 
 /// A file that was closed while its node was down is not sealed, and `fsync` waits for it anyway.
 #[test]
-fn closed_but_unsealed_file_is_not_drained() {
-    let Some(mut cluster) = configured(&["--drain-after", "1h"], &[]) else {
+fn closed_but_unsealed_file_is_not_staged_out() {
+    let Some(mut cluster) = configured(&["--stage-out-after", "1h"], &[]) else {
         return;
     };
-    cluster.sh("mkdir d; setfattr -n user.tidemill.durable -v drained d");
+    cluster.sh("mkdir d; setfattr -n user.tidemill.durable -v staged d");
     let mut file = std::fs::File::create(cluster.at("d/f")).unwrap();
     std::io::Write::write_all(&mut file, b"late").unwrap();
     cluster.kill_node(2);
     drop(file);
     let mut sync = std::process::Command::new("sync");
-    let mut drain = cluster.tidemill();
-    drain.args(["drain", "/d", "--wait"]);
+    let mut stage_out = cluster.tidemill();
+    stage_out.args(["drain", "/d", "--wait"]);
     let mut waiting = [
         sync.arg(cluster.at("d")).spawn().unwrap(),
-        drain.spawn().unwrap(),
+        stage_out.spawn().unwrap(),
     ];
     // By then the mount was asked whether the file is closed, and its seal did not come.
     std::thread::sleep(std::time::Duration::from_secs(20));
@@ -284,11 +284,11 @@ fn closed_but_unsealed_file_is_not_drained() {
 
 /// A program that keeps writing below a directory does not delay waiters for files that were closed there before.
 #[test]
-fn drain_wait_ignores_files_closed_later() {
-    let Some(cluster) = configured(&["--drain-after", "1h"], &[]) else {
+fn stage_out_wait_ignores_files_closed_later() {
+    let Some(cluster) = configured(&["--stage-out-after", "1h"], &[]) else {
         return;
     };
-    cluster.sh("mkdir d; setfattr -n user.tidemill.durable -v drained d");
+    cluster.sh("mkdir d; setfattr -n user.tidemill.durable -v staged d");
     let script = "i=0; while [ ! -e stop ]; do i=$((i+1)); echo $i > d/$i; sleep 0.02; done";
     let mut writer = std::process::Command::new("sh");
     let mut writer = writer
@@ -299,19 +299,19 @@ fn drain_wait_ignores_files_closed_later() {
     wait("it writes", || cluster.at("d/20").exists());
     let synced = cluster.try_sh("timeout 170 sync d");
     let stored = (1..20).all(|i| nodes(&cluster, &format!("/d/{i}")).len() == 2);
-    let drained = cluster.try_sh(&format!(
+    let staged_out = cluster.try_sh(&format!(
         "timeout 170 {:?} drain /d --wait",
         cluster.tidemill()
     ));
     cluster.sh("touch stop");
     assert!(writer.wait().unwrap().success());
     assert!(synced.ok && stored, "{} {stored}", synced.err);
-    assert!(drained.ok, "{}{}", drained.out, drained.err);
+    assert!(staged_out.ok, "{}{}", staged_out.out, staged_out.err);
 }
 
-/// A file that is lost where it was stored drains once more, so that it survives the loss of the tier as well.
+/// A file that is lost where it was stored is staged out once more, so that it survives the loss of the tier as well.
 #[test]
-fn file_lost_from_its_store_drains_again() {
+fn file_lost_from_its_store_is_staged_out_again() {
     let Some(mut cluster) = start(&[]) else {
         return;
     };
@@ -328,11 +328,11 @@ fn file_lost_from_its_store_drains_again() {
     }
     let removed = cluster.run(&["node", "remove", &first.to_string(), "--lose"]);
     assert!(removed.ok, "{}", removed.err);
-    let said = cluster.json(&["drain", "/kept"]);
-    assert_eq!(said["objects"], 1, "{said}");
+    let printed = cluster.json(&["drain", "/kept"]);
+    assert_eq!(printed["objects"], 1, "{printed}");
     cluster.restart_node(index(other), &[]);
-    let drained = cluster.run(&["drain", "/kept", "--wait"]);
-    assert!(drained.ok, "{}", drained.err);
+    let staged_out = cluster.run(&["drain", "/kept", "--wait"]);
+    assert!(staged_out.ok, "{}", staged_out.err);
     assert!(nodes(&cluster, "/kept").contains(&other));
     cluster.kill_node(2);
     wait("the tier is known to be offline", || {
@@ -348,12 +348,12 @@ fn file_lost_from_its_store_drains_again() {
 /// Stored files get replicas in the tier on request of a user with read permission. These replicas are removed first when
 /// space is needed.
 #[test]
-fn stage_copies_stored_files_to_burst_tier_for_readers() {
+fn stage_in_copies_stored_files_to_burst_tier_for_readers() {
     let Some(mut cluster) = start(&["--capacity", "96MiB"]) else {
         return;
     };
     cluster.sh("mkdir in; for i in 1 2 3 4; do head -c 4M /dev/urandom > in/$i; done; sha256sum in/* > sums");
-    cluster.run(&["drain", "/", "--free", "--wait"]);
+    cluster.run(&["drain", "/", "--evict", "--wait"]);
     let stored = nodes(&cluster, "/in/1");
     assert!(stored.len() == 1 && stored != [2], "{stored:?}");
 
@@ -413,15 +413,15 @@ fn stage_copies_stored_files_to_burst_tier_for_readers() {
         );
     }
     assert_eq!(
-        cluster.json(&["status"])["nodes"][2]["staged"]["drained"],
+        cluster.json(&["status"])["nodes"][2]["burst_files"]["staged_out"],
         4
     );
-    // One file is deleted, one is changed; the others are removed from the tier when new files fill it.
+    // One file is deleted, one is changed; the others are evicted from the tier when new files fill it.
     cluster.sh("rm in/3; echo new > in/2; sed -i '/[23]$/d' sums");
     cluster.sh(
         "for i in $(seq 12); do head -c 8M /dev/urandom > new$i; done; sha256sum --quiet -c sums",
     );
-    wait("what was staged made room", || {
+    wait("what was staged made space", || {
         !nodes(&cluster, "/in/1").contains(&2)
     });
     cluster.sh("sha256sum --quiet -c sums");
@@ -436,12 +436,12 @@ fn stage_copies_stored_files_to_burst_tier_for_readers() {
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
-/// Starts the tier for tests of promises: 256 MiB, from which no file drains unless space is needed.
-fn promising() -> Option<Cluster> {
-    configured(&["--drain-after", "1h"], &["--capacity", "256MiB"])
+/// Starts the tier for tests of reservations: 256 MiB, from which no file is staged out unless space is needed.
+fn reserving() -> Option<Cluster> {
+    configured(&["--stage-out-after", "1h"], &["--capacity", "256MiB"])
 }
 
-fn promises(cluster: &Cluster) -> Vec<Value> {
+fn reservations(cluster: &Cluster) -> Vec<Value> {
     cluster
         .json(&["stage", "list"])
         .as_array()
@@ -449,21 +449,21 @@ fn promises(cluster: &Cluster) -> Vec<Value> {
         .unwrap_or_default()
 }
 
-/// Checks promises that are refused, whatever space is free.
-fn promises_that_are_refused(cluster: &Cluster) {
+/// Checks reservations that are refused, whatever space is free.
+fn reservations_that_are_refused(cluster: &Cluster) {
     let refused = |size: &str, directory: &str, why: &str| {
-        let said = cluster.run(&["stage", "reserve", size, "--path", directory]);
-        assert!(!said.ok && said.err.contains(why), "{}", said.err);
+        let printed = cluster.run(&["stage", "reserve", size, "--path", directory]);
+        assert!(!printed.ok && printed.err.contains(why), "{}", printed.err);
     };
     refused("1GiB", "/a", "at all");
     refused("0", "/a", "give a size");
     refused("1MiB", "/nowhere", "/nowhere");
     let nobody = |size: &str, directory: &str, why: &str| {
-        let said = cluster.try_sh(&format!(
+        let printed = cluster.try_sh(&format!(
             "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} stage reserve {size} --path {directory}",
             cluster.tidemill()
         ));
-        assert!(!said.ok && said.err.contains(why), "{}", said.err);
+        assert!(!printed.ok && printed.err.contains(why), "{}", printed.err);
     };
     nobody("1MiB", "/mine", "/mine");
     nobody("200MiB", "/theirs", "reserve-max");
@@ -471,20 +471,20 @@ fn promises_that_are_refused(cluster: &Cluster) {
     assert!(!cluster.run(&stores).ok);
 }
 
-/// Promised space stays available to the holder of the promise, whatever others write, also if the server is killed and
-/// nothing drains. The others wait and lose nothing.
+/// Reserved space stays available to the holder of the reservation, whatever others write, also if the server is killed and
+/// nothing is staged out. The others wait and lose nothing.
 #[test]
-fn promise_keeps_space_from_others_until_it_is_used() {
-    let Some(mut cluster) = promising() else {
+fn reservation_keeps_space_from_others_until_it_is_used() {
+    let Some(mut cluster) = reserving() else {
         return;
     };
     cluster.sh("mkdir a b out; mkdir -m 700 mine; mkdir theirs; chown 65534 theirs");
     let reserve =
         |size: &str, directory: &str| cluster.run(&["stage", "reserve", size, "--path", directory]);
-    promises_that_are_refused(&cluster);
+    reservations_that_are_refused(&cluster);
     let kept = reserve("150MiB", "/a");
     assert!(kept.ok, "{}", kept.err);
-    // Two promises exceed the free space.
+    // Two reservations exceed the free space.
     let refused = reserve("150MiB", "/b");
     assert!(
         !refused.ok && refused.err.contains("are missing"),
@@ -492,7 +492,7 @@ fn promise_keeps_space_from_others_until_it_is_used() {
         refused.err
     );
 
-    // Between the promise and its use, the server is killed, no node stores any more, and others fill the tier.
+    // Between the reservation and its use, the server is killed, no node stores any more, and others fill the tier.
     cluster.kill_server();
     cluster.start_server();
     cluster.kill_node(0);
@@ -504,7 +504,7 @@ fn promise_keeps_space_from_others_until_it_is_used() {
         .current_dir(cluster.at("out"))
         .spawn()
         .unwrap();
-    wait("others have taken what is not promised", || {
+    wait("others have taken what is not reserved", || {
         cluster.at("out/o8").exists()
     });
     cluster.sh("cd a; mkdir deep; for i in $(seq 17); do head -c 8M /dev/urandom > deep/$i; done; sha256sum deep/* > sums");
@@ -515,14 +515,14 @@ fn promise_keeps_space_from_others_until_it_is_used() {
     for path in ["/a/deep/1", "/a/deep/17"] {
         assert_eq!(nodes(&cluster, path), [2], "{path}");
     }
-    let promised = promises(&cluster);
-    let used = promised[0]["used"].as_u64().unwrap();
-    assert_eq!(used >> 20, 17 * 8, "{promised:?}");
+    let reserved = reservations(&cluster);
+    let used = reserved[0]["used"].as_u64().unwrap();
+    assert_eq!(used >> 20, 17 * 8, "{reserved:?}");
     let status = cluster.json(&["status"]);
-    let staged = &status["nodes"][2]["staged"];
-    assert_eq!(staged["promised"], 150 << 20, "{staged}");
-    assert_eq!(staged["promised_left"], (150 << 20) - used, "{staged}");
-    // Other users have not used the rest of the promise.
+    let staged = &status["nodes"][2]["burst_files"];
+    assert_eq!(staged["reserved_bytes"], 150 << 20, "{staged}");
+    assert_eq!(staged["reserved_left"], (150 << 20) - used, "{staged}");
+    // Other users have not used the rest of the reservation.
     let free = status["nodes"][2]["free_bytes"].as_u64().unwrap();
     assert!(free >= (150 << 20) - used, "{free}");
     cluster.restart_node(0, &[]);
@@ -534,18 +534,18 @@ fn promise_keeps_space_from_others_until_it_is_used() {
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
-/// A promise ends at its time, with its directory, at its release and when its node leaves the tier. A waiter for space
-/// then gets a promise. Open files are not affected.
+/// A reservation ends at its time, with its directory, at its release and when its node leaves the tier. A waiter for space
+/// then gets a reservation. Open files are not affected.
 #[test]
-fn promise_ends_by_time_directory_release_or_tier() {
-    let Some(mut cluster) = promising() else {
+fn reservation_ends_by_time_directory_release_or_tier() {
+    let Some(mut cluster) = reserving() else {
         return;
     };
     cluster.sh("mkdir a b; for i in $(seq 8); do head -c 8M /dev/urandom > a/$i; done; sha256sum a/* > /tmp/sums-$$; mv /tmp/sums-$$ sums");
     // A file that was closed a moment ago may be counted twice for two seconds.
     let first = cluster.json(&["stage", "reserve", "120MiB", "--path", "/a", "--wait"]);
     assert_eq!((&first["node"], &first["used"]), (&2.into(), &0.into()));
-    // Files that wait to drain make space for it, too, when the first one has ended.
+    // Files that wait to be staged out make space for it, too, when the first one has ended.
     let wanted = ["stage", "reserve", "200MiB", "--path", "/b", "--wait"];
     let mut second = cluster.tidemill().args(wanted).spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_secs(2));
@@ -553,14 +553,14 @@ fn promise_ends_by_time_directory_release_or_tier() {
     assert!(cluster.run(&["stage", "release", "/a"]).ok);
     assert!(second.wait().unwrap().success());
     cluster.sh("sha256sum --quiet -c sums");
-    // The promise follows its directory, and ends with it.
+    // The reservation follows its directory, and ends with it.
     cluster.sh("mv b c");
-    let promised = promises(&cluster);
-    assert_eq!(promised.len(), 1, "{promised:?}");
-    assert_eq!(promised[0]["directory"], "/c", "{promised:?}");
+    let reserved = reservations(&cluster);
+    assert_eq!(reserved.len(), 1, "{reserved:?}");
+    assert_eq!(reserved[0]["directory"], "/c", "{reserved:?}");
     cluster.sh("rmdir c");
     wait("it ends with its directory", || {
-        promises(&cluster).is_empty()
+        reservations(&cluster).is_empty()
     });
 
     let timed = ["stage", "reserve", "40MiB", "--path", "/a", "--for", "5s"];
@@ -568,7 +568,7 @@ fn promise_ends_by_time_directory_release_or_tier() {
     use std::io::Write as _;
     let mut open = std::fs::File::create(cluster.at("a/open")).unwrap();
     open.write_all(b"before ").unwrap();
-    wait("its time is over", || promises(&cluster).is_empty());
+    wait("its time is over", || reservations(&cluster).is_empty());
     open.write_all(b"and after").unwrap();
     drop(open);
     assert_eq!(cluster.sh("cat a/open"), "before and after");
@@ -579,29 +579,33 @@ fn promise_ends_by_time_directory_release_or_tier() {
         gone.err
     );
 
-    // Space of files that were written within a promise and deleted is promised again, when the files are removed.
+    // Space of files that were written within a reservation and deleted is reserved again, when the files are removed.
     assert!(
         cluster
             .run(&["stage", "reserve", "40MiB", "--path", "/a"])
             .ok
     );
     cluster.sh("head -c 30M /dev/zero > a/large");
-    wait("it is used", || promises(&cluster)[0]["used"] == 30 << 20);
+    wait("it is used", || {
+        reservations(&cluster)[0]["used"] == 30 << 20
+    });
     cluster.sh("rm a/large");
-    wait("its room is promised again", || {
-        promises(&cluster)[0]["used"] == 0
+    wait("its space is reserved again", || {
+        reservations(&cluster)[0]["used"] == 0
     });
     cluster.restart_node(2, &[]);
     cluster.wait_for_nodes(3);
-    wait("it ends with the tier", || promises(&cluster).is_empty());
+    wait("it ends with the tier", || {
+        reservations(&cluster).is_empty()
+    });
     cluster.sh("sha256sum --quiet -c sums; echo new > a/new");
 }
 
 /// The example for Slurm, with a stand-in for `scontrol`: inputs are staged with the rights of the job's user, and
 /// outputs are stored.
 #[test]
-fn slurm_example_stages_and_drains_with_rights_of_user() {
-    let Some(cluster) = configured(&["--drain-after", "1h"], &[]) else {
+fn slurm_example_stages_in_and_out_with_rights_of_user() {
+    let Some(cluster) = configured(&["--stage-out-after", "1h"], &[]) else {
         return;
     };
     let bin = cluster.path("bin");
@@ -634,7 +638,7 @@ fn slurm_example_stages_and_drains_with_rights_of_user() {
         ))
     };
     cluster.sh("mkdir in run; echo in > in/f; chmod 700 in");
-    cluster.run(&["drain", "/in", "--free", "--wait"]);
+    cluster.run(&["drain", "/in", "--evict", "--wait"]);
     job("#SBATCH -N 1\n#TM stage /in\n#TM drain /run/%j\n./simulate");
     // If a user may not read the job's inputs, the job does not begin.
     let refused = run("prolog", "nobody");
@@ -661,8 +665,8 @@ fn slurm_example_stages_and_drains_with_rights_of_user() {
     job("#TM reserve 1MiB /run/%j/new");
     let reserved = run("prolog", "root");
     assert!(reserved.ok, "{}{}", reserved.out, reserved.err);
-    let promises = cluster.json(&["stage", "list"]);
-    assert_eq!(promises[0]["directory"], "/run/7/new", "{promises}");
+    let reservations = cluster.json(&["stage", "list"]);
+    assert_eq!(reservations[0]["directory"], "/run/7/new", "{reservations}");
     assert!(run("epilog", "root").ok);
     assert_eq!(cluster.json(&["stage", "list"]), serde_json::json!([]));
     job("#TM steal /run");
@@ -680,24 +684,24 @@ fn slurm_example_stages_and_drains_with_rights_of_user() {
 #[test]
 fn node_changes_tier_and_full_tier_passes_files_on() {
     let Some(mut cluster) = configured(
-        &["--drain-after", "1h", "--burst-full", "store"],
+        &["--stage-out-after", "1h", "--burst-full", "capacity"],
         &["--capacity", "64MiB"],
     ) else {
         return;
     };
     cluster.sh("echo a > a; echo b > b");
     assert_eq!(nodes(&cluster, "/a"), [2]);
-    // The node stores now: its files count, and none drains from it.
+    // The node stores now: its files count, and none is staged out from it.
     cluster.restart_node(2, &[]);
     cluster.wait_for_nodes(3);
     let status = cluster.json(&["status"]);
-    assert_eq!(status["nodes"][2]["tier"], "store");
+    assert_eq!(status["nodes"][2]["tier"], "capacity");
     cluster.run(&["drain", "/a", "--wait"]);
     assert_eq!(places(&cluster, "/a"), [(2, "current".to_owned())]);
-    // The node is in the tier again: its files drain.
+    // The node is in the tier again: its files are staged out.
     cluster.restart_node(2, &["--tier", "burst", "--capacity", "64MiB"]);
     cluster.wait_for_nodes(3);
-    cluster.run(&["drain", "/", "--wait", "--free"]);
+    cluster.run(&["drain", "/", "--wait", "--evict"]);
     for path in ["/a", "/b"] {
         let there = nodes(&cluster, path);
         assert!(there.len() == 1 && there != [2], "{path} {there:?}");
@@ -709,14 +713,14 @@ fn node_changes_tier_and_full_tier_passes_files_on() {
     assert!(passed.count() > 0);
 }
 
-/// `tidemill up` starts a node of the tier and a node with files outside, and the next `up` knows both.
+/// `tidemill up` starts a node of the tier and a node with a backend, and the next `up` knows both.
 #[test]
-fn up_restarts_node_of_burst_tier_and_outside_store() {
+fn up_restarts_node_of_burst_tier_and_backend() {
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().to_str().unwrap();
     let tidemill = |args: &[&str]| {
         let args = [&["--dir", dir], args].concat();
-        crate::cluster::said(
+        crate::cluster::printed(
             std::process::Command::new(env!("CARGO_BIN_EXE_tidemill"))
                 .args(args)
                 .output()
@@ -725,16 +729,16 @@ fn up_restarts_node_of_burst_tier_and_outside_store() {
     };
     let fast = directory.path().join("fast disk");
     let fast = fast.to_str().unwrap();
-    let outside = format!("file://{dir}/outside");
+    let backend = format!("file://{dir}/backend");
     let all = ["up", "--nodes", "1", "--no-mount", "--burst", fast];
-    let up = [&all[..], &["--outside", &outside]].concat();
+    let up = [&all[..], &["--backend", &backend]].concat();
     let missing = tidemill(&up);
     assert!(
-        !missing.ok && missing.err.contains("--outside"),
+        !missing.ok && missing.err.contains("--backend"),
         "{}",
         missing.err
     );
-    std::fs::create_dir(directory.path().join("outside")).unwrap();
+    std::fs::create_dir(directory.path().join("backend")).unwrap();
     let up = tidemill(&up);
     std::fs::write(directory.path().join("f"), "burst").unwrap();
     let put = tidemill(&["put", &format!("{dir}/f"), "/f"]);
@@ -744,12 +748,12 @@ fn up_restarts_node_of_burst_tier_and_outside_store() {
     let layout = tidemill(&["--json", "layout", "/f"]);
     let elsewhere = tidemill(&["up", "--no-mount", "--burst", "/somewhere/else"]);
     assert!(again.ok, "{}", again.err);
-    let other = tidemill(&["up", "--no-mount", "--outside", "file:///tmp"]);
-    let drained = tidemill(&["drain", "/", "--free", "--wait"]);
-    let gone = std::fs::read_to_string(directory.path().join("outside/f")).unwrap_or_default();
+    let other = tidemill(&["up", "--no-mount", "--backend", "file:///tmp"]);
+    let staged_out = tidemill(&["drain", "/", "--evict", "--wait"]);
+    let gone = std::fs::read_to_string(directory.path().join("backend/f")).unwrap_or_default();
     let down_again = tidemill(&["down"]);
-    assert!(drained.ok && gone == "burst", "{}{gone}", drained.err);
-    assert!(!other.ok && other.err.contains(&outside), "{}", other.err);
+    assert!(staged_out.ok && gone == "burst", "{}{gone}", staged_out.err);
+    assert!(!other.ok && other.err.contains(&backend), "{}", other.err);
     assert!(
         up.ok && put.ok && down.ok && again.ok,
         "{}{}{}",

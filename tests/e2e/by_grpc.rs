@@ -10,7 +10,7 @@ use std::time::Duration;
 use tidemill_wire::labels::label::Type;
 use tidemill_wire::labels::labels_client::LabelsClient;
 use tidemill_wire::labels::{
-    Batch, Came, GetRequest, Label, LabelsRequest, Nothing, Outcome, RegisterRequest, Registered,
+    Batch, Event, GetRequest, Label, LabelsRequest, Nothing, Outcome, RegisterRequest, Registered,
     SubscribeRequest, WaitRequest,
 };
 use tokio::sync::Semaphore;
@@ -53,7 +53,7 @@ async fn register(
     let request = RegisterRequest {
         name: "grpc".into(),
         key: key.into(),
-        room: 1 << 20,
+        buffer_quota: 1 << 20,
         ..RegisterRequest::default()
     };
     let mut stream = client.register(request).await?.into_inner();
@@ -185,7 +185,7 @@ fn published_labels_are_awaited_and_invalid_ones_refused() {
         assert_eq!(ended[&7].errno, 125);
         refused_or_full(&mut client).await;
     });
-    strangers(&labels);
+    unauthenticated_clients(&labels);
     assert!(!cluster.at("w/4").exists() && cluster.at("w/5").exists());
 }
 
@@ -224,7 +224,7 @@ async fn refused_or_full(client: &mut Client) {
     assert_eq!((full.code(), number > 12), (Code::ResourceExhausted, true));
     let left: Vec<u64> = (9..number).collect();
     client.forget(named(&left)).await.unwrap();
-    wait_until("there is room again", async || {
+    wait_until("there is space again", async || {
         publish(
             &mut client.clone(),
             vec![write(number, "tidemill:/w/x", &[7; 100_000])],
@@ -249,10 +249,10 @@ async fn get(client: &mut Client, key: &str, path: &str, wait_ns: u64) -> Result
         path: path.into(),
         wait_ns,
     };
-    let mut pieces = client.get(request).await?.into_inner();
+    let mut blocks = client.get(request).await?.into_inner();
     let mut all = Vec::new();
-    while let Some(piece) = pieces.message().await? {
-        all.extend(piece.data);
+    while let Some(block) = blocks.message().await? {
+        all.extend(block.data);
     }
     Ok(all)
 }
@@ -306,7 +306,7 @@ fn put_of_one_client_is_returned_by_get_of_another() {
         assert_eq!(later.await.unwrap().unwrap(), b"now");
         cluster.start_server();
         outcomes(&mut client, &[2, 3, 4]).await;
-        // The content is read from a file, in several pieces.
+        // The content is read from a file, in several blocks.
         cluster.sh("head -c 3000000 /dev/urandom > w/large");
         let large = std::fs::read(cluster.at("w/large")).unwrap();
         let got = get(&mut client, other, "tidemill:/w/large", 0)
@@ -337,7 +337,7 @@ async fn wait_until(what: &str, ready: impl AsyncFn() -> bool) {
 }
 
 /// Checks another user at the socket, although directory and socket were opened to all; and bytes that are no message.
-fn strangers(labels: &Labels) {
+fn unauthenticated_clients(labels: &Labels) {
     let socket = labels.directory.join("agent.sock");
     let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&labels.directory), mode(&socket)), (0o700, 0o600));
@@ -349,8 +349,8 @@ fn strangers(labels: &Labels) {
         |path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     open(&labels.directory, 0o711);
     open(&socket, 0o666);
-    let told = std::thread::scope(|scope| {
-        let stranger = scope.spawn(|| {
+    let reported = std::thread::scope(|scope| {
+        let other_user = scope.spawn(|| {
             let user = rustix::process::Uid::from_raw(65534);
             rustix::thread::set_thread_res_uid(user, user, user).unwrap();
             let own = tokio::runtime::Builder::new_current_thread()
@@ -362,9 +362,9 @@ fn strangers(labels: &Labels) {
                 client.applications(Nothing {}).await.unwrap_err()
             })
         });
-        stranger.join().unwrap()
+        other_user.join().unwrap()
     });
-    assert_eq!(told.code(), Code::PermissionDenied);
+    assert_eq!(reported.code(), Code::PermissionDenied);
     open(&labels.directory, 0o700);
 }
 
@@ -440,7 +440,7 @@ async fn subscribe(
     client: &mut Client,
     pattern: &str,
     since: &str,
-) -> Result<Streaming<Came>, Status> {
+) -> Result<Streaming<Event>, Status> {
     let request = SubscribeRequest {
         key: KEY.into(),
         pattern: pattern.into(),
@@ -452,7 +452,7 @@ async fn subscribe(
 /// Each new file is reported once, although the agent is killed and nobody listens for a while. Files without read
 /// permission are not reported.
 #[test]
-fn arrivals_are_reported_once_despite_kills_and_disconnects() {
+fn events_are_reported_once_despite_kills_and_disconnects() {
     const FILES: usize = 60;
     let Some(cluster) = cluster() else { return };
     let labels = Labels::of(&cluster, USER);
@@ -472,7 +472,9 @@ fn arrivals_are_reported_once_despite_kills_and_disconnects() {
                 Ok(mut stream) => loop {
                     match stream.message().await {
                         Err(status) => break status,
-                        Ok(told) => assert!(told.is_some_and(|told| told.path.is_empty())),
+                        Ok(reported) => {
+                            assert!(reported.is_some_and(|reported| reported.path.is_empty()))
+                        }
                     }
                 },
             };
@@ -485,9 +487,9 @@ fn arrivals_are_reported_once_despite_kills_and_disconnects() {
             "for n in $(seq 0 {}); do echo > w/s-$n; echo > own/s-$n; echo > w/other-$n; done",
             FILES - 1
         ));
-        let (mut came, mut since) = (Vec::new(), first.cursor);
+        let (mut events, mut since) = (Vec::new(), first.cursor);
         let mut held = Some((client, held, stream));
-        while came.len() < FILES {
+        while events.len() < FILES {
             let (client, registered, mut stream) = match held.take() {
                 Some(held) => held,
                 None => {
@@ -500,14 +502,14 @@ fn arrivals_are_reported_once_despite_kills_and_disconnects() {
                 }
             };
             for number in 0.. {
-                let Ok(Some(told)) = stream.message().await else {
+                let Ok(Some(reported)) = stream.message().await else {
                     break;
                 };
-                since = told.cursor;
-                assert!(!told.missed);
-                came.extend(Some(told.path).filter(|path| !path.is_empty()));
-                match (came.len() / 20 % 2, number) {
-                    _ if came.len() == FILES => break,
+                since = reported.cursor;
+                assert!(!reported.missed);
+                events.extend(Some(reported.path).filter(|path| !path.is_empty()));
+                match (events.len() / 20 % 2, number) {
+                    _ if events.len() == FILES => break,
                     (0, 15) => labels.kill_agent(),
                     (1, 15) => break,
                     _ => {}
@@ -516,9 +518,9 @@ fn arrivals_are_reported_once_despite_kills_and_disconnects() {
             drop((client, registered));
         }
         // Files arrive in the order in which they were stored. Files that are closed at the same time have no fixed order.
-        came.sort();
+        events.sort();
         made.sort();
-        assert_eq!(came, made);
+        assert_eq!(events, made);
     });
 }
 
@@ -557,22 +559,22 @@ fn agent_port_needs_the_token_and_a_loopback_address() {
         let file = labels.directory.join("agent.token");
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         let token = std::fs::read_to_string(file).unwrap();
-        for (said, code) in [
+        for (printed, code) in [
             (None, Code::Unauthenticated),
             (Some("Bearer x".to_owned()), Code::Unauthenticated),
             (Some(format!("Bearer {token}")), Code::Ok),
         ] {
             let mut request = Request::new(Nothing {});
-            if let Some(said) = said {
+            if let Some(printed) = printed {
                 request
                     .metadata_mut()
-                    .insert("authorization", said.parse().unwrap());
+                    .insert("authorization", printed.parse().unwrap());
             }
-            let told = client
+            let reported = client
                 .applications(request)
                 .await
                 .map_or_else(|status| status.code(), |_| Code::Ok);
-            assert_eq!(told, code);
+            assert_eq!(reported, code);
         }
     });
     agent.kill().unwrap();

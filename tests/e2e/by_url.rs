@@ -55,12 +55,12 @@ fn curl(cluster: &Cluster, token: &str, args: &[&str], path: &str) -> Answer {
         command.args(["-H", &format!("Authorization: Bearer {token}")]);
     }
     let url = format!("{}/files{path}", cluster.address());
-    let said = command.args(args).arg(&url).output().unwrap();
-    let status = String::from_utf8(said.stdout).unwrap();
+    let printed = command.args(args).arg(&url).output().unwrap();
+    let status = String::from_utf8(printed.stdout).unwrap();
     assert!(
-        said.status.success(),
+        printed.status.success(),
         "{url}: {}",
-        String::from_utf8_lossy(&said.stderr)
+        String::from_utf8_lossy(&printed.stderr)
     );
     Answer {
         status: status.parse().unwrap(),
@@ -142,8 +142,8 @@ fn put(cluster: &Cluster, bytes: &[u8], flags: &[&str], path: &str) {
     let local = cluster.path("local");
     std::fs::write(&local, bytes).unwrap();
     std::fs::set_permissions(&local, PermissionsExt::from_mode(0o644)).unwrap();
-    let said = cluster.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
-    assert!(said.ok, "{}", said.err);
+    let printed = cluster.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
+    assert!(printed.ok, "{}", printed.err);
 }
 
 /// Waits until each part of a file has `count` replicas.
@@ -199,16 +199,16 @@ fn url_returns_file_and_any_range_of_it() {
                     some.status == 206 && some.body == bytes[start..end],
                     "{range}"
                 );
-                let said = format!("bytes {range}/{size}");
-                assert_eq!(some.header("content-range"), Some(said.as_str()));
+                let printed = format!("bytes {range}/{size}");
+                assert_eq!(some.header("content-range"), Some(printed.as_str()));
             }
             let last = curl(&cluster, &token, &[protocol, "-r", "-9"], path);
             assert!(last.status == 206 && last.body == bytes[size - 9..]);
             let beyond = curl(&cluster, &token, &[protocol, "-r", "6000000-"], path);
-            let said = format!("bytes */{size}");
+            let printed = format!("bytes */{size}");
             assert_eq!(
                 (beyond.status, beyond.header("content-range")),
-                (416, Some(said.as_str()))
+                (416, Some(printed.as_str()))
             );
             let many = curl(&cluster, &token, &[protocol, "-r", "0-1,5-6"], path);
             assert!(many.status == 200 && many.body == bytes);
@@ -391,9 +391,12 @@ fn url_refuses_file_without_read_permission() {
     // The answer does not tell whether the file exists.
     assert_eq!(status(&bob, &[], "/closed/none"), 403);
     for wrong in ["", "0123", &bob[1..]] {
-        let stranger = curl(&cluster, wrong, &[], "/much");
+        let unauthenticated = curl(&cluster, wrong, &[], "/much");
         assert_eq!(
-            (stranger.status, stranger.header("www-authenticate")),
+            (
+                unauthenticated.status,
+                unauthenticated.header("www-authenticate")
+            ),
             (401, Some("Bearer"))
         );
         assert_eq!(status(wrong, &[], "/none"), 401);
@@ -457,7 +460,7 @@ fn streams_of_one_user_are_bounded_and_others_unaffected() {
     // A stream that is closed frees a place, and so does one that is read to its end.
     drop(begun.pop());
     assert!(begun.pop().unwrap().rest() == bytes);
-    wait("there is room for two", || {
+    wait("there is space for two", || {
         let one = begin_as(&cluster, &alice, "/much");
         if one.head.starts_with("HTTP/1.1 200 ") {
             begun.push(one);

@@ -1,4 +1,4 @@
-//! Tests channels of rooms: one order, no acknowledged message lost, no message twice.
+//! Tests channels of workspaces: one order, no acknowledged message lost, no message twice.
 
 use crate::cluster::{Cluster, Device, Options, wait};
 use serde_json::Value;
@@ -7,14 +7,14 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+const OTHER_USER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 const MEMORY_INDEX: usize = 2;
 const LINES: usize = 3000;
 
 fn start() -> Option<Cluster> {
     let mut cluster = Cluster::start()?;
-    cluster.add_node(&["--medium", "memory", "--capacity", "128MiB"]);
-    cluster.run(&["room", "create", "r", "--quota", "64MiB"]);
+    cluster.add_node(&["--tier", "memory", "--capacity", "128MiB"]);
+    cluster.run(&["workspace", "create", "r", "--quota", "64MiB"]);
     Some(cluster)
 }
 
@@ -25,7 +25,7 @@ fn channel(cluster: &Cluster, args: &[&str]) -> Child {
     piped.stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Returns the messages that a reader received, as sender and number, in order.
+/// Returns the messages that a consumer received, as sender and number, in order.
 fn lines(out: &[u8]) -> Vec<(String, usize)> {
     let lines = std::str::from_utf8(out).unwrap().lines();
     let line = lines.map(|line| line.split_once(' ').unwrap());
@@ -39,7 +39,7 @@ fn state(cluster: &Cluster, name: &str) -> Value {
     listed.find(|one| one["channel"] == name).unwrap()["state"].clone()
 }
 
-/// Two senders send at once, while the node with the channel, the server and a reader are killed repeatedly.
+/// Two senders send at once, while the node with the channel, the server and a consumer are killed repeatedly.
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story")]
 fn channel_delivers_each_message_once_in_order_despite_kills() {
@@ -47,28 +47,37 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
     let made = cluster.json(&["channel", "create", "r", "c", "--capacity", "256KiB"]);
     assert_eq!((&made["memory"], &made["node"]), (&true.into(), &2.into()));
     let all = (2 * LINES).to_string();
-    let read = |reader: &str, count: &str| {
+    let read = |consumer: &str, count: &str| {
         let args = [
-            "receive", "r", "c", "--reader", reader, "-n", count, "--lines", "--wait", "120s",
+            "receive",
+            "r",
+            "c",
+            "--consumer",
+            consumer,
+            "-n",
+            count,
+            "--lines",
+            "--wait",
+            "120s",
         ];
         channel(&cluster, &args)
     };
     let mut slow = read("slow", &all);
     let mut child = read("all", &all);
-    // A reader that starts later begins with the messages that not all others have read by then.
+    // A consumer that starts later begins with the messages that not all others have read by then.
     wait("both read", || {
         ["slow", "all"]
             .iter()
-            .all(|one| state(&cluster, "c")["readers"][*one].is_u64())
+            .all(|one| state(&cluster, "c")["consumers"][*one].is_u64())
     });
-    // No process waits for a reader that does not empty its pipe.
+    // No process waits for a consumer that does not empty its pipe.
     let slow = std::thread::spawn(move || slow.done());
     let senders = ["a", "b"].map(|who| {
         let mut child = channel(&cluster, &["send", "r", "c", "--lines", "--wait", "120s"]);
         let mut into = child.stdin.take().unwrap();
         let writing = std::thread::spawn(move || {
             for number in 0..LINES {
-                // The messages are long enough to fill the channel: senders wait for readers.
+                // The messages are long enough to fill the channel: senders wait for consumers.
                 writeln!(into, "{who} {number:0200}").unwrap();
                 if number % 50 == 0 {
                     std::thread::sleep(std::time::Duration::from_millis(20));
@@ -107,17 +116,26 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
     cluster.wait_for_nodes(3);
     // Messages that it received but did not acknowledge are delivered again; no message is missing.
     let mut rest = Vec::new();
-    let next = state(&cluster, "c")["readers"]["all"].as_u64().unwrap();
+    let next = state(&cluster, "c")["consumers"]["all"].as_u64().unwrap();
     let left = (2 * LINES as u64 - next).to_string();
     let args = [
-        "receive", "r", "c", "--reader", "all", "-n", &left, "--lines", "--wait", "120s",
+        "receive",
+        "r",
+        "c",
+        "--consumer",
+        "all",
+        "-n",
+        &left,
+        "--lines",
+        "--wait",
+        "120s",
     ];
     rest.extend(channel(&cluster, &args).done());
     let slow = slow.join().unwrap();
     for (mut sender, writing) in senders {
         writing.join().unwrap();
-        let said = String::from_utf8(sender.done()).unwrap();
-        assert!(said.contains("messages"), "{said}");
+        let printed = String::from_utf8(sender.done()).unwrap();
+        assert!(printed.contains("messages"), "{printed}");
     }
     let slow = lines(&slow);
     assert_eq!(slow.len(), 2 * LINES);
@@ -167,28 +185,28 @@ impl Output for Child {
     }
 }
 
-/// Limits and rights of a channel, and its ends: with its room, and with the memory that stored it.
+/// Limits and rights of a channel, and its ends: with its workspace, and with the memory that stored it.
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story")]
-fn channel_is_bounded_and_ends_with_its_room_or_memory() {
+fn channel_is_bounded_and_ends_with_its_workspace_or_memory() {
     let Some(mut cluster) = start() else { return };
     for wrong in ["", "..", ".x", "a/b", &"a".repeat(65)] {
-        let said = cluster.run(&["channel", "create", "r", wrong]);
+        let printed = cluster.run(&["channel", "create", "r", wrong]);
         assert!(
-            !said.ok && said.err.contains("can't be the name"),
+            !printed.ok && printed.err.contains("can't be the name"),
             "{}",
-            said.err
+            printed.err
         );
     }
     let many = |size: &str| cluster.run(&["channel", "create", "r", "c", "--capacity", size]);
     for (size, why) in [("1KiB", "64 KiB"), ("8GiB", "4 GiB"), ("65MiB", "quota")] {
-        let said = many(size);
-        assert!(!said.ok && said.err.contains(why), "{}", said.err);
+        let printed = many(size);
+        assert!(!printed.ok && printed.err.contains(why), "{}", printed.err);
     }
     assert!(many("1MiB").ok);
     assert!(many("1MiB").err.contains("already"));
-    let rooms = cluster.json(&["room", "list"]);
-    assert_eq!(rooms[0]["used_bytes"], 1 << 20, "promised at once");
+    let workspaces = cluster.json(&["workspace", "list"]);
+    assert_eq!(workspaces[0]["used_bytes"], 1 << 20, "reserved at once");
     let message = cluster.path("message");
     std::fs::write(&message, vec![b'x'; 400_000]).unwrap();
     let message = message.to_str().unwrap().to_owned();
@@ -200,18 +218,22 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
     assert!(!full.ok && full.err.contains("is full"), "{}", full.err);
     let long = cluster.path("long");
     std::fs::write(&long, vec![0; (1 << 20) + 1]).unwrap();
-    let said = cluster.run(&["channel", "send", "r", "c", long.to_str().unwrap()]);
-    assert!(!said.ok && said.err.contains("longer"), "{}", said.err);
-    // A message that one reader has not read is kept for it; a reader that was removed delays no other.
+    let printed = cluster.run(&["channel", "send", "r", "c", long.to_str().unwrap()]);
+    assert!(
+        !printed.ok && printed.err.contains("longer"),
+        "{}",
+        printed.err
+    );
+    // A message that one consumer has not read is kept for it; a consumer that was removed delays no other.
     let receive = |cluster: &Cluster, more: &[&str]| {
         let mut args = vec!["--json", "channel", "receive", "r", "c"];
         args.extend(more);
         cluster.run(&args)
     };
-    assert!(receive(&cluster, &["--reader", "one", "-n", "2"]).ok);
+    assert!(receive(&cluster, &["--consumer", "one", "-n", "2"]).ok);
     assert!(send(&cluster, "0").ok, "all who read have read");
     assert!(
-        receive(&cluster, &["--reader", "two", "--from", "99"])
+        receive(&cluster, &["--consumer", "two", "--from", "99"])
             .err
             .contains("no further message")
     );
@@ -222,28 +244,28 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
     let got: Value = serde_json::from_str(&got).unwrap();
     assert_eq!(got["number"], 3, "the first that is there");
     // Other users have no access to it.
-    let tidemill = format!("{STRANGER} {:?}", cluster.tidemill());
+    let tidemill = format!("{OTHER_USER} {:?}", cluster.tidemill());
     for command in [
         "list r",
         "receive r c",
-        "receive r c --reader two",
+        "receive r c --consumer two",
         "forget r c two",
         "remove r c",
         "create r theirs",
         "send r c /etc/hostname",
     ] {
-        let said = cluster.try_sh(&format!("{tidemill} channel {command}"));
-        assert!(!said.ok, "{command}: {}{}", said.out, said.err);
+        let printed = cluster.try_sh(&format!("{tidemill} channel {command}"));
+        assert!(!printed.ok, "{command}: {}{}", printed.out, printed.err);
     }
-    // Users with read permission for the room may receive, and delay no other; users who lose the permission get an error at once.
-    cluster.sh("chmod 755 rooms/r");
+    // Users with read permission for the workspace may receive, and delay no other; users who lose the permission get an error at once.
+    cluster.sh("chmod 755 workspaces/r");
     assert!(
         cluster
             .try_sh(&format!("{tidemill} channel receive r c"))
             .ok
     );
     for command in [
-        "receive r c --reader theirs",
+        "receive r c --consumer theirs",
         "send r c /etc/hostname",
         "forget r c two",
     ] {
@@ -254,11 +276,11 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
     cluster.lose_memory(MEMORY_INDEX);
     cluster.start_node(MEMORY_INDEX);
     cluster.wait_for_nodes(3);
-    for said in [send(&cluster, "5s"), receive(&cluster, &["--wait", "5s"])] {
+    for printed in [send(&cluster, "5s"), receive(&cluster, &["--wait", "5s"])] {
         assert!(
-            !said.ok && said.err.contains("lost with the memory"),
+            !printed.ok && printed.err.contains("lost with the memory"),
             "{}",
-            said.err
+            printed.err
         );
     }
     assert_eq!(cluster.json(&["channel", "list", "r"])[0]["lost"], true);
@@ -273,12 +295,13 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
         &cluster,
         &["receive", "r", "c", "--from", "1", "--wait", "60s"],
     );
-    assert!(cluster.run(&["room", "remove", "r"]).ok);
+    assert!(cluster.run(&["workspace", "remove", "r"]).ok);
     let ended = waits.wait_with_output().unwrap();
     let why = String::from_utf8_lossy(&ended.stderr);
     assert!(
         !ended.status.success()
-            && (why.contains("ended with its room") || why.contains("room r does not exist")),
+            && (why.contains("ended with its workspace")
+                || why.contains("workspace r does not exist")),
         "{why}"
     );
     let kept = |index| {
@@ -293,7 +316,7 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
 /// A device without free space accepts the messages for which the channel has reserved space, and accepts no further
 /// channel.
 #[test]
-fn full_device_accepts_messages_within_channel_promise() {
+fn full_device_accepts_messages_within_channel_reservation() {
     let mut device = None;
     let options = Options {
         nodes: 1,
@@ -304,7 +327,7 @@ fn full_device_accepts_messages_within_channel_promise() {
         return;
     };
     let device = device.unwrap();
-    cluster.run(&["room", "create", "r"]);
+    cluster.run(&["workspace", "create", "r"]);
     assert!(
         cluster
             .run(&["channel", "create", "r", "c", "--capacity", "1MiB"])
@@ -317,7 +340,7 @@ fn full_device_accepts_messages_within_channel_promise() {
     for number in 0..20 {
         let sent = cluster.json(&["channel", "send", "r", "c", message]);
         assert_eq!(sent["first"], number);
-        let got = cluster.run(&["channel", "receive", "r", "c", "--reader", "one"]);
+        let got = cluster.run(&["channel", "receive", "r", "c", "--consumer", "one"]);
         assert!(got.ok && got.out.len() == 900_000, "{}", got.err);
     }
     let more = cluster.run(&["channel", "create", "r", "d", "--capacity", "1MiB"]);

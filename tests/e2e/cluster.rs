@@ -22,7 +22,7 @@ pub(crate) struct Cluster {
 pub(crate) struct Options {
     pub(crate) nodes: usize,
     pub(crate) cores: u32,
-    pub(crate) host_cores: u32,
+    pub(crate) server_cores: u32,
     pub(crate) mount: bool,
     /// Quota of each node.
     pub(crate) capacity: Option<&'static str>,
@@ -47,7 +47,7 @@ impl Default for Options {
         Self {
             nodes: 2,
             cores: 2,
-            host_cores: 0,
+            server_cores: 0,
             mount: true,
             capacity: None,
             node_timeout_secs: 3,
@@ -62,7 +62,7 @@ impl Default for Options {
 }
 
 /// Output and result of a command.
-pub(crate) struct Said {
+pub(crate) struct Printed {
     pub(crate) ok: bool,
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
@@ -163,8 +163,8 @@ impl Cluster {
             "--node-timeout",
             &self.options.node_timeout_secs.to_string(),
         ]);
-        if self.options.host_cores > 0 {
-            command.args(["--host-cores", &self.options.host_cores.to_string()]);
+        if self.options.server_cores > 0 {
+            command.args(["--server-cores", &self.options.server_cores.to_string()]);
         }
         command.args(&self.options.server_args);
         self.server = Some(spawn(&mut command, &self.path("server.log")));
@@ -209,9 +209,9 @@ impl Cluster {
     }
 
     /// Kills a node and deletes the data that its tasks exchange in memory.
-    pub(crate) fn lose_handed(&mut self, index: usize) {
+    pub(crate) fn lose_intermediates(&mut self, index: usize) {
         self.kill_node(index);
-        detach(&self.node_directory(index).join("handed"));
+        detach(&self.node_directory(index).join("intermediates"));
     }
 
     /// Adds one more node, with other arguments. Nodes that are started later have these arguments, too.
@@ -283,8 +283,8 @@ impl Cluster {
         let database = self.path("server/server.db").display().to_string();
         let count = [database.as_str(), "SELECT count(*) FROM note"];
         wait("nodes have heard of all names", || {
-            let said = said(Command::new("sqlite3").args(count).output().unwrap());
-            said.ok && said.out.trim() == "0"
+            let printed = printed(Command::new("sqlite3").args(count).output().unwrap());
+            printed.ok && printed.out.trim() == "0"
         });
     }
 
@@ -301,11 +301,11 @@ impl Cluster {
         let nodes: Vec<String> = nodes.collect();
         let mut args = vec!["rebuild", "--data-dir", &server];
         args.extend(nodes.iter().map(String::as_str));
-        let said = self.json(&args);
+        let printed = self.json(&args);
         self.start_server();
         self.wait_for_nodes(nodes.len());
         self.start_mount();
-        said
+        printed
     }
 
     pub(crate) fn kill_mount(&mut self) {
@@ -331,45 +331,49 @@ impl Cluster {
     }
 
     /// Runs `tidemill ARGS` for this cluster.
-    pub(crate) fn run(&self, args: &[&str]) -> Said {
-        said(self.tidemill().args(args).output().unwrap())
+    pub(crate) fn run(&self, args: &[&str]) -> Printed {
+        printed(self.tidemill().args(args).output().unwrap())
     }
 
     /// Runs `tidemill --json ARGS`, which must succeed.
     pub(crate) fn json(&self, args: &[&str]) -> Value {
-        let said = said(self.tidemill().arg("--json").args(args).output().unwrap());
-        assert!(said.ok, "tidemill {args:?}: {}{}", said.out, said.err);
-        serde_json::from_str(&said.out)
-            .unwrap_or_else(|error| panic!("{args:?}: {error}: {}", said.out))
+        let printed = printed(self.tidemill().arg("--json").args(args).output().unwrap());
+        assert!(
+            printed.ok,
+            "tidemill {args:?}: {}{}",
+            printed.out, printed.err
+        );
+        serde_json::from_str(&printed.out)
+            .unwrap_or_else(|error| panic!("{args:?}: {error}: {}", printed.out))
     }
 
     /// Runs a shell command in the mount, which must succeed; returns its standard output.
     pub(crate) fn sh(&self, script: &str) -> String {
-        let said = self.try_sh(script);
-        assert!(said.ok, "{script}\n{}{}", said.out, said.err);
-        said.out
+        let printed = self.try_sh(script);
+        assert!(printed.ok, "{script}\n{}{}", printed.out, printed.err);
+        printed.out
     }
 
-    pub(crate) fn try_sh(&self, script: &str) -> Said {
+    pub(crate) fn try_sh(&self, script: &str) -> Printed {
         let script = format!(
             "set -euo pipefail; cd '{}'; {script}",
             self.path("mnt").display()
         );
-        said(Command::new("bash").arg("-c").arg(script).output().unwrap())
+        printed(Command::new("bash").arg("-c").arg(script).output().unwrap())
     }
 
     /// Writes a job script next to the cluster and submits it; returns the job's id.
     pub(crate) fn submit(&self, script: &str) -> u64 {
-        let said = self.try_submit(script);
-        assert!(said.ok, "{script}\n{}{}", said.out, said.err);
-        let reply: Value = serde_json::from_str(&said.out).unwrap();
+        let printed = self.try_submit(script);
+        assert!(printed.ok, "{script}\n{}{}", printed.out, printed.err);
+        let reply: Value = serde_json::from_str(&printed.out).unwrap();
         reply["job"].as_u64().unwrap()
     }
 
-    pub(crate) fn try_submit(&self, script: &str) -> Said {
+    pub(crate) fn try_submit(&self, script: &str) -> Printed {
         let path = self.path("job.conf");
         std::fs::write(&path, script).unwrap();
-        said(
+        printed(
             self.tidemill()
                 .args(["--json", "submit"])
                 .arg(path)
@@ -423,12 +427,12 @@ impl Drop for Cluster {
             detach(&self.node_directory(self.nodes.len() - 1));
         }
         for index in 0..self.nodes.len() {
-            let handed = self.node_directory(index).join("handed");
-            if let Ok(shared) = std::fs::read_link(&handed) {
+            let intermediates = self.node_directory(index).join("intermediates");
+            if let Ok(shared) = std::fs::read_link(&intermediates) {
                 // The directory may no longer exist.
                 let _ = std::fs::remove_dir_all(shared);
-            } else if handed.exists() {
-                detach(&handed);
+            } else if intermediates.exists() {
+                detach(&intermediates);
             }
         }
         kill_hard(self.server.take());
@@ -593,8 +597,8 @@ fn detach(path: &Path) {
         .status();
 }
 
-pub(crate) fn said(output: Output) -> Said {
-    Said {
+pub(crate) fn printed(output: Output) -> Printed {
+    Printed {
         ok: output.status.success(),
         code: output.status.code(),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),

@@ -1,7 +1,7 @@
 //! Tests the commands of docs/deployments.md exactly as printed, except for the paths of directories; and `examples/shallow-water`, which
 //! needs one of them.
 
-use crate::cluster::{Said, can_mount, said, wait};
+use crate::cluster::{Printed, can_mount, printed, wait};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,21 +47,21 @@ impl Up {
             dir: words[2].into(),
             directory,
         };
-        let said = said(tidemill().args(&words[1..]).output().unwrap());
-        assert!(said.ok, "{moved}\n{}{}", said.out, said.err);
+        let printed = printed(tidemill().args(&words[1..]).output().unwrap());
+        assert!(printed.ok, "{moved}\n{}{}", printed.out, printed.err);
         up
     }
 
-    fn tidemill(&self, args: &[&str]) -> Said {
+    fn tidemill(&self, args: &[&str]) -> Printed {
         let mut command = tidemill();
         command.arg("--dir").arg(&self.dir).arg("--json");
-        said(command.args(args).output().unwrap())
+        printed(command.args(args).output().unwrap())
     }
 
     fn json(&self, args: &[&str]) -> Value {
-        let said = self.tidemill(args);
-        assert!(said.ok, "{args:?}: {}{}", said.out, said.err);
-        serde_json::from_str(&said.out).unwrap()
+        let printed = self.tidemill(args);
+        assert!(printed.ok, "{args:?}: {}{}", printed.out, printed.err);
+        serde_json::from_str(&printed.out).unwrap()
     }
 
     /// Returns a path below the mount.
@@ -106,22 +106,22 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// New files stay on the disk and in the memory of the host, and files outside are read in place.
+/// New files stay on the disk and in the memory of the host, and files of the backend are read in place.
 #[test]
-fn accelerator_stores_files_on_host_and_reads_outside_files() {
+fn accelerator_stores_files_on_host_and_reads_backend_files() {
     let Some(up) = Up::of("Accelerator on compute nodes") else {
         return;
     };
     assert_eq!(up.nodes(), [0, 997, 999]);
     std::fs::create_dir(up.pfs("input")).unwrap();
-    std::fs::write(up.pfs("input/a"), "from outside\n").unwrap();
+    std::fs::write(up.pfs("input/a"), "from the backend\n").unwrap();
     let address = format!("file://{}", up.pfs("").display());
-    up.json(&["bridge", "add", "pfs", address.trim_end_matches('/')]);
-    up.json(&["import", "--link", "pfs/input/*", "/input"]);
-    assert_eq!(read(&up.at("input/a")), "from outside\n");
+    up.json(&["remote", "add", "pfs", address.trim_end_matches('/')]);
+    up.json(&["import", "--no-copy", "pfs/input/*", "/input"]);
+    assert_eq!(read(&up.at("input/a")), "from the backend\n");
     assert_eq!(up.replicas("/input/a"), [997]);
     std::fs::create_dir(up.at("memory")).unwrap();
-    let named = ["-n", "user.tidemill.medium", "-v", "memory"];
+    let named = ["-n", "user.tidemill.tier", "-v", "memory"];
     let set = Command::new("setfattr")
         .args(named)
         .arg(up.at("memory"))
@@ -135,19 +135,19 @@ fn accelerator_stores_files_on_host_and_reads_outside_files() {
         assert_eq!(up.replicas(&format!("/{path}")), [node]);
     }
     let names = std::fs::read_dir(up.pfs("")).unwrap().count();
-    assert_eq!(names, 2, "nothing went outside");
+    assert_eq!(names, 2, "nothing went to the backend");
 }
 
 /// Closed files are copied to the store without a command, and are read through the cluster when no other replica exists.
 #[test]
-fn forwarder_stores_closed_files_outside() {
+fn forwarder_stores_closed_files_in_backend() {
     let Some(up) = Up::of("Forwarder") else {
         return;
     };
     assert_eq!(up.nodes(), [997]);
     std::fs::create_dir(up.at("step")).unwrap();
     std::fs::write(up.at("step/1"), "forwarded\n").unwrap();
-    wait("it is outside", || {
+    wait("it is in the backend", || {
         read(&up.pfs("run/step/1")) == "forwarded\n"
     });
     assert_eq!(up.replicas("/step/1"), [997]);
@@ -162,9 +162,9 @@ fn forwarder_stores_closed_files_outside() {
     assert_eq!(read(&up.at("step/1")), "again\n");
 }
 
-/// The tier takes new files and maps them, and they drain to the store.
+/// The tier takes new files and maps them, and they are staged out to the store.
 #[test]
-fn burst_buffer_maps_new_files_and_drains_outside() {
+fn burst_buffer_maps_new_files_and_stages_out_to_backend() {
     let Some(up) = Up::of("Burst buffer") else {
         return;
     };
@@ -177,7 +177,7 @@ fn burst_buffer_maps_new_files_and_drains_outside() {
         read(&up.at("run/count/a")).starts_with("1 2 4")
     });
     assert_eq!(up.replicas("/run/a.txt"), [998]);
-    up.tidemill(&["drain", "/", "--free", "--wait"]);
+    up.tidemill(&["drain", "/", "--evict", "--wait"]);
     assert_eq!(read(&up.pfs("run/run/a.txt")), "a b\n");
     assert_eq!(up.replicas("/run/a.txt"), [997]);
     assert_eq!(read(&up.at("run/a.txt")), "a b\n");
@@ -271,8 +271,8 @@ fn shallow_water_example_finds_extremes_and_draws_pictures() {
     run.env("TIDEMILL", env!("CARGO_BIN_EXE_tidemill"));
     run.env("TIDEMILL_DIR", &up.dir);
     run.env("MILLISECONDS_EACH", "1");
-    let said = said(run.output().unwrap());
-    assert!(said.ok, "{}{}", said.out, said.err);
+    let printed = printed(run.output().unwrap());
+    assert!(printed.ok, "{}{}", printed.out, printed.err);
     let mut pictures = Vec::new();
     let mut water = Vec::new();
     for number in 1..=FILES {
@@ -297,7 +297,7 @@ fn shallow_water_example_finds_extremes_and_draws_pictures() {
         .args(["-c", DECODE])
         .args(pictures)
         .output();
-    let decoded = crate::cluster::said(decoded.unwrap());
+    let decoded = crate::cluster::printed(decoded.unwrap());
     assert!(decoded.ok, "{}", decoded.err);
     let lines: Vec<&str> = decoded.out.lines().collect();
     let different: std::collections::BTreeSet<&&str> = lines.iter().collect();

@@ -33,7 +33,7 @@ fn output_directory_is_made_read_elsewhere_cached_and_replaced() {
     let expected = cluster.sh("cd w; find cube.zarr -type f | sort | xargs md5sum");
     assert_eq!(expected.lines().count(), 14);
     assert_eq!(cluster.sh("cat w/sums"), expected);
-    assert!(task(&job, "read")["moved_bytes"].as_u64().unwrap() > 0);
+    assert!(task(&job, "read")["transferred_bytes"].as_u64().unwrap() > 0);
     let lineage = cluster.json(&["lineage", "/w/cube.zarr/2/0.3"]).to_string();
     assert!(
         lineage.contains("cube.zarr/2/0.3") && lineage.contains("make"),

@@ -1,6 +1,6 @@
 //! Compares the plan of a job that is not submitted with the later execution of the job.
 
-use crate::cluster::{Cluster, Said};
+use crate::cluster::{Cluster, Printed};
 use serde_json::Value;
 
 const JOB: &str = r#"
@@ -11,7 +11,7 @@ tasks = (
 );
 "#;
 
-fn dry_run(cluster: &Cluster, script: &str, flags: &[&str]) -> Said {
+fn dry_run(cluster: &Cluster, script: &str, flags: &[&str]) -> Printed {
     let path = cluster.path("dry.conf");
     std::fs::write(&path, script).unwrap();
     let args = [&["submit", "--dry-run"], flags, &[path.to_str().unwrap()]].concat();
@@ -19,9 +19,9 @@ fn dry_run(cluster: &Cluster, script: &str, flags: &[&str]) -> Said {
 }
 
 fn plan(cluster: &Cluster, script: &str, flags: &[&str]) -> Value {
-    let said = dry_run(cluster, script, &[&["--json"], flags].concat());
-    assert!(said.ok, "{}{}", said.out, said.err);
-    let json: Value = serde_json::from_str(&said.out).unwrap();
+    let printed = dry_run(cluster, script, &[&["--json"], flags].concat());
+    assert!(printed.ok, "{}{}", printed.out, printed.err);
+    let json: Value = serde_json::from_str(&printed.out).unwrap();
     assert_eq!(json["job"], Value::Null);
     json["plan"].clone()
 }
@@ -43,17 +43,17 @@ fn dry_run_predicts_the_job_and_submits_nothing() {
     assert_eq!(
         first["energy_joules"],
         Value::Null,
-        "nobody said what nodes draw"
+        "the power of nodes is not known"
     );
-    let said = dry_run(&cluster, JOB, &[]);
-    let told = format!("{}{}", said.out, said.err);
+    let printed = dry_run(&cluster, JOB, &[]);
+    let reported = format!("{}{}", printed.out, printed.err);
     for part in [
         "not known",
         "nobody ran sort yet",
         "unknown",
         "nothing was submitted",
     ] {
-        assert!(told.contains(part), "no {part} in:\n{told}");
+        assert!(reported.contains(part), "no {part} in:\n{reported}");
     }
     has_nothing(&cluster);
 
@@ -74,8 +74,12 @@ fn dry_run_predicts_the_job_and_submits_nothing() {
         "{again:#}"
     );
     assert_eq!(again["makespan_ns"], 0);
-    let said = dry_run(&cluster, JOB, &["--replace"]);
-    assert!(said.out.contains("remembered from job 1"), "{}", said.out);
+    let printed = dry_run(&cluster, JOB, &["--replace"]);
+    assert!(
+        printed.out.contains("cached result of job 1"),
+        "{}",
+        printed.out
+    );
     assert_eq!(cluster.json(&["jobs"]).as_array().unwrap().len(), 1);
 
     // A dry run refuses the same jobs as a submission.
@@ -93,10 +97,10 @@ fn dry_run_lists_awaited_files_and_energy_of_given_power() {
     };
     cluster.sh("mkdir w; seq 1000 -1 1 > w/in");
     let misspelt = JOB.replace("\"in\"", "\"inn\"");
-    let said = dry_run(&cluster, &misspelt, &[]);
-    assert!(said.ok, "{}", said.err);
+    let printed = dry_run(&cluster, &misspelt, &[]);
+    assert!(printed.ok, "{}", printed.err);
     let waits = "task sort waits for /w/inn, which is not there yet; did you mean /w/in?";
-    assert!(said.out.contains(waits), "{}", said.out);
+    assert!(printed.out.contains(waits), "{}", printed.out);
     has_nothing(&cluster);
     cluster.done(cluster.submit(JOB));
 
@@ -125,10 +129,12 @@ fn dry_run_lists_awaited_files_and_energy_of_given_power() {
         "{priced:#}"
     );
     write("busy-power = \"1 W\"\nidle-power = \"2 W\"\n");
-    let said = dry_run(&cluster, JOB, &config);
+    let printed = dry_run(&cluster, JOB, &config);
     assert!(
-        said.out.contains("energy is not told: idle-power 2 W"),
+        printed
+            .out
+            .contains("energy is not reported: idle-power 2 W"),
         "{}",
-        said.out
+        printed.out
     );
 }

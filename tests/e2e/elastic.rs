@@ -1,7 +1,7 @@
 //! Tests nodes that are suspended while idle: their files are available all the time, and each access waits until the node has
 //! resumed.
 
-use crate::cluster::{Cluster, Options, said, wait};
+use crate::cluster::{Cluster, Options, printed, wait};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::io::Write;
@@ -32,7 +32,7 @@ fn node(cluster: &Cluster, id: usize) -> Value {
 
 fn is_suspended(cluster: &Cluster, id: usize) -> bool {
     let shown = node(cluster, id);
-    shown["sleep"]["suspended"] == true && shown["up"] == false
+    shown["suspension"]["suspended"] == true && shown["up"] == false
 }
 
 fn suspend(cluster: &Cluster, id: usize) {
@@ -47,41 +47,49 @@ fn put(cluster: &Cluster, node: usize, path: &str) {
     let local = cluster.path("local");
     std::fs::write(&local, format!("what is in {path}\n")).unwrap();
     let (node, local) = (node.to_string(), local.display().to_string());
-    let said = cluster.run(&["put", "--node", &node, &local, path]);
-    assert!(said.ok, "{}{}", said.out, said.err);
+    let printed = cluster.run(&["put", "--node", &node, &local, path]);
+    assert!(printed.ok, "{}{}", printed.out, printed.err);
 }
 
 fn cat(cluster: &Cluster, path: &str) {
-    let said = cluster.run(&["cat", path]);
-    assert_eq!(said.out, format!("what is in {path}\n"), "{}", said.err);
+    let printed = cluster.run(&["cat", path]);
+    assert_eq!(
+        printed.out,
+        format!("what is in {path}\n"),
+        "{}",
+        printed.err
+    );
 }
 
 /// Checks that the energy of a job with one task is the same for the task and the job, and is not called measured.
-fn check_told(cluster: &Cluster, job: u64) {
+fn check_reported(cluster: &Cluster, job: u64) {
     let job = job.to_string();
-    let told = cluster.json(&["report", &job])["energy"].clone();
+    let reported = cluster.json(&["report", &job])["energy"].clone();
     assert_eq!(
-        (&told["runs"], &told["runs_unknown"]),
+        (&reported["runs"], &reported["runs_unknown"]),
         (&1.into(), &0.into())
     );
-    assert!(told["by"].as_str().unwrap().contains("reckoned"), "{told}");
-    assert_eq!(cluster.json(&["jobs", &job])["energy"], told);
+    assert!(
+        reported["by"].as_str().unwrap().contains("estimated"),
+        "{reported}"
+    );
+    assert_eq!(cluster.json(&["jobs", &job])["energy"], reported);
     // There may be several decisions: the last one has the energy.
     let explained = cluster.json(&["explain", &job]);
     let last = explained["decisions"].as_array().unwrap().last();
-    assert_eq!(last.unwrap()["energy"], told, "{explained:#}");
+    assert_eq!(last.unwrap()["energy"], reported, "{explained:#}");
     assert!(
         cluster
             .run(&["explain", &job])
             .out
-            .contains("J above idle (reckoned")
+            .contains("J above idle (estimated")
     );
 }
 
-/// Clients, the mount and jobs read and write files whose only replica is on a suspended node: each access wakes the
+/// Clients, the mount and jobs read and write files whose only replica is on a suspended node: each access resumes the
 /// node. Access to other files does not. A server that was killed knows the suspended nodes.
 #[test]
-fn read_or_write_wakes_the_suspended_node() {
+fn read_or_write_resumes_the_suspended_node() {
     let Some((_directory, mut cluster)) = start("") else {
         return;
     };
@@ -99,17 +107,17 @@ fn read_or_write_wakes_the_suspended_node() {
     cat(&cluster, "/a");
     let shown = node(&cluster, 0);
     assert_eq!(
-        (&shown["up"], &shown["sleep"]["wakes"]),
+        (&shown["up"], &shown["suspension"]["resumes"]),
         (&true.into(), &1.into())
     );
-    assert!(shown["sleep"]["wake_ns"].as_u64().unwrap() > 0);
+    assert!(shown["suspension"]["resume_ns"].as_u64().unwrap() > 0);
 
     suspend(&cluster, 0);
     cluster.kill_server();
     cluster.start_server();
     assert!(is_suspended(&cluster, 0), "{:#}", node(&cluster, 0));
     assert_eq!(cluster.sh("cat a"), "what is in /a\n");
-    assert_eq!(node(&cluster, 0)["sleep"]["wakes"], 2);
+    assert_eq!(node(&cluster, 0)["suspension"]["resumes"], 2);
 
     suspend(&cluster, 0);
     let job = cluster.submit(
@@ -121,13 +129,13 @@ fn read_or_write_wakes_the_suspended_node() {
     // No node has a meter here.
     wait("what it has drawn is counted", || {
         let energy = node(&cluster, 0)["energy"].clone();
-        energy["by"] == "reckoned by configured power" && energy["joules"].as_f64() > Some(0.0)
+        energy["by"] == "estimated by configured power" && energy["joules"].as_f64() > Some(0.0)
     });
-    check_told(&cluster, job);
+    check_reported(&cluster, job);
 
     suspend(&cluster, 0);
     put(&cluster, 0, "/c");
-    // A writer on the node keeps it awake.
+    // A writer on the node keeps it active.
     cluster.sh("mkdir d; setfattr -n user.tidemill.node -v 0 d");
     suspend(&cluster, 0);
     let mut file = std::fs::File::create(cluster.at("d/f")).unwrap();
@@ -143,11 +151,11 @@ fn read_or_write_wakes_the_suspended_node() {
     assert_eq!(cluster.sh("cat d/f"), "half");
 }
 
-/// The process of a suspended node was killed, so it does not wake. That is reported, the node counts as offline,
+/// The process of a suspended node was killed, so it does not resume. That is reported, the node counts as offline,
 /// and its files are available after its start. A suspended node does not count as lost, however long it is
 /// suspended.
 #[test]
-fn node_that_never_wakes_is_reported_suspended_is_not() {
+fn node_that_never_resumes_is_reported_suspended_is_not() {
     let Some((_directory, mut cluster)) = start("[server]\nreplicas = 2\nrepair-after = \"1s\"\n")
     else {
         return;
@@ -156,31 +164,38 @@ fn node_that_never_wakes_is_reported_suspended_is_not() {
     wait("the file has its replicas", || {
         cluster.json(&["status"])["replicas"]["short"] == 0
     });
-    // A file that was just written may still be scrubbed there, which wakes the node.
-    wait("it sleeps for longer than nodes may be offline", || {
-        suspend(&cluster, 0);
-        std::thread::sleep(std::time::Duration::from_secs(4));
-        is_suspended(&cluster, 0)
-    });
+    // A file that was just written may still be scrubbed there, which resumes the node.
+    wait(
+        "it is suspended for longer than nodes may be offline",
+        || {
+            suspend(&cluster, 0);
+            std::thread::sleep(std::time::Duration::from_secs(4));
+            is_suspended(&cluster, 0)
+        },
+    );
     let replicas = &cluster.json(&["status"])["replicas"];
     assert_eq!(replicas["lost_nodes"], serde_json::json!([]), "{replicas}");
     assert_eq!(cluster.sh("cat f"), "text\n");
     assert!(is_suspended(&cluster, 0), "there is a replica on the other");
     cluster.kill_node(0);
     assert!(is_suspended(&cluster, 0));
-    let woken = cluster.run(&["node", "wake", "0"]);
-    assert!(!woken.ok && woken.err.contains("start it"), "{}", woken.err);
-    let not_woken = || {
-        let said = said(
+    let resumed = cluster.run(&["node", "resume", "0"]);
+    assert!(
+        !resumed.ok && resumed.err.contains("start it"),
+        "{}",
+        resumed.err
+    );
+    let not_resumed = || {
+        let printed = printed(
             cluster
                 .tidemill()
                 .args(["--json", "health"])
                 .output()
                 .unwrap(),
         );
-        said.code == Some(3) && said.out.contains("node-not-woken")
+        printed.code == Some(3) && printed.out.contains("node-not-resumed")
     };
-    wait("its state is told", not_woken);
+    wait("its state is reported", not_resumed);
     wait("it counts as offline", || !is_suspended(&cluster, 0));
     assert_eq!(cluster.sh("cat f"), "text\n");
     wait("what it had is missed", || {
@@ -192,30 +207,30 @@ fn node_that_never_wakes_is_reported_suspended_is_not() {
         cluster.json(&["status"])["replicas"]["short"] == 0
     });
     suspend(&cluster, 0);
-    // A signal ends the waiting process, like that of a node that is awake.
+    // A signal ends the waiting process, like that of a node that is active.
     cluster.signal_node(0, Signal::TERM);
     cluster.kill_node(0);
     cluster.start_node(0);
     cluster.wait_for_nodes(2);
 }
 
-/// Idle nodes are suspended automatically by the configured commands, and woken by them.
+/// Idle nodes are suspended automatically by the configured commands, and resumed by them.
 #[test]
-fn idle_nodes_are_suspended_and_woken_by_commands() {
+fn idle_nodes_are_suspended_and_resumed_by_commands() {
     let scripts = tempfile::tempdir().unwrap();
     let at = |name: &str| scripts.path().join(name).display().to_string();
     let settings = format!(
-        "[server]\nsuspend-after = \"2s\"\n\n[server.nodes.1]\nsuspend = \"touch {}\"\nwake = \"sh {}\"\n",
+        "[server]\nsuspend-after = \"2s\"\n\n[server.nodes.1]\nsuspend = \"touch {}\"\nresume = \"sh {}\"\n",
         at("suspended"),
-        at("wake")
+        at("resume")
     );
     // The first attempt fails, and prints more than the server keeps.
-    let wake = format!(
-        "if test -e {failed}; then touch {woken}; else touch {failed}; yes no | head -c 10000000 >&2; exit 1; fi",
+    let resume = format!(
+        "if test -e {failed}; then touch {resumed}; else touch {failed}; yes no | head -c 10000000 >&2; exit 1; fi",
         failed = at("failed"),
-        woken = at("woken")
+        resumed = at("resumed")
     );
-    std::fs::write(at("wake"), wake).unwrap();
+    std::fs::write(at("resume"), resume).unwrap();
     let Some((_directory, cluster)) = start(&settings) else {
         return;
     };
@@ -228,7 +243,7 @@ fn idle_nodes_are_suspended_and_woken_by_commands() {
     });
     cat(&cluster, "/b");
     assert!(std::fs::exists(at("failed")).unwrap());
-    // New files wake a node if none is awake.
+    // New files resume a node if none is active.
     wait("both are suspended", || {
         is_suspended(&cluster, 0) && is_suspended(&cluster, 1)
     });

@@ -1,6 +1,6 @@
 //! Runs every job in the documentation exactly as printed.
 
-use crate::cluster::{Cluster, Options, can_mount, said};
+use crate::cluster::{Cluster, Options, can_mount, printed};
 use std::path::Path;
 use std::process::Command;
 
@@ -114,7 +114,7 @@ fn readme_tour_runs_as_printed() {
         command.current_dir(home.path()).env("PATH", &path);
         command.env("HOME", home.path());
         command.env("TIDEMILL_DIR", home.path().join("cluster"));
-        said(command.output().unwrap())
+        printed(command.output().unwrap())
     };
     let toured = shell(&typed.join("\n"));
     if !toured.ok {
@@ -162,8 +162,8 @@ fn documented_jobs_run_as_printed() {
             let path = cluster.path("example.conf");
             std::fs::write(&path, script).unwrap();
             let path = path.display().to_string();
-            let said = cluster.run(&["submit", "--replace", "--no-cache", "--watch", &path]);
-            assert!(said.ok, "{script}\n{}{}", said.out, said.err);
+            let printed = cluster.run(&["submit", "--replace", "--no-cache", "--watch", &path]);
+            assert!(printed.ok, "{script}\n{}{}", printed.out, printed.err);
             cluster.sh(after);
         }
     }

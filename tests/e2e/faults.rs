@@ -86,17 +86,17 @@ fn full_device_refuses_writes_and_loses_nothing() {
         return;
     };
     cluster.sh("echo small > before; mkdir w; echo x > w/in");
-    let said = cluster.try_sh("head -c 100000000 /dev/zero > big");
+    let printed = cluster.try_sh("head -c 100000000 /dev/zero > big");
     assert!(
-        !said.ok && said.err.contains("No space"),
+        !printed.ok && printed.err.contains("No space"),
         "a 64 MB device took 100 MB: {}",
-        said.err
+        printed.err
     );
     assert_eq!(cluster.sh("cat before").trim(), "small");
     let job = cluster.ended(cluster.submit(&shell("head -c 90000000 /dev/zero > out", "")));
     assert_eq!(job["state"], "failed", "{job}");
     cluster.sh("rm -f big");
-    wait("there is room again", || {
+    wait("there is space again", || {
         cluster
             .try_sh("head -c 1000000 /dev/zero > again && sync again")
             .ok
@@ -124,7 +124,7 @@ fn node_over_its_quota_gets_no_new_files() {
     wait("the node is known to be full", refused);
     assert_eq!(cluster.sh("cat before").trim(), "small");
     cluster.sh("rm -f big more");
-    wait("there is room again", || {
+    wait("there is space again", || {
         cluster.try_sh("head -c 1000000 /dev/zero > again").ok
     });
 }
@@ -232,9 +232,9 @@ fn work_of_lost_node_is_done_elsewhere() {
     check_slow_outputs(&cluster);
 }
 
-/// The server recalls labels from a node that has not begun them, and the node is killed before it answers.
+/// The server reschedules labels from a node that has not begun them, and the node is killed before it answers.
 #[test]
-fn node_killed_during_recall_keeps_or_returns_labels() {
+fn node_killed_during_reschedule_keeps_or_returns_labels() {
     let Some(mut cluster) = Cluster::with(Options {
         cores: 1,
         node_timeout_secs: 20,
@@ -431,13 +431,13 @@ fn lost_server_database_is_rebuilt_from_nodes() {
     );
     assert!(!cluster.path("server/server.db").exists());
 
-    let said = cluster.rebuild();
-    assert_eq!(said["nodes"], 2);
-    assert_eq!(said["tasks"], 2);
-    assert_eq!(said["unnoted"], serde_json::json!([]), "{said}");
-    assert_eq!(said["missing"], serde_json::json!([]), "{said}");
+    let printed = cluster.rebuild();
+    assert_eq!(printed["nodes"], 2);
+    assert_eq!(printed["tasks"], 2);
+    assert_eq!(printed["unnoted"], serde_json::json!([]), "{printed}");
+    assert_eq!(printed["missing"], serde_json::json!([]), "{printed}");
     // An object that was deleted or replaced just before may still be on its node.
-    for apart in said["apart"].as_array().unwrap() {
+    for apart in printed["apart"].as_array().unwrap() {
         let was = apart["was"].as_str().unwrap();
         assert!(["", "/w/gone", "/w/twice"].contains(&was), "{apart}");
     }

@@ -79,13 +79,13 @@ fn put_file_is_readable_in_mount_and_by_get() {
     let local = cluster.path("local.bin");
     let bytes: Vec<u8> = (0..9_000_000u32).map(|i| (i % 251) as u8).collect();
     std::fs::write(&local, &bytes).unwrap();
-    let said = cluster.run(&["put", local.to_str().unwrap(), "/in.bin"]);
-    assert!(said.ok, "{}", said.err);
+    let printed = cluster.run(&["put", local.to_str().unwrap(), "/in.bin"]);
+    assert!(printed.ok, "{}", printed.err);
     assert_eq!(std::fs::read(cluster.at("in.bin")).unwrap(), bytes);
     std::fs::copy(cluster.at("in.bin"), cluster.at("again.bin")).unwrap();
     let back = cluster.path("back.bin");
-    let said = cluster.run(&["get", "/again.bin", back.to_str().unwrap()]);
-    assert!(said.ok, "{}", said.err);
+    let printed = cluster.run(&["get", "/again.bin", back.to_str().unwrap()]);
+    assert!(printed.ok, "{}", printed.err);
     assert_eq!(std::fs::read(back).unwrap(), bytes);
     let names = cluster.run(&["ls", "/"]).out;
     assert!(
@@ -146,13 +146,15 @@ fn node_reports_flash_model_of_its_writes() {
         let node = nodes.iter().find(|e| e["node"] == index).unwrap();
         node["flash_model"].clone()
     };
-    let told = |cluster: &Cluster, host: u64, sectors: u64| {
+    let reported = |cluster: &Cluster, host: u64, sectors: u64| {
         let model = model(cluster, 1);
         model["host_bytes"] == host && model["used_bytes"] == sectors * 4096
     };
-    wait("a write is told", || told(&cluster, 3_000_000, 733));
+    wait("a write is reported", || reported(&cluster, 3_000_000, 733));
     cluster.sh("head -c 1000000 /dev/zero > f");
-    wait("an overwrite is told", || told(&cluster, 4_000_000, 245));
+    wait("an overwrite is reported", || {
+        reported(&cluster, 4_000_000, 245)
+    });
     assert_eq!(model(&cluster, 0)["host_bytes"], 0);
     assert_eq!(model(&cluster, 1)["flash_bytes"], (733 + 245) * 4096);
     let text = cluster.sh("cat .tidemill/nodes/1/status");
@@ -166,7 +168,9 @@ fn node_reports_flash_model_of_its_writes() {
     cluster.kill_node(1);
     cluster.start_node(1);
     cluster.wait_for_nodes(2);
-    wait("it is kept over a kill", || told(&cluster, 4_000_000, 245));
+    wait("it is kept over a kill", || {
+        reported(&cluster, 4_000_000, 245)
+    });
 }
 
 #[test]

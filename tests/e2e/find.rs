@@ -17,10 +17,10 @@ fn fixture(name: &str) -> String {
 fn find(cluster: &Cluster, args: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     wait("headers are read", || {
-        let said = cluster.run(&[&["find"], args].concat());
-        assert!(said.ok, "{args:?}: {}", said.err);
-        found = said.out.lines().map(str::to_owned).collect();
-        !said.err.contains("have not been read")
+        let printed = cluster.run(&[&["find"], args].concat());
+        assert!(printed.ok, "{args:?}: {}", printed.err);
+        found = printed.out.lines().map(str::to_owned).collect();
+        !printed.err.contains("have not been read")
     });
     found.sort();
     found
@@ -72,8 +72,8 @@ fn fill(cluster: &Cluster) {
     ));
     sealed(cluster);
     let local = fixture("climate.nc");
-    let said = cluster.run(&["put", "--stripe", "4096,3", &local, "/raw/striped.nc"]);
-    assert!(said.ok, "{}", said.err);
+    let printed = cluster.run(&["put", "--stripe", "4096,3", &local, "/raw/striped.nc"]);
+    assert!(printed.ok, "{}", printed.err);
 }
 
 const TAS: [&str; 2] = ["/cmip6/tas.nc", "/raw/striped.nc"];
@@ -223,11 +223,11 @@ fn write_zarr(cluster: &Cluster, directory: &str) {
     put(".zgroup", br#"{"zarr_format": 2}"#);
     put(".zattrs", br#"{"institution": "MILL"}"#);
     put("rain/.zarray", of("[2, 3]", "<f4").as_bytes());
-    let said = br#"{"_ARRAY_DIMENSIONS": ["time", "x"], "units": "mm"}"#;
-    put("rain/.zattrs", said);
+    let printed = br#"{"_ARRAY_DIMENSIONS": ["time", "x"], "units": "mm"}"#;
+    put("rain/.zattrs", printed);
     put("time/.zarray", of("[2]", "<f8").as_bytes());
-    let said = br#"{"_ARRAY_DIMENSIONS": ["time"], "units": "days since 1990-01-01"}"#;
-    put("time/.zattrs", said);
+    let printed = br#"{"_ARRAY_DIMENSIONS": ["time"], "units": "days since 1990-01-01"}"#;
+    put("time/.zattrs", printed);
     put(
         "time/0",
         &[15_f64.to_le_bytes(), 45_f64.to_le_bytes()].concat(),
@@ -399,11 +399,11 @@ fn find_errors_name_place_and_reason() {
             "no such file or directory",
         ),
     ] {
-        let said = cluster.run(&[&["find"], args].concat());
+        let printed = cluster.run(&[&["find"], args].concat());
         assert!(
-            !said.ok && said.err.contains(part),
+            !printed.ok && printed.err.contains(part),
             "{args:?}: {}",
-            said.err
+            printed.err
         );
     }
     let refused = find_as(&cluster, BOB, "(", "").unwrap_err();

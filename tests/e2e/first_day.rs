@@ -1,6 +1,6 @@
 //! Tests the first steps and the mistakes of a new user.
 
-use crate::cluster::{Cluster, Options, said};
+use crate::cluster::{Cluster, Options, printed};
 use serde_json::Value;
 
 fn other_commands_mean_the_newest_too(cluster: &Cluster, newest: u64) {
@@ -55,18 +55,18 @@ fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
     let refused = cluster.run(&["jobs", "--delete", &waits.to_string()]);
     assert!(refused.err.contains("tidemill cancel"), "{}", refused.err);
     // Of many concurrent deletions, one deletes the job, and the others report that it does not exist.
-    let twins = std::thread::scope(|scope| {
+    let started = std::thread::scope(|scope| {
         let delete = || {
-            let said = cluster.run(&["jobs", "--delete", "--json", &good.to_string()]);
-            let says: serde_json::Value = serde_json::from_str(&said.out).unwrap();
-            assert!(says.get("error").is_some() || said.ok, "{says}");
+            let printed = cluster.run(&["jobs", "--delete", "--json", &good.to_string()]);
+            let says: serde_json::Value = serde_json::from_str(&printed.out).unwrap();
+            assert!(says.get("error").is_some() || printed.ok, "{says}");
             says["deleted"].as_array().map_or(0, Vec::len)
         };
         let all: Vec<_> = (0..4).map(|_| scope.spawn(delete)).collect();
         let all = all.into_iter().map(|one| one.join().unwrap());
         all.sum::<usize>()
     });
-    assert_eq!(twins, 1);
+    assert_eq!(started, 1);
     assert!(
         cluster
             .run(&["jobs", "--delete", "--older", "1d"])
@@ -121,7 +121,7 @@ fn failure_with_json_flag_prints_json() {
         &["put", "/no/such/file", "/"],
         &["status", "--no-such-flag"],
     ] {
-        let failed = said(
+        let failed = printed(
             cluster
                 .tidemill()
                 .arg("--json")
@@ -245,15 +245,19 @@ fn mistakes_are_reported_with_cause_place_and_remedy() {
             .iter()
             .map(|&arg| if arg == LOCAL { local } else { arg })
             .collect();
-        let told = cluster.run(&args);
-        let twice = told.err.matches("os error 2").count() > 1;
-        let panics = told.err.contains("panicked") || told.err.contains("inode ");
-        if told.ok || twice || panics || !parts.iter().all(|part| told.err.contains(part)) {
-            wrong.push(format!("{args:?} wants {parts:?}: {}", told.err));
+        let reported = cluster.run(&args);
+        let twice = reported.err.matches("os error 2").count() > 1;
+        let panics = reported.err.contains("panicked") || reported.err.contains("inode ");
+        if reported.ok || twice || panics || !parts.iter().all(|part| reported.err.contains(part)) {
+            wrong.push(format!("{args:?} wants {parts:?}: {}", reported.err));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let mounted = cluster.at("w/data");
-    let told = cluster.run(&["cat", mounted.to_str().unwrap()]);
-    assert!(told.err.contains("the name is /w/data"), "{}", told.err);
+    let reported = cluster.run(&["cat", mounted.to_str().unwrap()]);
+    assert!(
+        reported.err.contains("the name is /w/data"),
+        "{}",
+        reported.err
+    );
 }

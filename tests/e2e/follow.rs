@@ -149,7 +149,7 @@ fn program(command: &str) -> Child {
 }
 
 /// Checks that a reader has read all written bytes, waits, and ends on a signal.
-fn is_told_to_end(mut reader: Child) {
+fn is_asked_to_end(mut reader: Child) {
     next(&mut reader, "one\n");
     let id = i32::try_from(reader.id()).unwrap();
     let id = rustix::process::Pid::from_raw(id).unwrap();
@@ -174,7 +174,7 @@ fn before_is_open(cluster: &Cluster, other: &OtherMount) {
             .err
             .contains("busy")
     };
-    wait("it is told that another version is open", busy);
+    wait("it is reported that another version is open", busy);
     drop(before);
     let followed = || cluster.try_sh(&format!("timeout 20 head -c 5 {held}")).out == "after";
     wait("it is followed", followed);
@@ -189,8 +189,8 @@ fn reads_on_another_mount_wait_for_bytes_still_to_be_written() {
         return;
     };
     cluster.sh("mkdir w v; echo other > w/other; setfattr -n user.tidemill.wait -v 1 w");
-    let said = cluster.try_sh("setfattr -n user.tidemill.wait -v maybe w");
-    assert!(!said.ok, "a value that says nothing is refused");
+    let printed = cluster.try_sh("setfattr -n user.tidemill.wait -v maybe w");
+    assert!(!printed.ok, "a value that says nothing is refused");
     let other = OtherMount::start(&cluster, "b");
     let there = |path: &str| other.path.join(path).display().to_string();
     let mut file = std::fs::File::create(cluster.at("w/f")).unwrap();
@@ -206,7 +206,7 @@ fn reads_on_another_mount_wait_for_bytes_still_to_be_written() {
     // All other programs continue.
     let listed = program(&format!("cat {}; ls {}", there("w/other"), there("w")));
     assert_eq!(end(listed).0, "other\nf\nother\n");
-    killed.into_iter().for_each(is_told_to_end);
+    killed.into_iter().for_each(is_asked_to_end);
     file.write_all(b"two\n").unwrap();
     file.sync_all().unwrap();
     next(&mut piece, "two\n");

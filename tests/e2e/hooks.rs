@@ -7,7 +7,7 @@ use std::io::{Seek as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Starts a cluster with a node that stores, and node 1 of the burst tier.
+/// Starts a cluster with a node of the capacity tier, and node 1 of the burst tier.
 fn start(args: &[&str]) -> Option<Cluster> {
     start_with(2, args)
 }
@@ -26,27 +26,29 @@ fn start_with(cores: u32, args: &[&str]) -> Option<Cluster> {
 }
 
 fn show(cluster: &Cluster, name: &str) -> Value {
-    let said = cluster.run(&["--json", "hook", "show", name]);
-    serde_json::from_str(&said.out).unwrap_or_default()
+    let printed = cluster.run(&["--json", "hook", "show", name]);
+    serde_json::from_str(&printed.out).unwrap_or_default()
 }
 
 /// Adds a hook with these arguments of the command line.
 fn add(cluster: &Cluster, words: &str) -> Value {
-    let said = cluster.sh(&format!("{:?} --json hook add {words}", cluster.tidemill()));
-    serde_json::from_str(&said).unwrap()
+    let printed = cluster.sh(&format!("{:?} --json hook add {words}", cluster.tidemill()));
+    serde_json::from_str(&printed).unwrap()
 }
 
 /// Returns the number of files of a hook in a state.
 fn count(cluster: &Cluster, name: &str, state: &str) -> u64 {
-    show(cluster, name)["firings"][state].as_u64().unwrap_or(0)
+    show(cluster, name)["rule_runs"][state]
+        .as_u64()
+        .unwrap_or(0)
 }
 
-/// Returns the state of a round of a hook.
-fn round(cluster: &Cluster, name: &str, number: u64) -> String {
+/// Returns the state of a batch of a hook.
+fn batch(cluster: &Cluster, name: &str, number: u64) -> String {
     let hook = show(cluster, name);
-    let rounds = hook["hook"]["rounds"].as_array().cloned();
-    let mut rounds = rounds.unwrap_or_default().into_iter();
-    let found = rounds.find(|round| round["round"] == number);
+    let batches = hook["hook"]["batches"].as_array().cloned();
+    let mut batches = batches.unwrap_or_default().into_iter();
+    let found = batches.find(|batch| batch["batch"] == number);
     found.unwrap_or_default()["state"]
         .as_str()
         .unwrap_or("")
@@ -59,10 +61,10 @@ fn create(cluster: &Cluster, name: &str) -> File {
 
 /// Checks that lineage names the hook that deleted the files, and reports that they were mapped where they were written.
 fn lineage_tells(cluster: &Cluster) {
-    let told = cluster.run(&["lineage", "/run/all-1"]).out;
+    let reported = cluster.run(&["lineage", "/run/all-1"]).out;
     assert!(
-        told.contains("step-10.txt") && told.contains("dropped by hook words@1 after task"),
-        "{told}"
+        reported.contains("step-10.txt") && reported.contains("dropped by hook words@1 after task"),
+        "{reported}"
     );
     let runs = cluster.json(&["lineage", "/run/all-1"])["runs"].clone();
     let runs = runs.as_array().unwrap().iter();
@@ -82,7 +84,7 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
     cluster.sh("mkdir run");
     let made = add(
         &cluster,
-        "'/run/step-*.txt' --map wordcount --reduce 'cat {inputs}' --output 'all-${round}' --keep results --group 4 --name words",
+        "'/run/step-*.txt' --map wordcount --reduce 'cat {inputs}' --output 'all-${batch}' --inputs delete --group 4 --name words",
     );
     assert_eq!(
         (&made["workdir"], &made["hook"]["group"]),
@@ -95,8 +97,8 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
     cluster.start_node(1);
     cluster.wait_for_nodes(2);
     cluster.sh("cd run; seq 3 > ../kept; ln ../kept step-30.txt");
-    wait("the round is reduced", || {
-        round(&cluster, "words", 1) == "done"
+    wait("the batch is reduced", || {
+        batch(&cluster, "words", 1) == "done"
     });
     assert_eq!(cluster.sh("cut -d' ' -f1 run/all-1"), "1\n2\n10\n3\n");
     wait("the files are deleted", || {
@@ -110,13 +112,13 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
 
     lineage_tells(&cluster);
 
-    // A round ends earlier on request; there is no round before the first file.
+    // A batch ends earlier on request; there is no batch before the first file.
     let none = cluster.run(&["hook", "end", "words"]);
     assert!(none.err.contains("no file has come"), "{}", none.err);
     cluster.sh("seq 7 > run/step-7.txt");
     let ended = cluster.json(&["hook", "end", "words", "--wait"]);
     assert_eq!(
-        (&ended["round"], &ended["state"]),
+        (&ended["batch"], &ended["state"]),
         (&2.into(), &"done".into()),
         "{ended}"
     );
@@ -131,10 +133,10 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
     cluster.sh("seq 2 > run/step-8.txt");
     assert_eq!(cluster.json(&["hook", "list"]), serde_json::json!([]));
 
-    // A file may stay, and is removed from the tier as soon as it is stored.
+    // A file may stay, and is evicted from the tier as soon as it is stored.
     add(
         &cluster,
-        "'/run/step-*.txt' --map wordcount --output 'w/${name}' --keep until-drained",
+        "'/run/step-*.txt' --map wordcount --output 'w/${name}' --inputs evict",
     );
     cluster.sh("seq 6 > run/step-6.txt");
     wait("it is mapped", || count(&cluster, "wordcount", "done") == 1);
@@ -193,7 +195,7 @@ fn map_during_write_equals_map_of_sealed_file() {
         ("range", "/lib/range.so"),
         ("tail", "/lib/tail.so"),
         ("sum", "/usr/bin/sha256sum"),
-        ("stack", "filter above=0 | /usr/bin/wc -c"),
+        ("pipeline", "filter above=0 | /usr/bin/wc -c"),
     ];
     for (name, map) in kernels {
         for on in ["write", "seal"] {
@@ -263,7 +265,7 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
             ),
         );
     }
-    let reduced = "--map wordcount --output all --reduce 'cat {inputs}' --keep results";
+    let reduced = "--map wordcount --output all --reduce 'cat {inputs}' --inputs delete";
     add(&cluster, &format!("'/run/*.dat' {reduced} --name good"));
     cluster.sh("seq 5 > run/a.dat");
     for name in ["crash", "hang", "endless"] {
@@ -277,7 +279,7 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
         assert!(log.contains(why), "{log}");
     }
     wait("the good one is not held up", || {
-        round(&cluster, "good", 1) == "done"
+        batch(&cluster, "good", 1) == "done"
     });
     assert_eq!(
         cluster.sh("cat run/a.dat | wc -l; cut -d' ' -f1 run/all"),
@@ -298,33 +300,33 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
     assert_eq!(cluster.sh("cut -d' ' -f1 run/repaired/a.dat"), "5\n");
 }
 
-/// A round without one of its files has no result. It continues after the kernel is fixed.
+/// A batch without one of its files has no result. It continues after the kernel is fixed.
 #[test]
-fn round_with_unmapped_file_fails_until_kernel_is_fixed() {
+fn batch_with_unmapped_file_fails_until_kernel_is_fixed() {
     let Some(cluster) = start(&[]) else {
         return;
     };
     cluster.sh("mkdir run");
     let half = |map: &str| {
         format!(
-            "'/run/*.csv' --map '{map}' --output half --reduce 'cat {{inputs}}' --marker DONE --keep results --name half"
+            "'/run/*.csv' --map '{map}' --output half --reduce 'cat {{inputs}}' --marker DONE --inputs delete --name half"
         )
     };
     add(&cluster, &half("/bin/grep -v bad"));
     cluster.sh("cd run; echo good > 1.csv; echo bad > 2.csv; touch DONE");
-    wait("the round has failed", || {
-        round(&cluster, "half", 1) == "failed"
+    wait("the batch has failed", || {
+        batch(&cluster, "half", 1) == "failed"
     });
-    let said = cluster.run(&["hook", "show", "half"]).out;
-    assert!(said.contains("/run/2.csv was not mapped"), "{said}");
+    let printed = cluster.run(&["hook", "show", "half"]).out;
+    assert!(printed.contains("/run/2.csv was not mapped"), "{printed}");
     assert!(!cluster.try_sh("test -e run/half").ok);
     wait("what was mapped is deleted, and no other", || {
         cluster.sh("ls run/*.csv") == "run/2.csv\n"
     });
     add(&cluster, &(half("/bin/cat") + " --replace"));
     cluster.json(&["rule", "retry", "half"]);
-    wait("the round is whole", || {
-        round(&cluster, "half", 1) == "done"
+    wait("the batch is whole", || {
+        batch(&cluster, "half", 1) == "done"
     });
     assert_eq!(cluster.sh("cat run/half"), "good\nbad\n");
 }
@@ -345,15 +347,15 @@ fn hooks_have_only_the_rights_of_their_owner() {
         cluster.try_sh(&format!("{user} {:?} {args}", cluster.tidemill()))
     };
     let mine = other(
-        "hook add '/run/*.dat' --map wordcount --output '/out/${name}' --keep results --name mine",
+        "hook add '/run/*.dat' --map wordcount --output '/out/${name}' --inputs delete --name mine",
     );
     assert!(mine.ok, "{}", mine.err);
     for what in ["show", "end", "remove"] {
-        let said = other(&format!("hook {what} roots"));
+        let printed = other(&format!("hook {what} roots"));
         assert!(
-            !said.ok && said.err.contains("no rule roots"),
+            !printed.ok && printed.err.contains("no rule roots"),
             "{what}: {}",
-            said.err
+            printed.err
         );
     }
     let all = other("rule add --for-all /dev/null");
@@ -363,7 +365,7 @@ fn hooks_have_only_the_rights_of_their_owner() {
         count(&cluster, "roots", "done") == 2 && count(&cluster, "mine", "done") == 1
     });
     // A user who may read a file need not be able to delete it.
-    wait("it is said why it stays", || {
+    wait("the reason why it stays is reported", || {
         cluster
             .run(&["rule", "log", "mine"])
             .out
@@ -400,8 +402,8 @@ fn hooks_file_accepts_text_of_the_paper() {
         "{listed}"
     );
     cluster.sh("seq 4 > run/a.dat");
-    wait("the round is reduced", || {
-        round(&cluster, "wordcount", 1) == "done"
+    wait("the batch is reduced", || {
+        batch(&cluster, "wordcount", 1) == "done"
     });
     assert_eq!(cluster.sh("cut -d' ' -f1 run/all"), "4\n");
     // The listed text makes the same hook again.

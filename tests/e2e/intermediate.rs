@@ -33,7 +33,7 @@ fn bytes(cluster: &Cluster) -> (u64, u64) {
     }
     let directory = cluster.node_directory(0);
     (
-        all(&directory.join("handed")),
+        all(&directory.join("intermediates")),
         all(&directory.join("objects")),
     )
 }
@@ -79,7 +79,7 @@ fn intermediate_stays_in_memory_until_used_and_is_recomputed() {
     cluster.wait_for_nodes(1);
     assert_eq!(bytes(&cluster).0, middle);
     assert_eq!(cluster.sh("head -c 5 w/middle"), "mmmmm");
-    cluster.lose_handed(0);
+    cluster.lose_intermediates(0);
     cluster.start_node(0);
     cluster.wait_for_nodes(1);
     wait("what is lost is known", || {
@@ -96,7 +96,10 @@ fn intermediate_stays_in_memory_until_used_and_is_recomputed() {
     assert_eq!(cluster.sh("cat w/out"), expected(&cluster, middle));
     assert_eq!(task("make")["in_memory_bytes"], middle);
     assert_eq!(
-        (&task("make")["handed_on"], &task("use")["handed_on"]),
+        (
+            &task("make")["memory_outputs"],
+            &task("use")["memory_outputs"]
+        ),
         (&1.into(), &0.into())
     );
     let report = cluster.json(&["report", &id.to_string()]);
@@ -123,7 +126,7 @@ fn intermediate_too_large_for_memory_is_on_disk() {
     assert_eq!(
         (
             &report["total"]["in_memory_bytes"],
-            &report["total"]["handed_on"]
+            &report["total"]["memory_outputs"]
         ),
         (&0.into(), &1.into())
     );
@@ -131,8 +134,12 @@ fn intermediate_too_large_for_memory_is_on_disk() {
     assert!(explained.contains("not in memory"), "{explained}");
     wait("it is deleted", || !cluster.at("w/middle").exists());
     let wrong = job(1).replace("\"memory\"", "\"memry\"");
-    let said = cluster.try_submit(&wrong);
-    assert!(!said.ok && said.err.contains("memory"), "{}", said.err);
+    let printed = cluster.try_submit(&wrong);
+    assert!(
+        !printed.ok && printed.err.contains("memory"),
+        "{}",
+        printed.err
+    );
     let small = cluster.try_sh(&format!(
         "{:?} node --id 7 --data-dir {:?} --intermediate-memory 1MiB",
         cluster.tidemill(),
@@ -157,8 +164,8 @@ fn kernels_reach_in_memory_files_in_closed_directories() {
     let Some(cluster) = Cluster::prepared(options(), |cluster| set_mode(cluster, 0o700)) else {
         return;
     };
-    let handed = cluster.node_directory(0).join("handed");
-    assert!(handed.is_symlink());
+    let intermediates = cluster.node_directory(0).join("intermediates");
+    assert!(intermediates.is_symlink());
     cluster.sh("mkdir w");
     let middle = MIB;
     let id = cluster.submit(&job(middle));
@@ -167,15 +174,15 @@ fn kernels_reach_in_memory_files_in_closed_directories() {
     });
     assert_eq!(cluster.sh("cat w/said"), format!("{middle}\n"));
     // The size of a host's shared memory is not fixed here: without space in it the file is on the disk.
-    let room = rustix::fs::statvfs(&handed).unwrap();
-    if room.f_bavail * room.f_frsize > 16 * MIB {
-        assert_eq!(std::fs::read_dir(&handed).unwrap().count(), 1);
+    let space = rustix::fs::statvfs(&intermediates).unwrap();
+    if space.f_bavail * space.f_frsize > 16 * MIB {
+        assert_eq!(std::fs::read_dir(&intermediates).unwrap().count(), 1);
     }
     cluster.sh("echo go > w/go");
     cluster.done(id);
     assert_eq!(cluster.sh("cat w/out"), expected(&cluster, middle));
     wait("it is deleted", || {
-        std::fs::read_dir(&handed).unwrap().count() == 0
+        std::fs::read_dir(&intermediates).unwrap().count() == 0
     });
 }
 
@@ -184,7 +191,7 @@ fn directory_closed_since_start_is_named() {
     let Some(mut cluster) = Cluster::prepared(options(), |cluster| set_mode(cluster, 0o711)) else {
         return;
     };
-    if cluster.node_directory(0).join("handed").is_symlink() {
+    if cluster.node_directory(0).join("intermediates").is_symlink() {
         // Root may mount nothing here: the file is in shared memory in any case.
         return;
     }

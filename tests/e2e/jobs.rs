@@ -94,7 +94,7 @@ fn every_policy_gives_same_result_with_explanation() {
     let options = Options {
         nodes: 3,
         cores: 1,
-        host_cores: 1,
+        server_cores: 1,
         ..Options::default()
     };
     let Some(cluster) = Cluster::with(options) else {
@@ -181,11 +181,11 @@ fn logs_show_end_of_output_of_every_task() {
     let id = job["job"].to_string();
     let logs = cluster.json(&["logs", &id]);
     let logs = logs.as_array().unwrap();
-    let said: Vec<_> = logs
+    let printed: Vec<_> = logs
         .iter()
         .map(|log| log["name"].as_str().unwrap())
         .collect();
-    assert_eq!(said, ["well", "badly", "much"]);
+    assert_eq!(printed, ["well", "badly", "much"]);
     assert_eq!(
         (&logs[0]["stdout"], &logs[0]["stderr"]),
         (&"fine\n".into(), &"careful\n".into())
@@ -225,8 +225,8 @@ fn empty_files_are_valid_inputs_on_any_node() {
              python3 -c 'import os; os.mknod(\"made\", 0o100644)'; truncate -s 0 cut; \
              echo full > emptied; : > emptied"
         ));
-        let said = cluster.run(&["put", local.to_str().unwrap(), &format!("/w{node}/put")]);
-        assert!(said.ok, "{}", said.err);
+        let printed = cluster.run(&["put", local.to_str().unwrap(), &format!("/w{node}/put")]);
+        assert!(printed.ok, "{}", printed.err);
     }
     let names = ["touched", "opened", "made", "cut", "emptied", "put"];
     let mut tasks = Vec::new();
@@ -248,9 +248,9 @@ fn empty_files_are_valid_inputs_on_any_node() {
     cluster.sh("mkdir out");
     cluster.done(cluster.submit(&script));
     for output in ["00", "01", "10", "11"] {
-        let said = cluster.sh(&format!("cat out/{output}"));
-        let numbers: Vec<&str> = said.split_whitespace().collect();
-        assert_eq!(numbers[1], "0", "{output}: {said}");
+        let printed = cluster.sh(&format!("cat out/{output}"));
+        let numbers: Vec<&str> = printed.split_whitespace().collect();
+        assert_eq!(numbers[1], "0", "{output}: {printed}");
     }
 }
 
@@ -309,8 +309,8 @@ fn keywords_of_c_sources_agree_with_grep() {
     let data = data.display();
     cluster.sh(&format!("{example}/get-data.sh --part kernel --groups 6 {data} >&2 && {example}/make-job.py {data} /k >&2"));
     cluster.sh(&format!("mkdir k && cp {data}/input/* k/"));
-    let said = cluster.run(&["submit", &format!("{data}/keywords.conf"), "--watch"]);
-    assert!(said.ok, "{}{}", said.out, said.err);
+    let printed = cluster.run(&["submit", &format!("{data}/keywords.conf"), "--watch"]);
+    assert!(printed.ok, "{}{}", printed.out, printed.err);
     cluster.sh(&format!("{example}/check.sh {data} k/keywords.tsv"));
 }
 
@@ -319,7 +319,7 @@ fn montage_in_the_cluster_gives_the_same_mosaic_as_outside() {
     let options = Options {
         nodes: 4,
         cores: 1,
-        host_cores: 1,
+        server_cores: 1,
         ..Options::default()
     };
     let Some(cluster) = Cluster::with(options) else {
@@ -332,14 +332,14 @@ fn montage_in_the_cluster_gives_the_same_mosaic_as_outside() {
         "{example}/get-data.sh {data} >&2 && {example}/make-job.py {data} /m >&2 && {example}/offline.sh {plain} {data} >&2"
     ));
     cluster.sh(&format!("mkdir m && cp {data}/images/* {data}/plan/* m/"));
-    let said = cluster.run(&[
+    let printed = cluster.run(&[
         "submit",
         &format!("{data}/montage.conf"),
         "--policy",
         "hybrid",
         "--watch",
     ]);
-    assert!(said.ok, "{}{}", said.out, said.err);
+    assert!(printed.ok, "{}{}", printed.out, printed.err);
     cluster.sh(&format!(
         "cmp m/mosaic.fits {plain}/mosaic.fits && cmp m/mosaic.png {plain}/mosaic.png"
     ));

@@ -1,6 +1,6 @@
 //! Tests users' kernels: created, built, tested, stored in the cluster, run by name.
 
-use crate::cluster::{Cluster, Said, said};
+use crate::cluster::{Cluster, Printed, printed};
 use crate::require;
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
@@ -11,17 +11,17 @@ use std::process::Command;
 /// Id of a user other than root.
 pub(crate) const OTHER: u32 = 1234;
 
-fn tidemill(args: &[&str]) -> Said {
+fn tidemill(args: &[&str]) -> Printed {
     let output = Command::new(env!("CARGO_BIN_EXE_tidemill"))
         .args(args)
         .output();
-    said(output.unwrap())
+    printed(output.unwrap())
 }
 
 fn good(args: &[&str]) -> String {
-    let said = tidemill(args);
-    assert!(said.ok, "{args:?}: {}{}", said.out, said.err);
-    said.out
+    let printed = tidemill(args);
+    assert!(printed.ok, "{args:?}: {}{}", printed.out, printed.err);
+    printed.out
 }
 
 #[test]
@@ -50,8 +50,11 @@ fn new_kernel_builds_in_all_languages_and_passes_test() {
                 );
                 continue;
             }
-            let law = good(&["kernel", "test", made, &values, "--law"]);
-            assert!(law.contains("the law holds"), "{law}");
+            let invariance = good(&["kernel", "test", made, &values, "--merge-invariance"]);
+            assert!(
+                invariance.contains("merge invariance holds"),
+                "{invariance}"
+            );
             let keep = path("out");
             good(&[
                 "kernel", "test", made, &values, "--output", "range", "--keep", &keep,
@@ -107,15 +110,19 @@ fn build_reads_only_its_source_and_errors_are_shown() {
         "nosy.c",
         &format!("#include \"{secret}\"\nint x = SECRET;\n"),
     );
-    let said = tidemill(&["kernel", "build", &nosy]);
+    let printed = tidemill(&["kernel", "build", &nosy]);
     assert!(
-        !said.ok && said.err.contains("Permission denied"),
+        !printed.ok && printed.err.contains("Permission denied"),
         "{}",
-        said.err
+        printed.err
     );
     let wrong = write("wrong.c", "int start_kernel(void) { return nothing; }\n");
-    let said = tidemill(&["kernel", "build", &wrong]);
-    assert!(!said.ok && said.err.contains("wrong.c:1:"), "{}", said.err);
+    let printed = tidemill(&["kernel", "build", &wrong]);
+    assert!(
+        !printed.ok && printed.err.contains("wrong.c:1:"),
+        "{}",
+        printed.err
+    );
     let script = write("script.py", "print()\n");
     assert!(
         tidemill(&["kernel", "build", &script])
@@ -143,12 +150,18 @@ fn build_reads_only_its_source_and_errors_are_shown() {
     let data = directory.path().join("data");
     std::fs::write(&data, values).unwrap();
     let library = sum.replace(".c", ".so");
-    let law = tidemill(&["kernel", "test", &library, data.to_str().unwrap(), "--law"]);
+    let invariance = tidemill(&[
+        "kernel",
+        "test",
+        &library,
+        data.to_str().unwrap(),
+        "--merge-invariance",
+    ]);
     assert!(
-        !law.ok && law.out.contains("the law is broken"),
+        !invariance.ok && invariance.out.contains("merge invariance is violated"),
         "{}{}",
-        law.out,
-        law.err
+        invariance.out,
+        invariance.err
     );
 }
 
@@ -178,8 +191,8 @@ fn run(cluster: &Cluster, kernel: &str) -> (String, String) {
 }
 
 /// Returns the whole output of a command.
-fn all(said: &Said) -> String {
-    format!("{}{}", said.out, said.err)
+fn all(printed: &Printed) -> String {
+    format!("{}{}", printed.out, printed.err)
 }
 
 /// Directories of objects are closed to users, and programs that only root may read are closed to kernels.
@@ -226,20 +239,20 @@ fn users_run_their_own_code_only() {
         std::fs::write(&script, text).unwrap();
         other(&cluster, &["submit", "--watch", script.to_str().unwrap()])
     };
-    let said = task("probe", "probe.so");
-    assert!(said.ok, "{}", all(&said));
+    let printed = task("probe", "probe.so");
+    assert!(printed.ok, "{}", all(&printed));
     assert_eq!(cluster.sh("cat w/probe.out"), format!("user {OTHER}\n"));
-    let said = task("backup", backup.to_str().unwrap());
+    let printed = task("backup", backup.to_str().unwrap());
     assert!(
-        !said.ok && !all(&said).contains("of root"),
+        !printed.ok && !all(&printed).contains("of root"),
         "{}",
-        all(&said)
+        all(&printed)
     );
     assert!(!cluster.at("w/backup.out").exists());
 }
 
 /// Runs `tidemill ARGS` as another user.
-pub(crate) fn other(cluster: &Cluster, args: &[&str]) -> Said {
+pub(crate) fn other(cluster: &Cluster, args: &[&str]) -> Printed {
     let program = cluster.path("tidemill");
     if !program.exists() {
         std::fs::copy(env!("CARGO_BIN_EXE_tidemill"), &program).unwrap();
@@ -258,7 +271,7 @@ pub(crate) fn other(cluster: &Cluster, args: &[&str]) -> Said {
         .current_dir("/")
         .uid(OTHER)
         .gid(OTHER);
-    said(command.output().unwrap())
+    printed(command.output().unwrap())
 }
 
 #[test]
@@ -275,9 +288,9 @@ fn kernel_versions_are_kept_and_run_by_name() {
     };
     let first = add("one", &[]);
     assert_eq!(first["path"], "/kernels/0/say@1");
-    let (said, hash) = run(&cluster, "say");
+    let (printed, hash) = run(&cluster, "say");
     assert_eq!(
-        (said.as_str(), hash.as_str()),
+        (printed.as_str(), hash.as_str()),
         ("one", first["hash"].as_str().unwrap())
     );
     let again = add("one", &[]);

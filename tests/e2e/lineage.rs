@@ -40,12 +40,12 @@ fn lineage_survives_renames_and_rewrites() {
     let down = cluster.run(&["lineage", "/w/renamed", "--down"]);
     assert!(down.ok, "{}", down.err);
     for format in ["text", "dot", "svg", "prov-json"] {
-        let said = cluster.run(&["lineage", "/w/result", "--format", format]);
+        let printed = cluster.run(&["lineage", "/w/result", "--format", format]);
         assert!(
-            said.ok && said.out.contains("count"),
+            printed.ok && printed.out.contains("count"),
             "{format}: {}{}",
-            said.out,
-            said.err
+            printed.out,
+            printed.err
         );
     }
     let through_mount = cluster.sh("cat .tidemill/lineage/w/result");

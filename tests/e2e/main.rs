@@ -3,13 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod apps;
-mod arrivals;
-mod asked;
-mod bound;
-mod bound_faults;
-mod bridges;
-mod bridges_faults;
-mod bridges_seen;
+mod asynchronous_writes;
+mod attached;
+mod attached_faults;
+mod backend;
 #[cfg(feature = "nats")]
 #[path = "../../crates/server/tests/broker/mod.rs"]
 mod broker;
@@ -19,35 +16,35 @@ mod by_url;
 mod chance;
 mod channels;
 mod cluster;
-mod components;
 mod deployments;
 mod directories;
 mod dry_run;
 mod elastic;
-mod ends;
+mod events;
 mod examples;
 mod faults;
 mod files;
 mod find;
 mod first_day;
 mod follow;
-mod given_away;
 mod hooks;
+mod instances;
 mod intermediate;
 mod jobs;
 mod kernels;
 mod lineage;
 mod locks;
 mod mapped;
+mod mapper_jobs;
+mod memory_tier;
 mod migrations;
 mod names;
 mod new_files;
 mod offline;
 mod offload;
 mod open;
-mod outside;
+mod orphaned_versions;
 mod packs;
-mod pipelined;
 mod plan;
 mod preload;
 mod provenance;
@@ -57,26 +54,29 @@ mod reads;
 mod reduce;
 mod reductions;
 mod remote;
+mod remotes;
+mod remotes_faults;
+mod remotes_seen;
 mod replicas;
 #[path = "../require.rs"]
 mod require;
 mod resources;
 mod results;
-mod rooms;
 mod rules;
+mod runtime_environment;
 mod scripts;
-#[path = "../../crates/bridge/tests/servers/mod.rs"]
+#[path = "../../crates/remote/tests/servers/mod.rs"]
 mod servers;
-#[path = "../../crates/bridge/tests/stand_in/mod.rs"]
+#[path = "../../crates/remote/tests/stand_in/mod.rs"]
 #[allow(dead_code, reason = "tests of the stores need more of it")]
 mod stand_in;
 mod states;
 mod store;
 mod stores;
+mod streaming;
 mod striped;
-mod surroundings;
 mod together;
 mod traces;
 mod users;
 mod variables;
-mod warehouse;
+mod workspaces;

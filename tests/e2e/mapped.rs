@@ -1,4 +1,4 @@
-//! Tests components of variables: tasks that find values in the bytes of a file with a known format (`mapper`).
+//! Tests task instances of variables: tasks that find values in the bytes of a file with a known format (`variable`).
 
 use crate::chance::Chance;
 use crate::cluster::{Cluster, Options};
@@ -20,8 +20,8 @@ fn cluster(remote: bool) -> Option<Cluster> {
 }
 
 fn put(cluster: &Cluster, local: &Path, path: &str) {
-    let said = cluster.run(&["put", "--stripe", "4096,3", local.to_str().unwrap(), path]);
-    assert!(said.ok, "{}", said.err);
+    let printed = cluster.run(&["put", "--stripe", "4096,3", local.to_str().unwrap(), path]);
+    assert!(printed.ok, "{}", printed.err);
 }
 
 fn job(task: &str) -> String {
@@ -30,9 +30,9 @@ fn job(task: &str) -> String {
 
 /// Returns the values of a fixture's variable, as the libraries read them.
 fn values_of(name: &str, variable: &str) -> Vec<u8> {
-    let told = std::fs::read(fixture(&format!("{name}.json"))).unwrap();
-    let told: Value = serde_json::from_slice(&told).unwrap();
-    let all = told["variables"].as_array().unwrap();
+    let reported = std::fs::read(fixture(&format!("{name}.json"))).unwrap();
+    let reported: Value = serde_json::from_slice(&reported).unwrap();
+    let all = reported["variables"].as_array().unwrap();
     let one = all.iter().find(|one| one["path"] == variable).unwrap();
     let hex = one["selections"][0]["hex"].as_str().unwrap();
     let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
@@ -54,13 +54,14 @@ fn program_reads_variable_values_as_plain_file() {
         .unwrap();
         cluster.sh("chmod +x show");
         let show = |file: &str, variable: &str, per: &str| {
+            let word = per.replace("stripe-object", "part");
             job(&format!(
-                r#"name = "show"; kernel = "show"; args = [ "{file}", "l/{variable}.%{per}" ]; per = "{per}"; mapper = "netcdf:{variable}";
-                   input = [ "{file}" ]; output = [ "v/{variable}.%{per}", "l/{variable}.%{per}" ]; stdout = "v/{variable}.%{per}";"#
+                r#"name = "show"; kernel = "show"; args = [ "{file}", "l/{variable}.%{word}" ]; per = "{per}"; variable = "netcdf:{variable}";
+                   input = [ "{file}" ]; output = [ "v/{variable}.%{word}", "l/{variable}.%{word}" ]; stdout = "v/{variable}.%{word}";"#
             ))
         };
-        // Interleaved big-endian records: there is a piece for each stripe that contains some.
-        cluster.done(cluster.submit(&show("cdf1.nc", "f8_3t", "piece")));
+        // Interleaved big-endian records: there is a chunk for each stripe that contains some.
+        cluster.done(cluster.submit(&show("cdf1.nc", "f8_3t", "chunk")));
         assert_eq!(cluster.sh("ls v"), "f8_3t.0\nf8_3t.1\n");
         cluster.sh("cat v/f8_3t.* > v/all");
         assert_eq!(
@@ -69,14 +70,14 @@ fn program_reads_variable_values_as_plain_file() {
         );
         let first: Value = serde_json::from_str(&cluster.sh("cat l/f8_3t.0")).unwrap();
         let second: Value = serde_json::from_str(&cluster.sh("cat l/f8_3t.1")).unwrap();
-        let records = first[0]["pieces"][0]["shape"][0].as_u64().unwrap();
+        let records = first[0]["chunks"][0]["shape"][0].as_u64().unwrap();
         let expected = serde_json::json!([{
             "input": "cdf1.nc", "variable": "f8_3t", "dtype": "float64", "itemsize": 8, "shape": [4, 5, 7],
-            "pieces": [{ "start": [records, 0, 0], "shape": [4 - records, 5, 7] }],
+            "chunks": [{ "start": [records, 0, 0], "shape": [4 - records, 5, 7] }],
         }]);
         assert_eq!(second, expected);
         // The chunks are compressed and shuffled.
-        cluster.done(cluster.submit(&show("netcdf4.nc", "deflated", "part")));
+        cluster.done(cluster.submit(&show("netcdf4.nc", "deflated", "stripe-object")));
         let lies = cluster.json(&["variables", "/netcdf4.nc", "deflated"]);
         let parts = lies["variables"][0]["where"].as_array().unwrap().len();
         let made = cluster.sh("ls v/deflated.*").lines().count();
@@ -111,20 +112,23 @@ fn kernels_run_on_nodes_with_values_and_read_each_once() {
     let Some(cluster) = cluster(true) else { return };
     let numbers = with_records(&cluster);
     let id = cluster.submit(&job(
-        r#"name = "sum"; kernel = "sum"; args = [ "dtype=i64" ]; per = "part"; mapper = "columns:_=V8,x=<i8,_=V8";
+        r#"name = "sum"; kernel = "sum"; args = [ "dtype=i64" ]; per = "stripe-object"; variable = "columns:_=V8,x=<i8,_=V8";
            input = [ "records" ]; output = [ "sum.%part" ];"#,
     ));
-    let told = cluster.done(id);
-    let tasks = told["tasks"].as_array().unwrap();
+    let reported = cluster.done(id);
+    let tasks = reported["tasks"].as_array().unwrap();
     let layout = cluster.json(&["layout", "/records"]);
     for (task, part) in tasks.iter().zip(layout["parts"].as_array().unwrap()) {
-        assert_eq!(task["node"], part["replicas"][0]["node"], "{told:#}");
+        assert_eq!(task["node"], part["replicas"][0]["node"], "{reported:#}");
     }
-    let moved = tasks
+    let transferred = tasks
         .iter()
-        .map(|task| task["moved_bytes"].as_u64().unwrap())
+        .map(|task| task["transferred_bytes"].as_u64().unwrap())
         .sum::<u64>();
-    assert!(moved < 20_000, "only what crosses stripes: {moved}");
+    assert!(
+        transferred < 20_000,
+        "only what crosses stripes: {transferred}"
+    );
     let sums = cluster.sh("cat sum.*");
     let sum: i64 = sums
         .lines()
@@ -133,7 +137,7 @@ fn kernels_run_on_nodes_with_values_and_read_each_once() {
     assert_eq!(sum, numbers.iter().sum::<i64>());
     // The same task over the same bytes is cached; a task for another column is another task.
     let again = cluster.done(cluster.submit(&job(
-        r#"name = "sum"; kernel = "sum"; args = [ "dtype=i64" ]; per = "part"; mapper = "columns:x=<i8,_=V16";
+        r#"name = "sum"; kernel = "sum"; args = [ "dtype=i64" ]; per = "stripe-object"; variable = "columns:x=<i8,_=V16";
            input = [ "records" ]; output = [ "first.%part" ];"#,
     )));
     assert!(again["tasks"][0]["reused"].is_null(), "{again:#}");
@@ -152,31 +156,31 @@ fn missing_or_corrupt_variable_is_reported() {
     };
     put(&cluster, &fixture("netcdf4.nc"), "/good.nc");
     let mut bytes = std::fs::read(fixture("netcdf4.nc")).unwrap();
-    let told = |file: &str, mapper: &str| {
+    let reported = |file: &str, mapper: &str| {
         let task = format!(
-            r#"name = "t"; kernel = "mean"; per = "piece"; mapper = "{mapper}"; input = [ "{file}" ]; output = [ "m.%piece" ];"#
+            r#"name = "t"; kernel = "mean"; per = "chunk"; variable = "{mapper}"; input = [ "{file}" ]; output = [ "m.%chunk" ];"#
         );
-        let said = cluster.try_submit(&job(&task));
-        assert!(!said.ok, "{file} {mapper}");
-        said.err
+        let printed = cluster.try_submit(&job(&task));
+        assert!(!printed.ok, "{file} {mapper}");
+        printed.err
     };
-    let missing = told("good.nc", "netcdf:rain");
+    let missing = reported("good.nc", "netcdf:rain");
     assert!(
         missing.contains("rain") && missing.contains("deflated") && missing.contains("job.conf:1:"),
         "{missing}"
     );
-    assert!(told("good.nc", "zarr:deflated").contains("the file is hdf5"));
-    assert!(told("good.nc", "grib:t").contains("give \"netcdf:VARIABLE\""));
-    assert!(told("good.nc", "columns:a=<f8,b=<f8").contains("call the others _"));
+    assert!(reported("good.nc", "zarr:deflated").contains("the file is hdf5"));
+    assert!(reported("good.nc", "grib:t").contains("give \"netcdf:VARIABLE\""));
+    assert!(reported("good.nc", "columns:a=<f8,b=<f8").contains("call the others _"));
     std::fs::write(cluster.path("cut"), &bytes[..bytes.len() / 2]).unwrap();
     put(&cluster, &cluster.path("cut"), "/cut.nc");
-    told("cut.nc", "netcdf:deflated");
+    reported("cut.nc", "netcdf:deflated");
     std::fs::write(cluster.path("noise"), Chance(9).bytes(20_000)).unwrap();
     put(&cluster, &cluster.path("noise"), "/noise.nc");
-    assert!(told("noise.nc", "netcdf:deflated").contains("first bytes are"));
+    assert!(reported("noise.nc", "netcdf:deflated").contains("first bytes are"));
     std::fs::write(cluster.path("none"), "").unwrap();
     put(&cluster, &cluster.path("none"), "/none.nc");
-    told("none.nc", "netcdf:deflated");
+    reported("none.nc", "netcdf:deflated");
     // One byte within a chunk changes: the header stays the same.
     let lies = cluster.json(&["variables", "/good.nc", "deflated"]);
     assert!(lies["variables"][0]["where"][0]["bytes"].as_u64().unwrap() > 0);
@@ -189,8 +193,8 @@ fn missing_or_corrupt_variable_is_reported() {
     std::fs::write(cluster.path("bad"), &bytes).unwrap();
     put(&cluster, &cluster.path("bad"), "/bad.nc");
     let id = cluster.submit(&job(
-        r#"name = "t"; kernel = "wc"; args = [ "-c", "bad.nc" ]; type = "program"; per = "piece"; mapper = "netcdf:deflated";
-           input = [ "bad.nc" ]; output = [ "w.%piece" ]; stdout = "w.%piece";"#,
+        r#"name = "t"; kernel = "wc"; args = [ "-c", "bad.nc" ]; type = "program"; per = "chunk"; variable = "netcdf:deflated";
+           input = [ "bad.nc" ]; output = [ "w.%chunk" ]; stdout = "w.%chunk";"#,
     ));
     let ended = cluster.ended(id);
     let why = ended.to_string();
@@ -221,7 +225,7 @@ fn alone(cluster: &Cluster, kernel: &str, args: &str, path: &str) -> Vec<u8> {
 }
 
 #[test]
-fn merged_result_of_components_equals_whole_result() {
+fn merged_result_of_instances_equals_whole_result() {
     for remote in [false, true] {
         let Some(cluster) = cluster(remote) else {
             return;
@@ -241,13 +245,13 @@ fn merged_result_of_components_equals_whole_result() {
             ("wordcount", ""),
         ];
         for (kernel, args) in kernels {
-            for per in ["part", "chunk"] {
+            for per in ["stripe-object", "stripe"] {
                 let task = format!(
                     r#"name = "m"; kernel = "{kernel}"; args = [ {args} ]; per = "{per}"; input = [ "records" ]; output = [ "merged" ];"#
                 );
-                let said = cluster.try_submit(&format!("replace = true; {}", job(&task)));
-                assert!(said.ok, "{kernel}: {}", said.err);
-                let reply: Value = serde_json::from_str(&said.out).unwrap();
+                let printed = cluster.try_submit(&format!("replace = true; {}", job(&task)));
+                assert!(printed.ok, "{kernel}: {}", printed.err);
+                let reply: Value = serde_json::from_str(&printed.out).unwrap();
                 cluster.done(reply["job"].as_u64().unwrap());
                 assert_eq!(
                     std::fs::read(cluster.at("merged")).unwrap(),
@@ -256,9 +260,9 @@ fn merged_result_of_components_equals_whole_result() {
                 );
             }
         }
-        for per in ["part", "piece"] {
+        for per in ["stripe-object", "chunk"] {
             let task = format!(
-                r#"name = "m"; kernel = "stats"; args = [ "dtype=f32" ]; per = "{per}"; mapper = "netcdf:deflated"; input = [ "netcdf4.nc" ];
+                r#"name = "m"; kernel = "stats"; args = [ "dtype=f32" ]; per = "{per}"; variable = "netcdf:deflated"; input = [ "netcdf4.nc" ];
                    output = [ "merged" ];"#
             );
             cluster.done(cluster.submit(&format!("replace = true; {}", job(&task))));
@@ -285,12 +289,12 @@ fn merged_result_of_components_equals_whole_result() {
 }
 
 #[test]
-fn user_kernel_merges_outputs_of_components() {
+fn user_kernel_merges_outputs_of_instances() {
     let Some(cluster) = cluster(false) else {
         return;
     };
     let numbers = with_records(&cluster);
-    let reduced = r#"name = "r"; kernel = "od"; type = "program"; args = [ "-An", "-v", "-w8", "-td8", "records" ]; per = "part"; mapper = "columns:_=V8,x=<i8,_=V8";
+    let reduced = r#"name = "r"; kernel = "od"; type = "program"; args = [ "-An", "-v", "-w8", "-td8", "records" ]; per = "stripe-object"; variable = "columns:_=V8,x=<i8,_=V8";
         input = [ "records" ]; output = [ "d/smallest" ]; stdout = "d/smallest"; reduce = "/usr/bin/sort -n {inputs}";"#;
     cluster.done(cluster.submit(&job(reduced)));
     let got = cluster.sh("cat d/smallest");
@@ -304,12 +308,12 @@ fn user_kernel_merges_outputs_of_components() {
     assert_eq!(
         cluster.sh("ls d"),
         "smallest\n",
-        "what components wrote has no names"
+        "what task instances wrote has no names"
     );
     let lineage = cluster.json(&["lineage", "/d/smallest", "--format", "json"]);
     assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
-    // A failed component fails the task, and no output is left.
-    let fails = r#"name = "r"; kernel = "sh"; type = "program"; args = [ "-c", "[ %part != 1 ] && echo %part" ]; per = "part"; retries = 0;
+    // A failed task instance fails the task, and no output is left.
+    let fails = r#"name = "r"; kernel = "sh"; type = "program"; args = [ "-c", "[ %part != 1 ] && echo %part" ]; per = "stripe-object"; retries = 0;
         input = [ "records" ]; output = [ "none" ]; stdout = "none"; reduce = "cat {inputs}";"#;
     let ended = cluster.ended(cluster.submit(&job(fails)));
     assert_eq!(ended["state"], "failed", "{ended:#}");
@@ -318,25 +322,25 @@ fn user_kernel_merges_outputs_of_components() {
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
-/// Combines the output of components, values and their positions; values that were never written are left out.
+/// Combines the output of task instances, values and their positions; values that were never written are left out.
 fn assembled(cluster: &Cluster, size: usize) -> Vec<Option<Vec<u8>>> {
     let mut whole = vec![None; size];
     for number in cluster.sh("cd v; ls").lines() {
         let values = std::fs::read(cluster.at(&format!("v/{number}"))).unwrap();
-        let told = cluster.sh(&format!("cat l/{number}"));
-        let told: Value = serde_json::from_str(&told).unwrap();
+        let reported = cluster.sh(&format!("cat l/{number}"));
+        let reported: Value = serde_json::from_str(&reported).unwrap();
         let numbers = |json: &Value| -> Vec<usize> {
             let all = json.as_array().unwrap().iter();
             all.map(|one| usize::try_from(one.as_u64().unwrap()).unwrap())
                 .collect()
         };
-        let itemsize = usize::try_from(told[0]["itemsize"].as_u64().unwrap()).unwrap();
+        let itemsize = usize::try_from(reported[0]["itemsize"].as_u64().unwrap()).unwrap();
         let mut values = values.chunks(itemsize);
-        for piece in told[0]["pieces"].as_array().unwrap() {
+        for chunk in reported[0]["chunks"].as_array().unwrap() {
             let (start, shape, all) = (
-                numbers(&piece["start"]),
-                numbers(&piece["shape"]),
-                numbers(&told[0]["shape"]),
+                numbers(&chunk["start"]),
+                numbers(&chunk["shape"]),
+                numbers(&reported[0]["shape"]),
             );
             for number in 0..shape.iter().product::<usize>() {
                 let (mut rest, mut at, mut step) = (number, 0, 1);
@@ -354,11 +358,11 @@ fn assembled(cluster: &Cluster, size: usize) -> Vec<Option<Vec<u8>>> {
     whole
 }
 
-/// Checks one result of all components, its lineage, and a directory with files that are missing, corrupt, or changed.
+/// Checks one result of all task instances, its lineage, and a directory with files that are missing, corrupt, or changed.
 fn a_directory_is_summed(cluster: &Cluster) {
     let sum = |output: &str| {
         job(&format!(
-            r#"name = "n"; kernel = "stats"; args = [ "dtype=f32", "of=count" ]; per = "part"; mapper = "zarr:tas"; input = [ "three.zarr" ]; output = [ "{output}" ];"#
+            r#"name = "n"; kernel = "stats"; args = [ "dtype=f32", "of=count" ]; per = "stripe-object"; variable = "zarr:tas"; input = [ "three.zarr" ]; output = [ "{output}" ];"#
         ))
     };
     cluster.done(cluster.submit(&sum("n1")));
@@ -368,7 +372,7 @@ fn a_directory_is_summed(cluster: &Cluster) {
     assert_ne!(
         cluster.sh("cat n1"),
         cluster.sh("cat n2"),
-        "it is in no piece"
+        "it is in no chunk"
     );
     let lineage = cluster.json(&["lineage", "/n1", "--format", "json"]);
     assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
@@ -387,10 +391,10 @@ fn a_directory_is_summed(cluster: &Cluster) {
         ("three.zarr", "netcdf:tas", "is a directory"),
     ] {
         let task = format!(
-            r#"name = "n"; kernel = "mean"; per = "part"; mapper = "{mapper}"; input = [ "{input}" ]; output = [ "none" ];"#
+            r#"name = "n"; kernel = "mean"; per = "stripe-object"; variable = "{mapper}"; input = [ "{input}" ]; output = [ "none" ];"#
         );
-        let said = cluster.try_submit(&job(&task));
-        assert!(!said.ok && said.err.contains(why), "{}", said.err);
+        let printed = cluster.try_submit(&job(&task));
+        assert!(!printed.ok && printed.err.contains(why), "{}", printed.err);
     }
 }
 
@@ -418,7 +422,7 @@ fn built_in_kernels_skip_same_missing_values_as_reduce() {
     cluster.sh("find z -type f -exec sync {} +");
     let stats = |args: &str| {
         job(&format!(
-            r#"name = "s"; kernel = "stats"; args = [ {args} "of=count,sum" ]; per = "part"; mapper = "zarr:x"; input = [ "z" ]; output = [ "s" ];"#
+            r#"name = "s"; kernel = "stats"; args = [ {args} "of=count,sum" ]; per = "stripe-object"; variable = "zarr:x"; input = [ "z" ]; output = [ "s" ];"#
         ))
     };
     let found = |args: &str| {
@@ -437,8 +441,8 @@ fn built_in_kernels_skip_same_missing_values_as_reduce() {
         ("", "dtype=i16"),
         (r#""dtype=i16", "order=big","#, "order=big"),
     ] {
-        let said = cluster.try_submit(&stats(args));
-        assert!(!said.ok && said.err.contains(word), "{}", said.err);
+        let printed = cluster.try_submit(&stats(args));
+        assert!(!printed.ok && printed.err.contains(word), "{}", printed.err);
     }
 }
 
@@ -453,29 +457,30 @@ fn zarr_directory_is_read_on_nodes_with_its_chunks() {
         cluster.sh(&format!("cp -r {three} {two} .; mkdir v l"));
         cluster.sh("find . -name .tidemill -prune -o -type f -exec sync {} +");
         for (directory, variable, itemsize, per) in [
-            ("three.zarr", "tas", 4, "part"),
-            ("three.zarr", "group/sharded", 4, "part"),
-            ("three.zarr", "group/sharded", 4, "piece"),
-            ("two.zarr/", "tas", 4, "part"),
+            ("three.zarr", "tas", 4, "stripe-object"),
+            ("three.zarr", "group/sharded", 4, "stripe-object"),
+            ("three.zarr", "group/sharded", 4, "chunk"),
+            ("two.zarr/", "tas", 4, "stripe-object"),
         ] {
+            let word = per.replace("stripe-object", "part");
             let task = format!(
-                r#"name = "show"; kernel = "sh"; type = "program"; args = [ "-c", "cat $0; printf %s \"$TIDEMILL_LAYOUT\" > $1", "{{inputs}}", "l/%{per}" ];
-                   per = "{per}"; mapper = "zarr:{variable}"; input = [ "{directory}" ]; output = [ "v/%{per}", "l/%{per}" ]; stdout = "v/%{per}";"#
+                r#"name = "show"; kernel = "sh"; type = "program"; args = [ "-c", "cat $0; printf %s \"$TIDEMILL_LAYOUT\" > $1", "{{inputs}}", "l/%{word}" ];
+                   per = "{per}"; variable = "zarr:{variable}"; input = [ "{directory}" ]; output = [ "v/%{word}", "l/%{word}" ]; stdout = "v/%{word}";"#
             );
-            let told = cluster.done(cluster.submit(&job(&task)));
-            let tasks = told["tasks"].as_array().unwrap();
-            if per == "part" {
+            let reported = cluster.done(cluster.submit(&job(&task)));
+            let tasks = reported["tasks"].as_array().unwrap();
+            if per == "stripe-object" {
                 assert!(
                     (1..=3).contains(&tasks.len()),
-                    "one for each node: {told:#}"
+                    "one for each node: {reported:#}"
                 );
-                let moved = tasks
+                let transferred = tasks
                     .iter()
-                    .map(|task| task["moved_bytes"].as_u64().unwrap());
+                    .map(|task| task["transferred_bytes"].as_u64().unwrap());
                 assert_eq!(
-                    moved.sum::<u64>(),
+                    transferred.sum::<u64>(),
                     0,
-                    "chunks are read where they are: {told:#}"
+                    "chunks are read where they are: {reported:#}"
                 );
             }
             let expected = values_of(directory.trim_end_matches('/'), variable);
@@ -526,37 +531,37 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
                 .collect()
         };
         let parts = task(
-            "part",
-            r#"mapper = "columns:csv,n,type=i8"; output = [ "p.%part" ]; stdout = "p.%part";"#,
+            "stripe-object",
+            r#"variable = "columns:csv,n,type=i8"; output = [ "p.%part" ]; stdout = "p.%part";"#,
         );
-        let told = cluster.done(cluster.submit(&parts));
-        let tasks = told["tasks"].as_array().unwrap();
+        let reported = cluster.done(cluster.submit(&parts));
+        let tasks = reported["tasks"].as_array().unwrap();
         let layout = cluster.json(&["layout", "/t.csv"]);
         for (task, part) in tasks.iter().zip(layout["parts"].as_array().unwrap()) {
-            assert_eq!(task["node"], part["replicas"][0]["node"], "{told:#}");
+            assert_eq!(task["node"], part["replicas"][0]["node"], "{reported:#}");
         }
         let mut found = values("p.*");
         found.sort_unstable();
         let mut sorted = numbers.clone();
         sorted.sort_unstable();
         assert_eq!(found, sorted);
-        let pieces = task(
-            "piece",
-            r#"mapper = "columns:csv,#2,type=i8"; output = [ "d/%piece" ]; stdout = "d/%piece";"#,
+        let chunks = task(
+            "chunk",
+            r#"variable = "columns:csv,#2,type=i8"; output = [ "d/%chunk" ]; stdout = "d/%chunk";"#,
         );
-        cluster.done(cluster.submit(&pieces));
+        cluster.done(cluster.submit(&chunks));
         assert_eq!(values("d/*"), numbers, "in the order of the file");
-        // A column with a comma in its name; no kernel joins components here, because the order of lines is not known.
+        // A column with a comma in its name; no kernel joins task instances here, because the order of lines is not known.
         let sum = |output: &str| {
             job(&format!(
-                r#"name = "s"; kernel = "sum"; args = [ "dtype=f64" ]; per = "part"; mapper = "columns:csv,\"t, K\""; input = [ "t.csv" ]; output = [ "{output}" ];"#
+                r#"name = "s"; kernel = "sum"; args = [ "dtype=f64" ]; per = "stripe-object"; variable = "columns:csv,\"t, K\""; input = [ "t.csv" ]; output = [ "{output}" ];"#
             ))
         };
-        let said = cluster.try_submit(&sum("total"));
+        let printed = cluster.try_submit(&sum("total"));
         assert!(
-            !said.ok && said.err.contains("say how in \"reduce\""),
+            !printed.ok && printed.err.contains("say how in \"reduce\""),
             "{}",
-            said.err
+            printed.err
         );
         cluster.done(cluster.submit(&sum("total.%part")));
         let sums = cluster.sh("cat total.*");
@@ -574,26 +579,26 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
             let mut bad = text.clone();
             bad.insert_str(at, &format!("q,1,{wrong}\r\n"));
             std::fs::write(cluster.path("text"), &bad).unwrap();
-            let said = cluster.run(&[
+            let printed = cluster.run(&[
                 "put",
                 "--stripe",
                 "4096,3",
                 cluster.path("text").to_str().unwrap(),
                 "/t.csv",
             ]);
-            assert!(said.ok, "{}", said.err);
+            assert!(printed.ok, "{}", printed.err);
             let bad = task(
-                "part",
-                r#"retries = 0; mapper = "columns:csv,n,type=i8"; output = [ "q.%part" ]; stdout = "q.%part";"#,
+                "stripe-object",
+                r#"retries = 0; variable = "columns:csv,n,type=i8"; output = [ "q.%part" ]; stdout = "q.%part";"#,
             );
             let ended = cluster.ended(cluster.submit(&bad));
-            let told = ended.to_string();
+            let reported = ended.to_string();
             let line = bad_line(&text, at, wrong);
             cluster.sh("rm -f q.*");
             assert!(
                 ended["state"] == "failed"
-                    && told.contains(&line)
-                    && told.contains(&why.replace('"', "\\\"")),
+                    && reported.contains(&line)
+                    && reported.contains(&why.replace('"', "\\\"")),
                 "{line}: {ended:#}"
             );
         }

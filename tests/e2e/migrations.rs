@@ -141,8 +141,8 @@ fn move_and_rebalance_survive_server_kills() {
     cluster.start_server();
     cluster.wait_for_nodes(2);
     wait("all are moved", || {
-        let said = cluster.json(&["labels"]);
-        said["pending"].as_array().is_some_and(Vec::is_empty)
+        let printed = cluster.json(&["labels"]);
+        printed["pending"].as_array().is_some_and(Vec::is_empty)
     });
     let mut read = Vec::new();
     open.read_to_end(&mut read).unwrap();
@@ -158,8 +158,8 @@ fn move_and_rebalance_survive_server_kills() {
         (["move", "/d", "--node", "9"], "not part of the cluster"),
         (["move", "/none", "--node", "0"], "no such file"),
     ] {
-        let said = cluster.run(&bad);
-        assert!(!said.ok && said.err.contains(why), "{}", said.err);
+        let printed = cluster.run(&bad);
+        assert!(!printed.ok && printed.err.contains(why), "{}", printed.err);
     }
     assert!(!cluster.run(&["move", "/d"]).ok, "where to?");
     let planned = cluster.json(&["rebalance", "--dry-run", "--within", "1"]);
@@ -221,14 +221,19 @@ fn striped_files_move_to_named_nodes_by_part() {
     assert_eq!(nodes_of(&cluster, "/f"), begun);
     // First one part stays, then none.
     for named in [[others[0], begun[1]], [others[0], others[1]]] {
-        let said = move_to(&named);
-        let told: serde_json::Value = serde_json::from_str(&said.out).unwrap();
-        assert!(said.ok && told["files"] == 1, "{}{}", said.out, said.err);
+        let printed = move_to(&named);
+        let reported: serde_json::Value = serde_json::from_str(&printed.out).unwrap();
+        assert!(
+            printed.ok && reported["files"] == 1,
+            "{}{}",
+            printed.out,
+            printed.err
+        );
         wait("the parts are there", || nodes_of(&cluster, "/f") == named);
         is_whole();
         let again = move_to(&[named[1], named[0]]);
-        let told: serde_json::Value = serde_json::from_str(&again.out).unwrap();
-        assert!(again.ok && told["there"] == 1, "{}", again.out);
+        let reported: serde_json::Value = serde_json::from_str(&again.out).unwrap();
+        assert!(again.ok && reported["there"] == 1, "{}", again.out);
     }
     assert!(move_to(&others[..1]).ok);
     wait("all is on one node", || {

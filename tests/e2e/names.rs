@@ -1,6 +1,6 @@
 //! Tests reserved names, mountpoints that protect files from being lost, and clusters that are restarted at once.
 
-use crate::cluster::{Cluster, Options, Said, can_mount, directory_of_nobody, said, wait};
+use crate::cluster::{Cluster, Options, Printed, can_mount, directory_of_nobody, printed, wait};
 use crate::require;
 use serde_json::{Value, json};
 use std::ffi::OsStr;
@@ -24,9 +24,9 @@ impl Up {
         self.0.path().join(relative)
     }
 
-    fn run(&self, args: &[&str]) -> Said {
+    fn run(&self, args: &[&str]) -> Printed {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
-        said(
+        printed(
             command
                 .arg("--dir")
                 .arg(self.0.path())
@@ -37,9 +37,13 @@ impl Up {
     }
 
     fn ok(&self, args: &[&str]) -> String {
-        let said = self.run(args);
-        assert!(said.ok, "tidemill {args:?}: {}{}", said.out, said.err);
-        said.out
+        let printed = self.run(args);
+        assert!(
+            printed.ok,
+            "tidemill {args:?}: {}{}",
+            printed.out, printed.err
+        );
+        printed.out
     }
 
     /// Kills one of its processes and does not wait for its end.
@@ -74,14 +78,25 @@ fn killed_daemons_are_restarted_at_once() {
     for round in 0..4 {
         for part in ["server", "node-0", "mount"] {
             up.kill(part);
-            let said = up.run(&["up"]);
-            assert!(said.ok, "{round}, {part}: {}{}", said.out, said.err);
-            assert!(said.out.contains(part), "{round}, {part}: {}", said.out);
-            let started = said.out.lines().find(|line| line.starts_with("started:"));
+            let printed = up.run(&["up"]);
+            assert!(
+                printed.ok,
+                "{round}, {part}: {}{}",
+                printed.out, printed.err
+            );
+            assert!(
+                printed.out.contains(part),
+                "{round}, {part}: {}",
+                printed.out
+            );
+            let started = printed
+                .out
+                .lines()
+                .find(|line| line.starts_with("started:"));
             assert!(
                 started.is_some_and(|line| line.contains(part)),
                 "{round}, {part}: {}",
-                said.out
+                printed.out
             );
             std::fs::write(mnt.join(format!("{part}{round}")), "x").unwrap();
         }
@@ -122,12 +137,12 @@ fn mountpoint_with_files_is_refused() {
     let Some(up) = Up::new() else { return };
     std::fs::create_dir(up.path("mnt")).unwrap();
     std::fs::write(up.path("mnt/results"), "x").unwrap();
-    let said = up.run(&["up", "--nodes", "1"]);
-    assert!(!said.ok, "{}", said.out);
+    let printed = up.run(&["up", "--nodes", "1"]);
+    assert!(!printed.ok, "{}", printed.out);
     assert!(
-        said.err.contains("results") && said.err.contains("move them"),
+        printed.err.contains("results") && printed.err.contains("move them"),
         "{}",
-        said.err
+        printed.err
     );
     std::fs::remove_file(up.path("mnt/results")).unwrap();
     up.ok(&["up"]);
@@ -149,7 +164,7 @@ fn mountpoint_of_killed_mount_refuses_files_until_down() {
     assert!(mnt.join("NOT-MOUNTED").exists());
     let mode = std::fs::metadata(&mnt).unwrap().permissions().mode();
     assert_eq!(mode & 0o222, 0, "{mode:o}");
-    let flags = said(Command::new("lsattr").arg("-d").arg(&mnt).output().unwrap());
+    let flags = printed(Command::new("lsattr").arg("-d").arg(&mnt).output().unwrap());
     if flags.out.split(' ').next().unwrap().contains('i') {
         assert!(
             std::fs::write(mnt.join("f"), "x").is_err(),
@@ -177,12 +192,12 @@ fn two_clusters_keep_each_others_mounts() {
         &["up", "--nodes", "1", "--mount", path][..],
         &["mount", path],
     ] {
-        let said = two.run(args);
-        assert!(!said.ok, "{args:?}: {}", said.out);
+        let printed = two.run(args);
+        assert!(!printed.ok, "{args:?}: {}", printed.out);
         assert!(
-            said.err.contains("mounted there already"),
+            printed.err.contains("mounted there already"),
             "{args:?}: {}",
-            said.err
+            printed.err
         );
     }
     two.ok(&["down"]);
@@ -204,7 +219,7 @@ fn cluster_of_ordinary_user_mounts_and_unmounts() {
             .arg("--dir")
             .arg(directory.path());
         command.env("HOME", directory.path()).current_dir("/");
-        said(command.args(args).output().unwrap())
+        printed(command.args(args).output().unwrap())
     };
     let device = std::fs::metadata("/dev/fuse").unwrap().permissions().mode();
     if device & 0o006 != 0o006 || !run(&["--version"]).ok {
@@ -242,24 +257,24 @@ fn control_directory_names_are_refused_everywhere() {
             &["mkdir", name],
             &["mkdir", "-p", &below],
         ] {
-            let said = cluster.run(args);
-            assert!(!said.ok, "{args:?}: {}", said.out);
+            let printed = cluster.run(args);
+            assert!(!printed.ok, "{args:?}: {}", printed.out);
             assert!(
-                said.err.contains("control directory"),
+                printed.err.contains("control directory"),
                 "{args:?}: {}",
-                said.err
+                printed.err
             );
         }
         for output in [name, &below] {
-            let said = cluster.try_submit(&format!(
+            let printed = cluster.try_submit(&format!(
                 "name = \"s\"; workdir = \"/\"; tasks = ( {{ name = \"t\"; kernel = \"/bin/sh\"; \
                  args = [\"-c\", \"cat w/in > out\"]; input = [\"w/in\"]; output = [\"{output}\"]; }} );"
             ));
-            assert!(!said.ok, "{output}: {}", said.out);
+            assert!(!printed.ok, "{output}: {}", printed.out);
             assert!(
-                said.err.contains("control directory"),
+                printed.err.contains("control directory"),
                 "{output}: {}",
-                said.err
+                printed.err
             );
         }
     }
@@ -273,10 +288,10 @@ fn control_directory_names_are_refused_everywhere() {
 fn ok_bytes(cluster: &Cluster, args: &[&[u8]]) -> Vec<u8> {
     let args = args.iter().map(|arg| OsStr::from_bytes(arg));
     let done = cluster.tidemill().args(args.clone()).output().unwrap();
-    let said = String::from_utf8_lossy(&done.stderr);
+    let printed = String::from_utf8_lossy(&done.stderr);
     assert!(
         done.status.success(),
-        "{:?}: {said}",
+        "{:?}: {printed}",
         args.collect::<Vec<_>>()
     );
     done.stdout
@@ -376,10 +391,10 @@ fn are_copied_and_moved(cluster: &Cluster) {
         .arg(OsStr::from_bytes(b"/n\xff"))
         .output()
         .unwrap();
-    let said = String::from_utf8(missing.stderr).unwrap();
+    let printed = String::from_utf8(missing.stderr).unwrap();
     assert!(
-        said.contains("no such file") && !missing.status.success(),
-        "{said}"
+        printed.contains("no such file") && !missing.status.success(),
+        "{printed}"
     );
     assert_eq!(ok_bytes(cluster, &[b"cat", br"n\xff"]), b"three");
 }

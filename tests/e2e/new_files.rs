@@ -22,10 +22,10 @@ def opened(): return os.open(f'.tidemill/{os.geteuid()}/new-files', os.O_RDWR)
 def made(handle, body, count):
     try: assert os.pwrite(handle, body, 0) == len(body)
     except OSError as error:
-        told = os.pread(handle, 65536, 0)
-        return error.errno, list(struct.unpack(f'<{len(told) // 4}i', told))
-    told = os.pread(handle, 65536, 0)
-    assert told == bytes(4 * count), told
+        reported = os.pread(handle, 65536, 0)
+        return error.errno, list(struct.unpack(f'<{len(reported) // 4}i', reported))
+    reported = os.pread(handle, 65536, 0)
+    assert reported == bytes(4 * count), reported
     return 0, [0] * count
 ";
 
@@ -78,9 +78,9 @@ assert any(link.endswith('/new-files') for link in links), links
 ",
         other.path.display()
     );
-    labels.said_by(&script);
+    labels.printed_by(&script);
     // An application that gets only a directory is not misled by another directory with the name of the control directory.
-    labels.said_by(
+    labels.printed_by(
         "
 mount = os.environ['TIDEMILL_MOUNT'] + '/w'
 os.makedirs(f'{mount}/.tidemill/{os.geteuid()}')
@@ -119,7 +119,7 @@ handle = opened()
 assert made(handle, call((w, b'a', b'one'), (w, b'b', b'')), 2) == (0, [0, 0])
 assert (open('w/a', 'rb').read(), os.path.getsize('w/b')) == (b'one', 0)
 assert os.stat('w/a').st_mode == 0o100640 and os.stat('w/a').st_uid == os.geteuid()
-# One that can't be is told, and the others are made.
+# One that can't be is reported, and the others are made.
 mixed = made(handle, call((w, b'c', b'c'), (w, b'there', b'x'), (hidden, b'd', b'd'), (closed, b'e', b''), (w, b'f', b'f')), 5)
 refused = 0 if os.geteuid() == 0 else errno.EACCES
 assert mixed == (errno.EEXIST, [0, errno.EEXIST, refused, refused, 0]), mixed
@@ -128,8 +128,8 @@ wrong = [(control, b'x', b''), (1 << 63, b'x', b''), (0, b'x', b''), (1 << 47, b
          (w, b'', b''), (w, b'.', b''), (w, b'..', b''), (w, b'x/y', b''), (w, b'x\\0', b''), (w, b'n' * 256, b''), (1, b'.tidemill', b'')]
 before = sorted(os.listdir('w'))
 for file in wrong:
-    error, told = made(handle, call(file), 1)
-    assert error and told == [error], (file, error, told)
+    error, reported = made(handle, call(file), 1)
+    assert error and reported == [error], (file, error, reported)
 many = made(handle, call(*[(w, b'there', b'')] * 20, (w, b'z', b'z')), 21)
 assert many[1].count(errno.EEXIST) == 8 and many[1][-1] == errno.EAGAIN, many
 assert made(handle, call((w, b'z', b'z'), (w, b'z', b'other')), 2) == (errno.EEXIST, [0, errno.EEXIST])
@@ -244,7 +244,7 @@ fn many_new_files_fill_node_without_partial_files() {
         return;
     };
     let labels = Labels::of(&cluster, 0);
-    labels.said_by(
+    labels.printed_by(
         "
 os.mkdir(os.environ['TIDEMILL_MOUNT'] + '/full')
 of = [app.write(f'tidemill:/full/{n}', 0, b'%05d' % n * 12000) for n in range(900)]
@@ -261,19 +261,23 @@ assert 100 < failed < 800, failed
     );
 }
 
-/// In a full room, in memory, and under rules, new files behave as files created one by one: no label is reported done
-/// without its bytes, the quota holds, each file is stored in memory and fires its rule once, and its lineage names its
+/// In a full workspace, in memory, and under rules, new files behave as files created one by one: no label is reported done
+/// without its bytes, the quota holds, each file is stored in memory and triggers its rule once, and its lineage names its
 /// creator.
 #[test]
-fn many_new_files_respect_quotas_media_and_rules() {
+fn many_new_files_respect_quotas_tiers_and_rules() {
     let Some(mut cluster) = Cluster::with(Options {
         nodes: 1,
         ..Options::default()
     }) else {
         return;
     };
-    cluster.add_node(&["--medium", "memory", "--capacity", "64MiB"]);
-    assert!(cluster.run(&["room", "create", "r", "--quota", "1MiB"]).ok);
+    cluster.add_node(&["--tier", "memory", "--capacity", "64MiB"]);
+    assert!(
+        cluster
+            .run(&["workspace", "create", "r", "--quota", "1MiB"])
+            .ok
+    );
     cluster.sh("mkdir -p w/in");
     let rule = r#"name = "seen"; workdir = "/w"; pattern = "in/(?<n>[0-9]+)";
         task = { kernel = "/usr/bin/wc"; args = [ "-c", "${file}" ]; output = [ "out/${n}" ]; stdout = "out/${n}"; };"#;
@@ -283,19 +287,19 @@ fn many_new_files_respect_quotas_media_and_rules() {
         "add",
         &cluster.path("seen.rule").display().to_string(),
     ]);
-    wait("the mount knows the node in memory", || {
-        cluster.sh("echo x > rooms/r/probe");
-        cluster.json(&["layout", "/rooms/r/probe"])["parts"][0]["replicas"][0]["node"] == 1
+    wait("the mount knows the node of the memory tier", || {
+        cluster.sh("echo x > workspaces/r/probe");
+        cluster.json(&["layout", "/workspaces/r/probe"])["parts"][0]["replicas"][0]["node"] == 1
     });
-    cluster.sh("rm rooms/r/probe");
+    cluster.sh("rm workspaces/r/probe");
     let labels = Labels::of(&cluster, 0);
-    labels.said_by(
+    labels.printed_by(
         "
 import time
 mount = os.environ['TIDEMILL_MOUNT']
 done = 0
 for round in range(4):
-    of = {f'rooms/r/{round}-{n}': b'%07d\\n' % n * 128 for n in range(400)}
+    of = {f'workspaces/r/{round}-{n}': b'%07d\\n' % n * 128 for n in range(400)}
     of = {path: (data, app.write('tidemill:/' + path, 0, data)) for path, data in of.items()}
     for path, (data, label) in of.items():
         try: label.wait()
@@ -310,11 +314,11 @@ of = [app.write(f'tidemill:/w/in/' + (str(n) if n < 40 else f'other-{n}'), 0, b'
 for label in of: label.wait()
 ",
     );
-    let file = cluster.sh("ls rooms/r | sed -n 1p");
-    let layout = cluster.json(&["layout", &format!("/rooms/r/{}", file.trim())]);
+    let file = cluster.sh("ls workspaces/r | sed -n 1p");
+    let layout = cluster.json(&["layout", &format!("/workspaces/r/{}", file.trim())]);
     assert_eq!(layout["parts"][0]["replicas"][0]["node"], 1, "{layout:#}");
-    wait("each file has fired its rule", || {
-        cluster.json(&["rule", "show", "seen"])["firings"]["done"] == 40
+    wait("each file has triggered its rule", || {
+        cluster.json(&["rule", "show", "seen"])["rule_runs"]["done"] == 40
     });
     assert!(cluster.sh("cat w/out/39").starts_with("39 "));
     assert_eq!(cluster.sh("ls w/out | wc -l"), "40\n");

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Calibration: on the host 10 MB/s and 10 ms to start; on node 2 a quarter of that. The files are small, so that each device has
+/// Calibration: on the client 10 MB/s and 10 ms to start; on node 2 a quarter of that. The files are small, so that each device has
 /// space for them.
 const CALIBRATION: &str = r#"
 version = 1
@@ -87,31 +87,31 @@ fn advice_without_cluster_needs_only_calibration_and_flags() {
     assert_eq!(over("12.5 kB/s", &["max"])["best"], "node");
     let reduces = ask(&["max"]);
     assert_eq!(
-        reduces["best"], "split",
-        "the host's cores are faster and the link keeps up"
+        reduces["best"], "both",
+        "the client's cores are faster and the link keeps up"
     );
     close(
         &choice(&reduces, "node")["seconds"],
         0.01 + 4.0 + 180.0 / 1.25e6,
     );
-    close(&choice(&reduces, "host")["seconds"], 8.0 + 0.01 + 1.0);
-    close(&choice(&reduces, "host")["moved_bytes"], 1e7);
-    let split = &choice(&reduces, "split")["seconds"];
-    assert!(split.as_f64() <= choice(&reduces, "node")["seconds"].as_f64());
+    close(&choice(&reduces, "client")["seconds"], 8.0 + 0.01 + 1.0);
+    close(&choice(&reduces, "client")["transferred_bytes"], 1e7);
+    let both = &choice(&reduces, "both")["seconds"];
+    assert!(both.as_f64() <= choice(&reduces, "node")["seconds"].as_f64());
 
     let expands = ask(&["od"]);
-    assert_eq!(expands["best"], "host");
+    assert_eq!(expands["best"], "client");
     close(&choice(&expands, "node")["seconds"], 0.01 + 4.0 + 24.0);
-    assert_eq!(choice(&expands, "split")["feasible"], false);
+    assert_eq!(choice(&expands, "both")["feasible"], false);
     assert!(
-        choice(&expands, "split")["why"]
+        choice(&expands, "both")["why"]
             .as_str()
             .unwrap()
             .contains("parts")
     );
     assert_eq!(ask(&["od", "--result", "node"])["best"], "node");
     assert_eq!(
-        choice(&ask(&["od", "--splittable"]), "split")["feasible"],
+        choice(&ask(&["od", "--splittable"]), "both")["feasible"],
         true
     );
 }
@@ -142,7 +142,7 @@ fn missing_calibration_is_reported() {
         directory.path(),
         &["max", "--size", "1 GB", "--link", "1 GB/s"],
     );
-    assert_eq!(unknown["best"], "host");
+    assert_eq!(unknown["best"], "client");
     assert!(
         choice(&unknown, "node")["why"]
             .as_str()
@@ -213,8 +213,8 @@ fn a_file_is_advised_on(cluster: &Cluster, file: &str, measured: &Value) {
     };
     close(&known["node_bytes_per_sec"], rate(&measured["node"][1]));
     // Both are on this machine.
-    close(&known["host_bytes_per_sec"], rate(&measured["node"][1]));
-    for share in ["host_processor_share", "node_processor_share"] {
+    close(&known["client_bytes_per_sec"], rate(&measured["node"][1]));
+    for share in ["client_processor_share", "node_processor_share"] {
         let share = known[share].as_f64().unwrap();
         assert!(share > 0.0 && share <= 1.0, "{share}");
     }
@@ -232,7 +232,7 @@ fn a_file_is_advised_on(cluster: &Cluster, file: &str, measured: &Value) {
     });
 }
 
-/// Kernels of a node on the same machine: the node's estimate includes the wait for them, and the host's does
+/// Kernels of a node on the same machine: the node's estimate includes the wait for them, and the client's does
 /// not.
 #[test]
 fn advice_charges_running_and_queued_tasks_to_node() {
@@ -266,7 +266,7 @@ fn advice_charges_running_and_queued_tasks_to_node() {
     };
     let waits = |advice: &Value, side| choice(advice, side)["waiting_seconds"].as_f64().unwrap();
     let idle = ask(&[]);
-    assert_eq!((waits(&idle, "node"), waits(&idle, "host")), (0.0, 0.0));
+    assert_eq!((waits(&idle, "node"), waits(&idle, "client")), (0.0, 0.0));
     let sleep = |n: u32| {
         format!(
             "{{ name = \"s{n}\"; kernel = \"sleep\"; args = [ \"600\" ]; output = [ \"o{n}\" ]; \
@@ -284,8 +284,8 @@ fn advice_charges_running_and_queued_tasks_to_node() {
     let busy = ask(&[]);
     // Their durations are not known: a minute is assumed for each.
     assert!(waits(&busy, "node") > 60.0, "{busy}");
-    assert!(waits(&busy, "host") == 0.0, "{busy}");
-    assert_eq!(busy["best"], "host");
+    assert!(waits(&busy, "client") == 0.0, "{busy}");
+    assert_eq!(busy["best"], "client");
     assert!(
         busy["reason"]
             .as_str()
@@ -301,7 +301,7 @@ fn advice_charges_running_and_queued_tasks_to_node() {
 #[test]
 fn advised_policy_runs_job_and_explains_it() {
     let Some(cluster) = Cluster::with(Options {
-        host_cores: 1,
+        server_cores: 1,
         mount: false,
         ..Options::default()
     }) else {
@@ -318,7 +318,7 @@ fn advised_policy_runs_job_and_explains_it() {
     let why = cluster.json(&["explain", &job.to_string()]);
     let text = why.to_string();
     assert!(
-        text.contains("\"advised\"") && text.contains("of all nodes and the host"),
+        text.contains("\"advised\"") && text.contains("of all nodes and the server cores"),
         "{text}"
     );
 }
@@ -339,7 +339,7 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
     close(&fast["burst_seconds"], 10.0);
     close(&fast["done_in_burst_seconds"], 9.0 * 4.0 * 0.1);
     close(&fast["results_seconds"], 10.0 + (25.0 - 3.6) / 4.0);
-    let slow = ask(&["60s", "--kernel-rate", "100 MB/s", "--room", "50GB"]);
+    let slow = ask(&["60s", "--kernel-rate", "100 MB/s", "--space", "50GB"]);
     assert_eq!(slow["lacks"], serde_json::json!(["cores"]));
     assert_eq!(
         (&slow["cores_needed"], &slow["bursts_until_full"]),
@@ -378,8 +378,12 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
         return;
     };
     let missing = |args: &[&str], words: &str| {
-        let said = cluster.run(&[&["plan", "offload", "--hook"], args].concat());
-        assert!(!said.ok && said.err.contains(words), "{}", said.err);
+        let printed = cluster.run(&[&["plan", "offload", "--hook"], args].concat());
+        assert!(
+            !printed.ok && printed.err.contains(words),
+            "{}",
+            printed.err
+        );
     };
     let rates = [
         "--map",
@@ -398,8 +402,12 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
     cluster.add_node(&["--tier", "burst"]);
     cluster.start_mount();
     let missing = |args: &[&str], words: &str| {
-        let said = cluster.run(&[&["plan", "offload", "--hook"], args].concat());
-        assert!(!said.ok && said.err.contains(words), "{}", said.err);
+        let printed = cluster.run(&[&["plan", "offload", "--hook"], args].concat());
+        assert!(
+            !printed.ok && printed.err.contains(words),
+            "{}",
+            printed.err
+        );
     };
     missing(&["none"], "none");
     cluster.sh("mkdir run");
@@ -427,22 +435,23 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
             .err
             .contains("--write-rate")
     );
-    let told = of(&rates[2..]);
-    let told: Value = serde_json::from_str(&told.out).unwrap_or_else(|_| panic!("{}", told.err));
+    let reported = of(&rates[2..]);
+    let reported: Value =
+        serde_json::from_str(&reported.out).unwrap_or_else(|_| panic!("{}", reported.err));
     assert!(
-        told["sources"][0]
+        reported["sources"][0]
             .as_str()
             .unwrap()
             .contains("1 runs so far"),
-        "{told}"
+        "{reported}"
     );
     assert_eq!(
-        (&told["map"], &told["nodes"], &told["on_write"]),
+        (&reported["map"], &reported["nodes"], &reported["on_write"]),
         (&"max".into(), &1.into(), &false.into())
     );
     close(
-        &told["work_seconds"],
-        1e9 / told["kernel_bytes_per_sec"].as_f64().unwrap(),
+        &reported["work_seconds"],
+        1e9 / reported["kernel_bytes_per_sec"].as_f64().unwrap(),
     );
     let text = cluster
         .run(&[&["plan", "offload", "--hook", "top"], &rates[2..]].concat())

@@ -157,12 +157,12 @@ fn sealed_object_with_other_openers_never_changes() {
         };
         let holds = |path: &std::path::PathBuf| std::fs::read(path).unwrap() == old.as_bytes();
         let path = objects().into_iter().find(holds).unwrap();
-        let stranger = std::fs::File::open(&path).unwrap();
+        let other_user = std::fs::File::open(&path).unwrap();
         cluster.sh(&format!(
             "printf 'new' > {name}; [ \"$(cat {name})\" = new ]"
         ));
         let mut bytes = vec![0; old.len()];
-        stranger.read_exact_at(&mut bytes, 0).unwrap();
+        other_user.read_exact_at(&mut bytes, 0).unwrap();
         assert_eq!(bytes, old.as_bytes());
         // The mount's own reader keeps its previous version, complete.
         let length = reader.metadata().unwrap().len();
@@ -220,8 +220,8 @@ for n in range(20):
         );
         let back = cluster.path("back");
         cluster.sh("echo sealed > f; sync f");
-        let said = cluster.run(&["get", "/f", back.to_str().unwrap()]);
-        assert!(said.ok, "{}", said.err);
+        let printed = cluster.run(&["get", "/f", back.to_str().unwrap()]);
+        assert!(printed.ok, "{}", printed.err);
         assert_eq!(std::fs::read(back).unwrap(), b"sealed\n");
     });
 }

@@ -1,13 +1,18 @@
-//! Tests nodes that store their files outside as chunks in packs: they need fewer bytes, and are read like all others.
+//! Tests nodes that store their files in a backend as chunks in packs: they need fewer bytes, and are read like all others.
 
+use crate::backend::{BYTES, backend, bare, nodes, noise};
 use crate::cluster::{Cluster, Device, wait};
-use crate::outside::{BYTES, bare, nodes, noise, outside};
 use crate::stand_in::StandIn;
 use std::os::unix::fs::{FileExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
-const PACKED: [&str; 4] = ["--outside-as", "dedup | zstd", "--near", "1MiB"];
+const OTHER_USER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+const PACKED: [&str; 4] = [
+    "--backend-format",
+    "dedup | zstd",
+    "--backend-cache",
+    "1MiB",
+];
 
 /// File that marks a store.
 const MARK: &str = ".tidemill-store";
@@ -28,14 +33,14 @@ pub(crate) fn files_below(directory: &Path) -> Vec<PathBuf> {
 }
 
 fn sent(cluster: &Cluster) -> u64 {
-    outside(cluster, 3)["sent"].as_u64().unwrap()
+    backend(cluster, 3)["sent"].as_u64().unwrap()
 }
 
-/// Waits until all closed files of a directory are stored outside and nowhere else.
-fn drain(cluster: &Cluster, directory: &str, names: &[String]) {
-    wait("all is outside only", || {
-        let said = cluster.run(&["drain", directory, "--free", "--wait"]);
-        assert!(said.ok, "{}", said.err);
+/// Waits until all closed files of a directory are stored in the backend and nowhere else.
+fn stage_out(cluster: &Cluster, directory: &str, names: &[String]) {
+    wait("all is in the backend only", || {
+        let printed = cluster.run(&["drain", directory, "--evict", "--wait"]);
+        assert!(printed.ok, "{}", printed.err);
         let only = |name: &String| nodes(cluster, &format!("{directory}/{name}")) == [3];
         names.iter().all(only)
     });
@@ -45,11 +50,11 @@ fn names(names: &[&str]) -> Vec<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 
-/// Starts a cluster in which node 2 is in the burst tier, and node 3 has its files outside.
+/// Starts a cluster in which node 2 is in the burst tier, and node 3 has its files in a backend.
 fn with_packs(uri: &str, more: &[&str]) -> Option<Cluster> {
     let mut cluster = bare()?;
     cluster.add_node(&["--tier", "burst"]);
-    cluster.add_node(&[&["--outside", uri], more, &PACKED].concat());
+    cluster.add_node(&[&["--backend", uri], more, &PACKED].concat());
     cluster.start_mount();
     Some(cluster)
 }
@@ -70,18 +75,18 @@ fn packs_are_sent_once_and_read_and_recovered() {
     cluster.sh("mkdir d; chmod 777 d; seq 100000 > d/text; : > d/empty");
     std::fs::write(cluster.at("d/large"), &large).unwrap();
     let all = names(&["text", "empty", "large"]);
-    drain(&cluster, "/d", &all);
+    stage_out(&cluster, "/d", &all);
     // A node reports its counts several times a second.
-    wait("it is told", || sent(&cluster) > 9_000_000);
+    wait("it is reported", || sent(&cluster) > 9_000_000);
     let before = sent(&cluster);
     assert!(before < BYTES as u64 + 300_000, "{before}");
-    assert_eq!(outside(&cluster, 3)["as"], "dedup | zstd");
+    assert_eq!(backend(&cluster, 3)["format"], "dedup | zstd");
     // Another user has the same content.
     cluster.sh(&format!(
-        "{STRANGER} sh -c 'cp d/large d/theirs; cp d/text d/again'"
+        "{OTHER_USER} sh -c 'cp d/large d/theirs; cp d/text d/again'"
     ));
-    drain(&cluster, "/d", &names(&["theirs", "again"]));
-    wait("that is told", || sent(&cluster) > before);
+    stage_out(&cluster, "/d", &names(&["theirs", "again"]));
+    wait("that is reported", || sent(&cluster) > before);
     let after = sent(&cluster);
     assert!(after < before + 10_000, "{after} {before}");
     assert!(
@@ -102,10 +107,10 @@ fn packs_are_sent_once_and_read_and_recovered() {
     assert!(!cluster.run(&["health"]).out.contains("/d/"));
 
     // With another setting, new files are plain files there, and old files stay readable.
-    cluster.restart_node(3, &["--outside", &uri, "--near", "1MiB"]);
+    cluster.restart_node(3, &["--backend", &uri, "--backend-cache", "1MiB"]);
     cluster.wait_for_nodes(4);
     cluster.sh("echo plain > d/plain");
-    drain(&cluster, "/d", &names(&["plain"]));
+    stage_out(&cluster, "/d", &names(&["plain"]));
     assert_eq!(
         std::fs::read(pfs.path().join("d/plain")).unwrap(),
         b"plain\n"
@@ -115,7 +120,7 @@ fn packs_are_sent_once_and_read_and_recovered() {
     cluster.rebuild();
     cluster.sh("seq 100000 | cmp - d/again; cat d/plain");
     cluster.sh("rm d/large d/text d/again d/empty count");
-    wait("one has it still", || outside(&cluster, 3)["objects"] == 2);
+    wait("one has it still", || backend(&cluster, 3)["objects"] == 2);
     let got = cluster.path("got");
     let get = || cluster.run(&["get", "/d/theirs", &got.display().to_string()]);
     assert!(get().ok && std::fs::read(&got).unwrap() == large);
@@ -132,20 +137,20 @@ fn packs_of_lost_node_suffice_for_recovery() {
     let large = noise(7);
     cluster.sh("mkdir -p d/deep; echo old > d/deep/small");
     std::fs::write(cluster.at("d/large"), &large).unwrap();
-    drain(&cluster, "/d", &names(&["large", "deep/small"]));
+    stage_out(&cluster, "/d", &names(&["large", "deep/small"]));
     cluster.sh("echo new > d/deep/small; echo more > d/more");
-    drain(&cluster, "/d", &names(&["large", "deep/small", "more"]));
+    stage_out(&cluster, "/d", &names(&["large", "deep/small", "more"]));
     cluster.kill_node(3);
     std::fs::remove_dir_all(cluster.node_directory(3)).unwrap();
-    let told = cluster.json(&["node", "recover", &uri]);
-    let told: Vec<_> = told
+    let reported = cluster.json(&["node", "recover", &uri]);
+    let reported: Vec<_> = reported
         .as_array()
         .unwrap()
         .iter()
         .map(|file| (file["file"].as_str().unwrap(), file["whole"] == true))
         .collect();
     assert_eq!(
-        told,
+        reported,
         [("d/deep/small", true), ("d/large", true), ("d/more", true)]
     );
     let back = cluster.path("back");
@@ -173,7 +178,7 @@ fn packs_of_lost_node_suffice_for_recovery() {
         .unwrap()
         .set_len(1000)
         .unwrap();
-    let said = cluster.run(&[
+    let printed = cluster.run(&[
         "node",
         "recover",
         &uri,
@@ -181,10 +186,10 @@ fn packs_of_lost_node_suffice_for_recovery() {
         &cluster.path("less").display().to_string(),
     ]);
     assert!(
-        !said.ok && said.err.contains("corrupt"),
+        !printed.ok && printed.err.contains("corrupt"),
         "{} {}",
-        said.out,
-        said.err
+        printed.out,
+        printed.err
     );
     assert_eq!(
         std::fs::read(cluster.path("less").join("d/more")).unwrap(),
@@ -200,11 +205,11 @@ fn changed_pack_is_corruption_of_its_files() {
     };
     cluster.sh("mkdir d");
     std::fs::write(cluster.at("d/mine"), noise(3)).unwrap();
-    drain(&cluster, "/d", &names(&["mine"]));
-    let near = &cluster.object_files("/d/mine")[0];
-    let object = near.strip_prefix(cluster.node_directory(3)).unwrap();
+    stage_out(&cluster, "/d", &names(&["mine"]));
+    let cached = &cluster.object_files("/d/mine")[0];
+    let object = cached.strip_prefix(cluster.node_directory(3)).unwrap();
     let burst = cluster.node_directory(2).join(object);
-    wait("it is nowhere else", || !near.exists() && !burst.exists());
+    wait("it is nowhere else", || !cached.exists() && !burst.exists());
     let packs = files_below(pfs.path());
     let largest = packs
         .iter()
@@ -213,7 +218,7 @@ fn changed_pack_is_corruption_of_its_files() {
     let file = std::fs::File::options().write(true).open(largest).unwrap();
     file.write_all_at(b"something else", 5000).unwrap();
     cluster.run(&["scrub", "/d", "--wait"]);
-    wait("it is told", || {
+    wait("it is reported", || {
         cluster.run(&["health"]).out.contains("/d/mine")
             || cluster.run(&["status"]).out.contains("corrupt")
     });
@@ -221,7 +226,7 @@ fn changed_pack_is_corruption_of_its_files() {
     assert!(!cluster.run(&["get", "/d/mine", &got]).ok);
     // A node that still has a chunk stores it again.
     std::fs::write(cluster.at("d/again"), noise(3)).unwrap();
-    drain(&cluster, "/d", &names(&["again"]));
+    stage_out(&cluster, "/d", &names(&["again"]));
     assert!(cluster.run(&["get", "/d/again", &got]).ok);
     assert!(std::fs::read(&got).unwrap() == noise(3));
 }
@@ -239,7 +244,7 @@ fn killed_packing_and_refusing_store_lose_nothing() {
         "access_key_id = \"me\"\nsecret_access_key = \"hush\"\n",
     )
     .unwrap();
-    let more = ["--outside-keys", keys.path().to_str().unwrap()];
+    let more = ["--backend-keys", keys.path().to_str().unwrap()];
     let Some(mut cluster) = with_packs(&uri, &more) else {
         return;
     };
@@ -254,11 +259,11 @@ fn killed_packing_and_refusing_store_lose_nothing() {
     key("me");
     wait("some are there", || store.state().objects.len() > 1);
     cluster.kill_node(3);
-    let arguments = [&["--outside", &uri], &more[..], &PACKED].concat();
+    let arguments = [&["--backend", &uri], &more[..], &PACKED].concat();
     cluster.restart_node(3, &arguments);
     cluster.wait_for_nodes(4);
     let all: Vec<String> = (1..=60).map(|number| number.to_string()).collect();
-    drain(&cluster, "/k", &all);
+    stage_out(&cluster, "/k", &all);
     cluster.kill_mount();
     cluster.start_mount();
     cluster.sh("sha256sum --quiet -c sums");
@@ -306,28 +311,28 @@ fn full_node_keeps_its_packs_and_waits_for_space() {
     cluster.add_node(&["--tier", "burst"]);
     let (pfs, uri) = directory();
     let device = Device::new(cluster.node_directory(3), "64m");
-    cluster.add_node(&[&["--outside", &uri][..], &PACKED].concat());
+    cluster.add_node(&[&["--backend", &uri][..], &PACKED].concat());
     cluster.start_mount();
     cluster.sh("mkdir d");
     let (one, other) = (noise(8), noise(9));
     std::fs::write(cluster.at("d/one"), &one).unwrap();
-    drain(&cluster, "/d", &names(&["one"]));
+    stage_out(&cluster, "/d", &names(&["one"]));
     device.fill();
     let trouble = || cluster.json(&["status"])["nodes"][3]["trouble"] != "";
-    wait("the node says that it has no room", trouble);
+    wait("the node says that it has no space", trouble);
     let got = cluster.path("got");
     let get = |name: &str| {
         let got = got.display().to_string();
-        let said = cluster.run(&["get", &format!("/d/{name}"), &got]);
-        assert!(said.ok, "{}", said.err);
+        let printed = cluster.run(&["get", &format!("/d/{name}"), &got]);
+        assert!(printed.ok, "{}", printed.err);
         std::fs::read(&got).unwrap()
     };
     assert!(get("one") == one);
     std::fs::write(cluster.at("d/other"), &other).unwrap();
     wait("it is stored elsewhere", || {
-        let drained = cluster.run(&["drain", "/d", "--free", "--wait"]);
+        let staged_out = cluster.run(&["drain", "/d", "--evict", "--wait"]);
         let there = nodes(&cluster, "/d/other");
-        drained.ok && there.iter().all(|one| [0, 1].contains(one))
+        staged_out.ok && there.iter().all(|one| [0, 1].contains(one))
     });
     assert!(get("other") == other && get("one") == one);
     cluster.sh("rm d/one");
@@ -335,59 +340,59 @@ fn full_node_keeps_its_packs_and_waits_for_space() {
         files_below(pfs.path()).is_empty()
     });
     device.free();
-    wait("it has room again", || !trouble());
+    wait("it has space again", || !trouble());
     std::fs::write(cluster.at("d/later"), &one).unwrap();
-    drain(&cluster, "/d", &names(&["later"]));
+    stage_out(&cluster, "/d", &names(&["later"]));
     assert!(get("later") == one);
 }
 
-/// The next `tidemill up` uses the same form of files outside, until a flag changes it.
+/// The next `tidemill up` uses the same format of the backend, until a flag changes it.
 #[test]
-fn up_keeps_packing_of_outside() {
+fn up_keeps_packing_of_backend() {
     let (pfs, uri) = directory();
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().to_str().unwrap();
     let tidemill = |args: &[&str]| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tidemill"));
         command.args([&["--dir", dir], args].concat());
-        crate::cluster::said(command.output().unwrap())
+        crate::cluster::printed(command.output().unwrap())
     };
     let up = ["up", "--nodes", "1", "--no-mount"];
-    let wrong = tidemill(&[&up[..], &["--outside", &uri, "--outside-as", "zstd"]].concat());
+    let wrong = tidemill(&[&up[..], &["--backend", &uri, "--backend-format", "zstd"]].concat());
     assert!(
         !wrong.ok && wrong.err.contains("dedup | zstd"),
         "{}",
         wrong.err
     );
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for more in [
-        &["--outside", &uri, "--outside-as", "dedup|zstd"][..],
+        &["--backend", &uri, "--backend-format", "dedup|zstd"][..],
         &[],
-        &["--outside", &uri],
-        &["--outside", &uri, "--outside-as", "files"],
+        &["--backend", &uri],
+        &["--backend", &uri, "--backend-format", "files"],
     ] {
-        let said = tidemill(&[&up[..], more].concat());
+        let printed = tidemill(&[&up[..], more].concat());
         let status = tidemill(&["--json", "status"]);
         std::fs::write(directory.path().join("f"), "content").unwrap();
-        let name = format!("/f{}", told.len());
+        let name = format!("/f{}", reported.len());
         let put = tidemill(&["put", "--node", "997", &format!("{dir}/f"), &name]);
         let read = tidemill(&["cat", &name]);
         let down = tidemill(&["down"]);
         assert!(
-            said.ok && put.ok && down.ok,
+            printed.ok && put.ok && down.ok,
             "{}{}{}",
-            said.err,
+            printed.err,
             put.err,
             down.err
         );
         assert_eq!(read.out, "content");
         let status: serde_json::Value = serde_json::from_str(&status.out).unwrap();
         let nodes = status["nodes"].as_array().unwrap();
-        let outside = nodes.iter().find(|one| one["node"] == 997).unwrap();
-        told.push(outside["outside"]["as"].as_str().unwrap().to_owned());
+        let backend = nodes.iter().find(|one| one["node"] == 997).unwrap();
+        reported.push(backend["backend"]["format"].as_str().unwrap().to_owned());
     }
     assert_eq!(
-        told,
+        reported,
         ["dedup | zstd", "dedup | zstd", "dedup | zstd", "files"]
     );
     assert!(!pfs.path().join("f0").exists());
@@ -395,12 +400,16 @@ fn up_keeps_packing_of_outside() {
     let keys = directory.path().join("keys");
     std::fs::write(&keys, "token = \"hush\"\n").unwrap();
     std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
-    let named = ["--outside", &uri, "--outside-keys", keys.to_str().unwrap()];
+    let named = ["--backend", &uri, "--backend-keys", keys.to_str().unwrap()];
     assert!(tidemill(&[&up[..], &named].concat()).ok && tidemill(&["down"]).ok);
     std::fs::remove_file(&keys).unwrap();
-    for more in [&[][..], &["--outside", &uri]] {
-        let said = tidemill(&[&up[..], more].concat());
+    for more in [&[][..], &["--backend", &uri]] {
+        let printed = tidemill(&[&up[..], more].concat());
         tidemill(&["down"]);
-        assert!(!said.ok && said.err.contains("keys"), "{}", said.err);
+        assert!(
+            !printed.ok && printed.err.contains("keys"),
+            "{}",
+            printed.err
+        );
     }
 }

@@ -144,7 +144,10 @@ fn invalid_site_is_refused_with_file_and_line() {
     let (code, _, err) = refused(&["plan", "model", "cost", "--site", "none.toml"]);
     assert!(code == Some(1) && err.contains("none.toml"), "{err}");
     let (code, _, err) = refused(&["plan", "model", "all", "--without", "gravity"]);
-    assert!(code == Some(2) && err.contains("drain-at-share"), "{err}");
+    assert!(
+        code == Some(2) && err.contains("stage-out-at-share"),
+        "{err}"
+    );
 }
 
 const PLATFORM: &str = include_str!("../../examples/planning/cluster.ini");
@@ -234,7 +237,7 @@ fn sweep_covers_clusters_of_many_shapes() {
 
 /// The plan covers a cluster that does not exist, and reports nothing for a cost that is not given.
 #[test]
-fn elastic_plan_counts_cost_of_waking() {
+fn elastic_plan_counts_cost_of_resuming() {
     let directory = job();
     let base = ["plan", "elastic", "job.conf", "--costs", "costs.toml"];
     let on = |platform: &str, more: &[&str]| {
@@ -246,29 +249,32 @@ fn elastic_plan_counts_cost_of_waking() {
         ];
         json(directory.path(), &args.concat())
     };
-    let told = on("cluster.ini", &[]);
-    assert_eq!(told["points"][0]["static"]["energy_joules"], Value::Null);
+    let reported = on("cluster.ini", &[]);
+    assert_eq!(
+        reported["points"][0]["static"]["energy_joules"],
+        Value::Null
+    );
     let cluster = std::fs::read_to_string(directory.path().join("cluster.ini")).unwrap();
-    let power = "power_busy = 165\npower_idle = 165\npower_suspended = 16\nwake = 2\n[SERVER]";
+    let power = "power_busy = 165\npower_idle = 165\npower_suspended = 16\nresume = 2\n[SERVER]";
     let cluster = cluster.replace("[SERVER]", power);
     std::fs::write(directory.path().join("power.ini"), cluster).unwrap();
-    let told = on("power.ini", &["--awake", "1"]);
-    let point = &told["points"][0];
+    let reported = on("power.ini", &["--active", "1"]);
+    let point = &reported["points"][0];
     let joules = |way: &str| point[way]["energy_joules"].as_f64().unwrap();
-    // All four are awake for longer than a resume takes.
+    // All four are active for longer than a resume takes.
     assert!(
         joules("all") > 4.0 * 165.0 * 8.0 && joules("static") > 0.0,
         "{point:#}"
     );
-    assert!(point["all"]["wakes"].as_u64() > Some(0), "{point:#}");
+    assert!(point["all"]["resumes"].as_u64() > Some(0), "{point:#}");
     let refused = [
         base.as_slice(),
-        &["--platform", "power.ini", "--awake", "999"],
+        &["--platform", "power.ini", "--active", "999"],
     ]
     .concat();
     let refused = plan(directory.path(), &refused);
     assert!(!refused.status.success());
-    assert!(text(&refused.stderr).contains("--awake 999: the platform has"));
+    assert!(text(&refused.stderr).contains("--active 999: the platform has"));
 }
 
 #[test]

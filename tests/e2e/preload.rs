@@ -1,6 +1,6 @@
 //! Tests unchanged programs without a mount: `tidemill preload`.
 
-use crate::cluster::{Cluster, Options, Said, said, wait};
+use crate::cluster::{Cluster, Options, Printed, printed, wait};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ impl Programs {
     }
 
     /// Makes the same with files that are stored after their close.
-    pub(crate) fn giving_away(cluster: &Cluster, name: &str) -> Self {
+    pub(crate) fn asynchronous(cluster: &Cluster, name: &str) -> Self {
         Self::with(cluster, name, &["--in-place", "false", "--async"])
     }
 
@@ -85,23 +85,35 @@ impl Programs {
         command
     }
 
-    pub(crate) fn try_sh(&self, script: &str) -> Said {
+    pub(crate) fn try_sh(&self, script: &str) -> Printed {
         let script = format!("set -euo pipefail; cd /t; {script}");
         let mut command = self.command();
-        said(command.args(["bash", "-c", &script]).output().unwrap())
+        printed(command.args(["bash", "-c", &script]).output().unwrap())
     }
 
     pub(crate) fn sh(&self, script: &str) -> String {
-        let said = self.try_sh(script);
-        assert!(said.ok, "{script}\n{}{}{}", said.out, said.err, self.log());
-        said.out
+        let printed = self.try_sh(script);
+        assert!(
+            printed.ok,
+            "{script}\n{}{}{}",
+            printed.out,
+            printed.err,
+            self.log()
+        );
+        printed.out
     }
 
     fn python(&self, script: &str) -> String {
         let mut command = self.command();
-        let said = said(command.args(["python3", "-c", script]).output().unwrap());
-        assert!(said.ok, "{script}\n{}{}{}", said.out, said.err, self.log());
-        said.out
+        let printed = printed(command.args(["python3", "-c", script]).output().unwrap());
+        assert!(
+            printed.ok,
+            "{script}\n{}{}{}",
+            printed.out,
+            printed.err,
+            self.log()
+        );
+        printed.out
     }
 
     pub(crate) fn log(&self) -> String {
@@ -109,20 +121,20 @@ impl Programs {
     }
 
     /// Waits until all closed files are stored.
-    pub(crate) fn try_wait(&self) -> Said {
+    pub(crate) fn try_wait(&self) -> Printed {
         let mut command = self.tidemill();
         command
             .arg("preload")
             .arg("--data-dir")
             .arg(&self.directory);
         let flags = self.flags.iter().filter(|flag| *flag != "--async");
-        said(command.args(flags).arg("--wait").output().unwrap())
+        printed(command.args(flags).arg("--wait").output().unwrap())
     }
 
     fn wait(&self) {
-        let said = self.try_wait();
-        assert!(said.ok, "{}{}{}", said.out, said.err, self.log());
-        assert_eq!(said.out, "");
+        let printed = self.try_wait();
+        assert!(printed.ok, "{}{}{}", printed.out, printed.err, self.log());
+        assert_eq!(printed.out, "");
     }
 
     /// Returns whether the file system has a file open.
@@ -269,8 +281,12 @@ print('all')
 #[test]
 fn unmodified_programs_work_under_preload_as_on_disk() {
     let Some(cluster) = unmounted() else { return };
-    let away = Programs::giving_away(&cluster, "away");
-    for programs in [Programs::of(&cluster), Programs::distant(&cluster), away] {
+    let asynchronous = Programs::asynchronous(&cluster, "asynchronous");
+    for programs in [
+        Programs::of(&cluster),
+        Programs::distant(&cluster),
+        asynchronous,
+    ] {
         let name = programs.directory.file_name().unwrap().to_str().unwrap();
         coreutils(&programs, name);
         assert_eq!(programs.python(PYTHON), "all\n");
@@ -361,11 +377,11 @@ fn unsuitable_programs_are_refused() {
     let programs = Programs::of(&cluster);
     let refused = |program: &str, why: &str| {
         let mut command = programs.command();
-        let said = said(command.arg(program).output().unwrap());
+        let printed = printed(command.arg(program).output().unwrap());
         assert!(
-            !said.ok && said.err.contains(why),
+            !printed.ok && printed.err.contains(why),
             "{program}: {}",
-            said.err
+            printed.err
         );
     };
     let built = |name: &str, flags: &[&str]| {
@@ -400,13 +416,13 @@ fn unsuitable_programs_are_refused() {
     refused(other.to_str().unwrap(), "set-user-id");
     refused("no-such-program", "no program");
     let mut command = cluster.tidemill();
-    let said = said(
+    let printed = printed(
         command
             .args(["preload", "--prefix", "/", "--", "ls"])
             .output()
             .unwrap(),
     );
-    assert!(said.err.contains("not /"), "{}", said.err);
+    assert!(printed.err.contains("not /"), "{}", printed.err);
 }
 
 #[test]
@@ -423,8 +439,8 @@ fn programs_started_together_share_file_system() {
             })
             .collect();
         for program in started {
-            let said = said(program.wait_with_output().unwrap());
-            assert!(said.ok, "{}{}", said.err, programs.log());
+            let printed = printed(program.wait_with_output().unwrap());
+            assert!(printed.ok, "{}{}", printed.err, programs.log());
         }
         assert_eq!(programs.sh(&format!("cat {name}-*")), "0\n1\n2\n3\n4\n5\n");
     }
@@ -479,7 +495,7 @@ fn users_keep_their_own_rights_under_preload() {
             .current_dir("/")
             .env("HOME", "/nonexistent");
         command.args(["preload", "--data-dir"]).arg(&directory);
-        said(command.args(["--", "bash", "-c", script]).output().unwrap())
+        printed(command.args(["--", "bash", "-c", script]).output().unwrap())
     };
     let mine = run(
         "cd /t; cat p; echo mine > open/mine; stat -c %u open/mine; umask 077; echo > open/n; stat -c %a open/n",
@@ -495,9 +511,9 @@ fn users_keep_their_own_rights_under_preload() {
         "truncate -s 0 p",
         "mv open/root open/r2",
     ] {
-        let said = run(&format!("cd /t; {refused}"));
-        assert!(!said.ok, "{refused}");
-        assert!(said.err.contains("ermi"), "{refused}: {}", said.err);
+        let printed = run(&format!("cd /t; {refused}"));
+        assert!(!printed.ok, "{refused}");
+        assert!(printed.err.contains("ermi"), "{refused}: {}", printed.err);
     }
     assert_eq!(
         programs.sh("cat p private/s open/root open/mine"),
@@ -513,8 +529,12 @@ fn users_keep_their_own_rights_under_preload() {
         .current_dir("/")
         .args(["preload", "--data-dir"])
         .arg(&only.directory);
-    let said = said(command.args(["--", "cat", "/t/p"]).output().unwrap());
-    assert!(!said.ok && !said.out.contains("public"), "{}", said.out);
+    let printed = printed(command.args(["--", "cat", "/t/p"]).output().unwrap());
+    assert!(
+        !printed.ok && !printed.out.contains("public"),
+        "{}",
+        printed.out
+    );
     drop(programs);
     serving.wait().unwrap();
 }
@@ -582,9 +602,9 @@ fn directory_by_number_gives_no_more_rights_than_path() {
             .current_dir("/")
             .args(["-c", BY_NUMBER]);
         command.arg(directory.join("s")).arg(number.trim());
-        let said = said(command.output().unwrap());
-        assert!(said.ok, "{}", said.err);
-        said.out
+        let printed = printed(command.output().unwrap());
+        assert!(printed.ok, "{}", printed.err);
+        printed.out
     };
     let denied = rustix::io::Errno::ACCESS.raw_os_error();
     let unknown = rustix::io::Errno::PROTO.raw_os_error();

@@ -337,10 +337,10 @@ fn files_by_annotations(cluster: &Cluster) {
             "/run2/atlas-x.jpg"
         ])
     );
-    let said = cluster.run(&modality).out;
+    let printed = cluster.run(&modality).out;
     assert!(
-        said.contains("{reviewer=Ada, studyModality=speech}"),
-        "{said}"
+        printed.contains("{reviewer=Ada, studyModality=speech}"),
+        "{printed}"
     );
 }
 
@@ -407,10 +407,10 @@ fn kernels_go_by_their_names(cluster: &Cluster) {
     let gone = cluster.run(&["kernel", "remove", "convert"]);
     assert!(gone.ok, "{}{}", gone.out, gone.err);
     for format in ["text", "json", "svg", "dot", "prov-json"] {
-        let said = ask(&["/run1/atlas-x.gif", "--format", format]);
+        let printed = ask(&["/run1/atlas-x.gif", "--format", format]);
         assert!(
-            !said.contains(".new-") && said.contains("convert@1"),
-            "{format}: {said}"
+            !printed.contains(".new-") && printed.contains("convert@1"),
+            "{format}: {printed}"
         );
     }
 }

@@ -1,34 +1,35 @@
 //! Tests the queue of labels: the error of a program without NATS, and that no password is printed.
 
-use crate::cluster::{Said, said};
+use crate::cluster::{Printed, printed};
 use std::process::Command;
 
 const ADDRESS: &str = "nats://mill:hush@127.0.0.1:1";
 
 /// Runs `tidemill ARGS` in a directory of its own, with the queue in the environment.
-fn run(directory: &std::path::Path, queue: &str, args: &[&str]) -> Said {
+fn run(directory: &std::path::Path, queue: &str, args: &[&str]) -> Printed {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
     command.env("TIDEMILL_DIR", directory);
     command.env("TIDEMILL_SERVER_QUEUE", queue).args(args);
-    said(command.output().unwrap())
+    printed(command.output().unwrap())
 }
 
 #[test]
 fn unreachable_queue_is_reported_without_password() {
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
-    let told = |said: &Said| assert!(!format!("{}{}", said.out, said.err).contains("hush"));
+    let reported =
+        |printed: &Printed| assert!(!format!("{}{}", printed.out, printed.err).contains("hush"));
     for command in ["server", "up"] {
         let help = run(directory, ADDRESS, &[command, "--help"]);
         assert!(help.ok && help.out.contains("TIDEMILL_SERVER_QUEUE"));
-        told(&help);
+        reported(&help);
         let bad = run(directory, "http://mill:hush@127.0.0.1:1", &[command]);
         assert!(
             !bad.ok && bad.err.contains("nats://HOST:PORT"),
             "{}",
             bad.err
         );
-        told(&bad);
+        reported(&bad);
         // With NATS the server starts anyway (`server/tests/nats.rs`).
         if !cfg!(feature = "nats") {
             let without = run(directory, "", &[command, "--queue", ADDRESS]);
@@ -37,7 +38,7 @@ fn unreachable_queue_is_reported_without_password() {
                 "{}",
                 without.err
             );
-            told(&without);
+            reported(&without);
         }
     }
     for log in std::fs::read_dir(directory.join("log")).unwrap() {
@@ -56,9 +57,9 @@ fn cluster_with_nats_queue_runs_jobs() {
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
     let ok = |args: &[&str]| {
-        let said = run(directory, "journal", args);
-        assert!(said.ok, "{args:?}: {}", said.err);
-        said.out
+        let printed = run(directory, "journal", args);
+        assert!(printed.ok, "{args:?}: {}", printed.err);
+        printed.out
     };
     let script = directory.join("job");
     std::fs::write(&script, r#"name = "n"; workdir = "/"; tasks = ({ name = "t"; kernel = "gzip"; input = ["in"]; output = ["out"]; });"#)

@@ -48,12 +48,14 @@ fn add(cluster: &Cluster, words: &str) {
 }
 
 fn show(cluster: &Cluster, name: &str) -> Value {
-    let said = cluster.run(&["--json", "hook", "show", name]);
-    serde_json::from_str(&said.out).unwrap_or_default()
+    let printed = cluster.run(&["--json", "hook", "show", name]);
+    serde_json::from_str(&printed.out).unwrap_or_default()
 }
 
 fn count(cluster: &Cluster, name: &str, state: &str) -> u64 {
-    show(cluster, name)["firings"][state].as_u64().unwrap_or(0)
+    show(cluster, name)["rule_runs"][state]
+        .as_u64()
+        .unwrap_or(0)
 }
 
 fn failed(cluster: &Cluster, name: &str) -> String {
@@ -104,7 +106,7 @@ fn sum(bytes: &[u8]) -> u64 {
 }
 
 /// Returns the output of its ranks.
-fn told(ranks: usize, bytes: &[u8]) -> String {
+fn reported(ranks: usize, bytes: &[u8]) -> String {
     let line = |rank| format!("{rank} of {ranks}: {}, 0 wrong\n", sum(bytes));
     (0..ranks).map(line).collect()
 }
@@ -165,7 +167,10 @@ fn ranks_on_all_nodes_map_same_file() {
         ("run/wide/three", "three"),
     ] {
         let ranks = nodes(&cluster, &format!("/{path}.f64"));
-        assert_eq!(cluster.sh(&format!("cat tell/{stem}")), told(ranks, &bytes));
+        assert_eq!(
+            cluster.sh(&format!("cat tell/{stem}")),
+            reported(ranks, &bytes)
+        );
         assert_eq!(
             cluster.sh(&format!("cat extremes/{stem}")),
             "-100 9906 4903.01\n"
@@ -178,7 +183,7 @@ fn ranks_on_all_nodes_map_same_file() {
         "'/run/*.step' --mpi --map /lib/extremes.so --reduce /lib/tell.so --group 2 --output '/all' --name all",
     );
     cluster.sh("cp run/one.f64 run/2.step; cp run/one.f64 run/10.step");
-    wait("the round is reduced", || cluster.try_sh("test -s all").ok);
+    wait("the batch is reduced", || cluster.try_sh("test -s all").ok);
     let lines = "-100 9906 4903.01\n".repeat(2);
     let found = cluster.sh("cat all");
     assert!(
@@ -203,7 +208,7 @@ fn ranks_on_all_nodes_map_same_file() {
     let mut bytes = bytes;
     bytes[..4096].fill(0);
     wait("it is mapped", || count(&cluster, "grows", "done") == 1);
-    assert_eq!(cluster.sh("cat tell/g"), told(1, &bytes));
+    assert_eq!(cluster.sh("cat tell/g"), reported(1, &bytes));
 }
 
 /// Failing ranks: the second of three fails, while the others wait for it.
@@ -285,16 +290,16 @@ fn ranks_fail_together_and_reach_only_each_other() {
     let bytes = values(100_000);
     std::fs::write(cluster.at("run/wide/a.bad"), &bytes).unwrap();
     for (name, _, why) in BAD {
-        let said = failed(&cluster, name);
-        assert!(said.contains(why), "{name}: {said}");
+        let printed = failed(&cluster, name);
+        assert!(printed.contains(why), "{name}: {printed}");
     }
-    let said = failed(&cluster, "other");
+    let printed = failed(&cluster, "other");
     assert!(
-        said.contains("MPICH is not installed on this node's host"),
-        "{said}"
+        printed.contains("MPICH is not installed on this node's host"),
+        "{printed}"
     );
-    let said = failed(&cluster, "none");
-    assert!(said.contains("brings no MPI"), "{said}");
+    let printed = failed(&cluster, "none");
+    assert!(printed.contains("brings no MPI"), "{printed}");
     wait("reach", || {
         count(&cluster, "reach", "done") + count(&cluster, "reach", "failed") == 1
     });
@@ -338,7 +343,7 @@ fn killed(cluster: &mut Cluster, bytes: &[u8]) {
         wait("it has been run", || {
             cluster.try_sh(&format!("test -s {path}")).ok
         });
-        assert_eq!(cluster.sh(&format!("cat {path}")), told(3, bytes));
+        assert_eq!(cluster.sh(&format!("cat {path}")), reported(3, bytes));
     }
     let left = cluster.sh("ls ../node-*/run | grep -c rank- || true");
     assert_eq!(left, "0\n");

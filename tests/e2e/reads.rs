@@ -1,4 +1,4 @@
-//! Tests components that read other parts of their inputs (`whole`), and kernels that misuse this.
+//! Tests task instances that read bytes of their inputs outside of their own parts (`access = "full"`), and kernels that misuse this.
 
 use crate::chance::Chance;
 use crate::cluster::{Cluster, Options, wait};
@@ -20,8 +20,8 @@ fn with_file(cluster: &Cluster) -> Vec<u8> {
     let bytes = Chance(5).bytes(usize::try_from(SIZE).unwrap());
     let local = cluster.path("x");
     std::fs::write(&local, &bytes).unwrap();
-    let said = cluster.run(&["put", "--stripe", "4096,3", local.to_str().unwrap(), "/w/x"]);
-    assert!(said.ok, "{}", said.err);
+    let printed = cluster.run(&["put", "--stripe", "4096,3", local.to_str().unwrap(), "/w/x"]);
+    assert!(printed.ok, "{}", printed.err);
     bytes
 }
 
@@ -50,7 +50,7 @@ fn task(rest: &str) -> String {
 }
 
 #[test]
-fn components_read_parts_on_other_nodes() {
+fn instances_read_parts_on_other_nodes() {
     for remote in [false, true] {
         let Some(cluster) = cluster(remote) else {
             return;
@@ -64,26 +64,26 @@ fn components_read_parts_on_other_nodes() {
         );
         let all = |name: &str| {
             task(&format!(
-                r#"kernel = "all"; per = "part"; whole = true; output = [ "{name}.%part" ]; stdout = "{name}.%part";"#
+                r#"kernel = "all"; per = "stripe-object"; access = "full"; output = [ "{name}.%part" ]; stdout = "{name}.%part";"#
             ))
         };
-        let told = cluster.done(cluster.submit(&all("o")));
+        let reported = cluster.done(cluster.submit(&all("o")));
         for part in 0..3 {
             assert_eq!(
                 std::fs::read(cluster.at(&format!("w/o.{part}"))).unwrap(),
                 bytes
             );
         }
-        let tasks = told["tasks"].as_array().unwrap();
-        let moved: u64 = tasks
+        let tasks = reported["tasks"].as_array().unwrap();
+        let transferred: u64 = tasks
             .iter()
-            .map(|task| task["moved_bytes"].as_u64().unwrap())
+            .map(|task| task["transferred_bytes"].as_u64().unwrap())
             .sum();
         assert!(
-            moved >= 2 * SIZE,
-            "what comes from elsewhere is counted: {told:#}"
+            transferred >= 2 * SIZE,
+            "what comes from elsewhere is counted: {reported:#}"
         );
-        let log = cluster.run(&["logs", &told["job"].to_string()]);
+        let log = cluster.run(&["logs", &reported["job"].to_string()]);
         let log = format!("{}{}", log.out, log.err);
         assert!(
             log.contains(r#"-2 the task has no input "../x""#)
@@ -100,8 +100,8 @@ fn components_read_parts_on_other_nodes() {
             cluster.sh(&format!("chown {OTHER} w/all"));
             let path = cluster.path("other.conf");
             std::fs::write(&path, all("p")).unwrap();
-            let said = other(&cluster, &["submit", "--watch", path.to_str().unwrap()]);
-            assert!(said.ok, "{}{}", said.out, said.err);
+            let printed = other(&cluster, &["submit", "--watch", path.to_str().unwrap()]);
+            assert!(printed.ok, "{}{}", printed.out, printed.err);
             assert_eq!(std::fs::read(cluster.at("w/p.2")).unwrap(), bytes);
         }
         shared_objects_do_so_too(&cluster, &bytes);
@@ -110,7 +110,7 @@ fn components_read_parts_on_other_nodes() {
 
 /// Uses the functions of the header.
 fn shared_objects_do_so_too(cluster: &Cluster, bytes: &[u8]) {
-    let source = r#"#define TIDEMILL_WHOLE
+    let source = r#"#define TIDEMILL_FULL_ACCESS
         #include <tidemill_kernel.h>
         TIDEMILL_KERNEL;
         int start_kernel(const struct tidemill_task *task) {
@@ -131,12 +131,12 @@ fn shared_objects_do_so_too(cluster: &Cluster, bytes: &[u8]) {
         .args([cluster.at("w/far.so"), path])
         .status();
     assert!(built.unwrap().success());
-    let far = |whole: &str| {
+    let far = |access: &str| {
         task(&format!(
-            r#"kernel = "far.so"; per = "part"; {whole} output = [ "far.%part" ];"#
+            r#"kernel = "far.so"; per = "stripe-object"; {access} output = [ "far.%part" ];"#
         ))
     };
-    cluster.done(cluster.submit(&far("whole = true;")));
+    cluster.done(cluster.submit(&far("access = \"full\";")));
     assert_eq!(
         std::fs::read(cluster.at("w/far.1")).unwrap(),
         &bytes[20001..]
@@ -157,7 +157,7 @@ fn malformed_or_unread_requests_harm_nobody() {
     with_file(&cluster);
     let one = |name: &str| {
         task(&format!(
-            r#"kernel = "{name}"; whole = true; output = [ "{name}.o" ]; stdout = "{name}.o"; limits = {{ time = 3; }};"#
+            r#"kernel = "{name}"; access = "full"; output = [ "{name}.o" ]; stdout = "{name}.o"; limits = {{ time = 3; }};"#
         ))
     };
     // Random bytes, lines without an end, and other files in place of the pipes: the task ends as if there were none.
@@ -180,7 +180,7 @@ fn malformed_or_unread_requests_harm_nobody() {
     );
     let slow = one("slow")
         .replace("time = 3", "time = 60")
-        .replace("whole", "node = 0; whole");
+        .replace("access", "node = 0; access");
     let id = cluster.submit(&slow);
     wait("it reads", || {
         cluster.job(id)["tasks"][0]["state"] == "running"
@@ -197,8 +197,8 @@ fn malformed_or_unread_requests_harm_nobody() {
     wait("it has failed, or waits for its input", || {
         cluster.job(id)["tasks"][0]["state"] != "running"
     });
-    let told = cluster.job(id).to_string();
-    assert!(!told.contains("exit code 9"), "{told}");
+    let reported = cluster.job(id).to_string();
+    assert!(!reported.contains("exit code 9"), "{reported}");
     cluster.start_node(usize::try_from(gone).unwrap());
     cluster.wait_for_nodes(3);
     cluster.run(&["cancel", &id.to_string()]);

@@ -1,10 +1,12 @@
 //! `tidemill reduce` in a cluster of real processes: what nodes find together is what one program finds in the file.
 
-use crate::cluster::{Cluster, Device, Options, Said, wait};
+use crate::cluster::{Cluster, Device, Options, Printed, wait};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tidemill_format::{Attribute, Value as Attr};
-use tidemill_kernel::reduction::{Axis, Column, Coordinate, Field, Form, Table};
+use tidemill_kernel::reduction::{
+    Column, Coordinate, ResultAxis, ResultField, ResultFormat, ResultTable,
+};
 
 /// Days from 1 January 1990 on, latitudes, longitudes.
 const SHAPE: [u64; 3] = [730, 6, 8];
@@ -22,7 +24,7 @@ fn daily() -> Vec<u8> {
         value: Attr::Text(text.into()),
     };
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-    let axis = |name: &str, length: u64, first: f64, step: f64, units: &str| Axis {
+    let axis = |name: &str, length: u64, first: f64, step: f64, units: &str| ResultAxis {
         name: name.into(),
         length,
         coordinate: Some(Coordinate {
@@ -33,13 +35,13 @@ fn daily() -> Vec<u8> {
         labels: None,
     };
     let cells = SHAPE.iter().product();
-    let table = Table {
+    let table = ResultTable {
         axes: vec![
             axis("time", SHAPE[0], 0.0, 1.0, "days since 1990-01-01"),
             axis("lat", SHAPE[1], -75.0, 30.0, "degrees_north"),
             axis("lon", SHAPE[2], 0.0, 45.0, "degrees_east"),
         ],
-        fields: vec![Field {
+        fields: vec![ResultField {
             variable: "tas".into(),
             units: Some("K".into()),
             name: "mean".into(),
@@ -52,7 +54,7 @@ fn daily() -> Vec<u8> {
         scalars: Vec::new(),
     };
     let mut bytes = Vec::new();
-    table.write(Form::Netcdf, &mut bytes).unwrap();
+    table.write(ResultFormat::Netcdf, &mut bytes).unwrap();
     bytes
 }
 
@@ -65,14 +67,14 @@ fn reduced(cluster: &Cluster, args: &[&str]) -> Value {
 }
 
 fn put(cluster: &Cluster, local: &Path, flags: &[&str], to: &str) {
-    let said = cluster.run(&[&["put"], flags, &[local.to_str().unwrap(), to]].concat());
-    assert!(said.ok, "{}", said.err);
+    let printed = cluster.run(&[&["put"], flags, &[local.to_str().unwrap(), to]].concat());
+    assert!(printed.ok, "{}", printed.err);
 }
 
 fn refused(cluster: &Cluster, args: &[&str]) -> String {
-    let said: Said = cluster.run(&[&["reduce"], args].concat());
-    assert!(!said.ok, "{}", said.out);
-    said.err
+    let printed: Printed = cluster.run(&[&["reduce"], args].concat());
+    assert!(!printed.ok, "{}", printed.out);
+    printed.err
 }
 
 #[test]
@@ -166,7 +168,7 @@ fn assert_alike(one: &Value, other: &Value, what: &[&str]) {
     }
 }
 
-/// A histogram of all values, those outside told; and several variables as one result.
+/// A histogram of all values, those outside reported; and several variables as one result.
 fn counted(cluster: &Cluster, file: &str) {
     let found = reduced(cluster, &["histogram", file, "--bins", "-100:500:12"]);
     let mut expected = [0; 14];
@@ -192,25 +194,31 @@ fn counted(cluster: &Cluster, file: &str) {
 
 fn refusals(cluster: &Cluster) {
     let of = |args: &[&str]| refused(cluster, args);
-    let said = of(&["mean", "/daily.nc:pr"]);
+    let printed = of(&["mean", "/daily.nc:pr"]);
     assert!(
-        said.contains("no variable pr; there are time, lat, lon, tas"),
-        "{said}"
+        printed.contains("no variable pr; there are time, lat, lon, tas"),
+        "{printed}"
     );
-    let said = of(&["mean", "/daily.nc:tas", "--over", "level"]);
+    let printed = of(&["mean", "/daily.nc:tas", "--over", "level"]);
     assert!(
-        said.contains("no dimension level; there are time, lat, lon"),
-        "{said}"
+        printed.contains("no dimension level; there are time, lat, lon"),
+        "{printed}"
     );
-    let said = of(&["mean", "/daily.nc:tas", "--where", "time=2040"]);
-    assert!(said.contains("from 1990-01-01 to 1991-12-31"), "{said}");
-    let said = of(&["mean", "/daily.nc:tas", "--where", "lat=[2:7]"]);
-    assert!(said.contains("outside: it has 6"), "{said}");
-    let said = of(&["mode", "/daily.nc:tas"]);
-    assert!(said.contains("it is none of count, min"), "{said}");
-    let said = of(&["histogram", "/daily.nc:tas", "--bins", "5:1:3"]);
-    assert!(said.contains("from 5 to 1 there are no 3 bins"), "{said}");
-    let said = of(&[
+    let printed = of(&["mean", "/daily.nc:tas", "--where", "time=2040"]);
+    assert!(
+        printed.contains("from 1990-01-01 to 1991-12-31"),
+        "{printed}"
+    );
+    let printed = of(&["mean", "/daily.nc:tas", "--where", "lat=[2:7]"]);
+    assert!(printed.contains("outside: it has 6"), "{printed}");
+    let printed = of(&["mode", "/daily.nc:tas"]);
+    assert!(printed.contains("it is none of count, min"), "{printed}");
+    let printed = of(&["histogram", "/daily.nc:tas", "--bins", "5:1:3"]);
+    assert!(
+        printed.contains("from 5 to 1 there are no 3 bins"),
+        "{printed}"
+    );
+    let printed = of(&[
         "histogram",
         "/daily.nc:tas",
         "--bins",
@@ -218,14 +226,14 @@ fn refusals(cluster: &Cluster) {
         "--over",
         "lat",
     ]);
-    assert!(said.contains("--bins LOW:HIGH:N"), "{said}");
-    let said = of(&["mean", "/daily.nc:tas,lat", "--over", "lat"]);
+    assert!(printed.contains("--bins LOW:HIGH:N"), "{printed}");
+    let printed = of(&["mean", "/daily.nc:tas,lat", "--over", "lat"]);
     assert!(
-        said.contains("tas is over time (730), lon (8), lat is one value"),
-        "{said}"
+        printed.contains("tas is over time (730), lon (8), lat is one value"),
+        "{printed}"
     );
-    let said = of(&["quantile", "/daily.nc:tas", "--q", "0.5,2"]);
-    assert!(said.contains("numbers from 0 to 1"), "{said}");
+    let printed = of(&["quantile", "/daily.nc:tas", "--q", "0.5,2"]);
+    assert!(printed.contains("numbers from 0 to 1"), "{printed}");
     assert!(of(&["mean", "/none.nc:tas"]).contains("none.nc"));
     assert!(of(&["mean", "/none-*.nc:tas"]).contains("nothing is like"));
     assert!(of(&["mean", "/daily.nc"]).contains("no variable"));
@@ -303,8 +311,8 @@ fn reduce_matches_local_result_for_all_formats() {
                 there.err, here.err
             );
             if here.ok {
-                let read = |said: &Said| {
-                    serde_json::from_str::<Value>(&said.out).unwrap()["values"].clone()
+                let read = |printed: &Printed| {
+                    serde_json::from_str::<Value>(&printed.out).unwrap()["values"].clone()
                 };
                 assert_alike(&read(&there), &read(&here), &[&path, name]);
                 seen += 1;
@@ -340,9 +348,9 @@ fn reduce_names_undecodable_chunk() {
     }
     std::fs::write(cluster.path("corrupt.nc"), bytes).unwrap();
     put(&cluster, &cluster.path("corrupt.nc"), &[], "/corrupt.nc");
-    let said = refused(&cluster, &["sum", "/corrupt.nc:deflated"]);
+    let printed = refused(&cluster, &["sum", "/corrupt.nc:deflated"]);
     for word in ["/corrupt.nc", "deflated", "part 0", "node", "chunk", "zlib"] {
-        assert!(said.contains(word), "{word}: {said}");
+        assert!(printed.contains(word), "{word}: {printed}");
     }
 }
 
@@ -365,7 +373,7 @@ fn rule_makes_monthly_means_of_several_files() {
             .ok
     });
     let found = cluster.path("found.json");
-    let said = cluster.run(&[
+    let printed = cluster.run(&[
         "reduce",
         "sum",
         "/cmip/monthly/tas_day_model_1990.nc:tas",
@@ -374,7 +382,7 @@ fn rule_makes_monthly_means_of_several_files() {
         "--to",
         found.to_str().unwrap(),
     ]);
-    assert!(said.ok, "{}", said.err);
+    assert!(printed.ok, "{}", printed.err);
     let found: Value = serde_json::from_slice(&std::fs::read(&found).unwrap()).unwrap();
     assert_eq!(found["dimensions"][0]["length"], 24);
     let cell = |day: u64, lat: u64, lon: u64| value((day * SHAPE[1] + lat) * SHAPE[2] + lon);
@@ -384,10 +392,10 @@ fn rule_makes_monthly_means_of_several_files() {
     let first = found["values"]["sum"][0].as_f64().unwrap();
     assert!((first - january).abs() < 1e-9, "{first} {january}");
     cluster.sh("cp cmip/in/tas_day_model_1990.nc cmip/in/other.nc; sync cmip/in/other.nc");
-    let said = refused(&cluster, &["count", "/cmip/in/*.nc:tas"]);
+    let printed = refused(&cluster, &["count", "/cmip/in/*.nc:tas"]);
     assert!(
-        said.contains("coordinate time: both have 1990-01-01"),
-        "{said}"
+        printed.contains("coordinate time: both have 1990-01-01"),
+        "{printed}"
     );
     let both = reduced(&cluster, &["count", "/cmip/in/*.nc:tas", "--ensemble"]);
     assert_eq!(
@@ -407,10 +415,10 @@ fn reduce_to_cluster_records_lineage() {
     let mean = ["mean", "/d/daily.nc:tas", "--by", "month", "--over", "time"];
     let to = |to: &str| cluster.run(&[&["reduce"], &mean[..], &["--to", to]].concat());
     let local = cluster.path("monthly.nc");
-    let said = to(local.to_str().unwrap());
-    assert!(said.ok, "{}", said.err);
-    let said = to("cluster:/results/monthly.nc");
-    assert!(said.ok, "{}", said.err);
+    let printed = to(local.to_str().unwrap());
+    assert!(printed.ok, "{}", printed.err);
+    let printed = to("cluster:/results/monthly.nc");
+    assert!(printed.ok, "{}", printed.err);
     let sum = |args: &[&str]| reduced(&cluster, &[&["sum"], args, &["--over", "lon"]].concat());
     assert_eq!(
         sum(&["/results/monthly.nc:tas"]),
@@ -423,23 +431,23 @@ fn reduce_to_cluster_records_lineage() {
         assert!(lineage.contains(word), "{word}: {lineage}");
     }
     // An existing result is not replaced, and local files can't be reduced into the cluster.
-    let said = to("cluster:/results/monthly.nc");
+    let printed = to("cluster:/results/monthly.nc");
     assert!(
-        !said.ok && said.err.contains("/results/monthly.nc"),
+        !printed.ok && printed.err.contains("/results/monthly.nc"),
         "{}",
-        said.err
+        printed.err
     );
-    let said = refused(
+    let printed = refused(
         &cluster,
         &["max", "/d/daily.nc:tas", "--to", "cluster:x.nc"],
     );
-    assert!(said.contains("by its full path"), "{said}");
+    assert!(printed.contains("by its full path"), "{printed}");
     let file = format!("{}:tas", local.display());
-    let said = refused(
+    let printed = refused(
         &cluster,
         &["max", "--local", &file, "--to", "cluster:/x.nc"],
     );
-    assert!(said.contains("leave out one of the two"), "{said}");
+    assert!(printed.contains("leave out one of the two"), "{printed}");
 }
 
 /// Writes a Zarr with more cells than one slab; one of its six chunks exists.
@@ -477,17 +485,17 @@ fn reduce_writes_large_result_slab_by_slab() {
         } else {
             &local
         };
-        let said = refused(
+        let printed = refused(
             &cluster,
             &[&["max", &format!("{of}:x"), "--over", "k"], &flags[..]].concat(),
         );
         assert!(
-            said.contains("17280000 values") && said.contains(".nc"),
-            "{said}"
+            printed.contains("17280000 values") && printed.contains(".nc"),
+            "{printed}"
         );
         let (file, args) = (format!("{of}:x"), ["--over", "k", "--to", &to]);
-        let said = cluster.run(&[&["reduce", "max", &file], &flags[..], &args].concat());
-        assert!(said.ok, "{}", said.err);
+        let printed = cluster.run(&[&["reduce", "max", &file], &flags[..], &args].concat());
+        assert!(printed.ok, "{}", printed.err);
         let found = reduced(
             &cluster,
             &["stats", "--local", &format!("{to}:x"), "--over", "lat,lon"],
@@ -527,8 +535,8 @@ fn reduce_to_full_disk_keeps_previous_file() {
         }
         let to_text = to.display().to_string();
         let args = ["max", "--local", &file, "--over", over, "--to", &to_text];
-        let said = refused(&cluster, &args);
-        assert!(said.contains("No space left"), "{said}");
+        let printed = refused(&cluster, &args);
+        assert!(printed.contains("No space left"), "{printed}");
         assert_eq!(std::fs::read_to_string(&to).unwrap(), "of yesterday\n");
         let names = std::fs::read_dir(cluster.path("small")).unwrap();
         let names = names.map(|one| one.unwrap().file_name());

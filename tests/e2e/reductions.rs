@@ -47,8 +47,8 @@ impl Answer {
     /// Returns the message of a refusal and its causes.
     fn refused(&self, status: u16) -> String {
         assert_eq!(self.status, status, "{}", self.text());
-        let said: Value = serde_json::from_slice(&self.body).unwrap();
-        let error = &said["error"];
+        let printed: Value = serde_json::from_slice(&self.body).unwrap();
+        let error = &printed["error"];
         let causes = error["caused_by"].as_array();
         let causes = causes
             .map(|all| all[0].as_str().unwrap())
@@ -139,14 +139,14 @@ fn post(cluster: &Cluster, args: &[&str], operation: &str, body: &Value) -> Answ
         .arg(format!("@{}", sent.display()))
         .args(args)
         .arg(url);
-    let said = command.output().unwrap();
+    let printed = command.output().unwrap();
     assert!(
-        said.status.success(),
+        printed.status.success(),
         "{}",
-        String::from_utf8_lossy(&said.stderr)
+        String::from_utf8_lossy(&printed.stderr)
     );
     Answer {
-        status: String::from_utf8(said.stdout).unwrap().parse().unwrap(),
+        status: String::from_utf8(printed.stdout).unwrap().parse().unwrap(),
         body: std::fs::read(came).unwrap(),
     }
 }
@@ -155,8 +155,8 @@ fn put(cluster: &Cluster, bytes: &[u8], flags: &[&str], path: &str) {
     let local = cluster.path("local");
     std::fs::write(&local, bytes).unwrap();
     std::fs::set_permissions(&local, PermissionsExt::from_mode(0o644)).unwrap();
-    let said = cluster.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
-    assert!(said.ok, "{}", said.err);
+    let printed = cluster.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
+    assert!(printed.ok, "{}", printed.err);
 }
 
 fn numbers(count: i32) -> Vec<u8> {
@@ -333,8 +333,8 @@ fn invalid_reduction_is_refused_with_reason_and_status() {
         ),
         ("/f", 400, json!({"shape": [1_u64 << 40]}), "268435456"),
     ] {
-        let said = ask(path, more.clone()).refused(status);
-        assert!(said.contains(words), "{path} {more}: {said}");
+        let printed = ask(path, more.clone()).refused(status);
+        assert!(printed.contains(words), "{path} {more}: {printed}");
     }
     // Neither affects the next request.
     assert_eq!(ask("/f", json!({})).result().3, [100]);

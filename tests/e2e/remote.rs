@@ -1,12 +1,12 @@
 //! Tests a cluster whose processes communicate as if each were on another host: TCP inside TLS, authenticated by the token file.
 
-use crate::cluster::{Cluster, Options, Said, said, wait};
+use crate::cluster::{Cluster, Options, Printed, printed, wait};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
-use tidemill_client::objects::{Objects, Remote};
+use tidemill_client::objects::{ObjectAddress, Objects};
 use tidemill_client::{Credential, Error, Trust};
 use tidemill_core::id::{NodeId, ObjectId};
 
@@ -31,11 +31,11 @@ fn free_port() -> u16 {
 }
 
 /// Runs `tidemill ls /` with other flags than the cluster's own.
-fn list(server: &str, token_file: &Path) -> Said {
+fn list(server: &str, token_file: &Path) -> Printed {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
     command.args(["--server", server, "--token-file"]);
     command.arg(token_file).args(["ls", "/"]);
-    said(command.output().unwrap())
+    printed(command.output().unwrap())
 }
 
 /// Forwards connections to `target` and records all bytes; returns its port.
@@ -111,7 +111,7 @@ fn files_cross_network_whole_and_encrypted() {
 }
 
 #[test]
-fn task_pulls_inputs_from_another_node() {
+fn task_fetches_inputs_from_another_node() {
     let Some(cluster) = Cluster::with(remote()) else {
         return;
     };
@@ -127,12 +127,12 @@ fn task_pulls_inputs_from_another_node() {
         );
     }
     let job = cluster.submit(
-        r#"name = "pull"; workdir = "/w"; tasks = ( { name = "count"; kernel = "/bin/sh";
+        r#"name = "fetch"; workdir = "/w"; tasks = ( { name = "count"; kernel = "/bin/sh";
            args = ["-c", "cat in0 in1 | wc -c"]; input = ["in0", "in1"]; output = ["n"]; stdout = "n"; } );"#,
     );
     let done = cluster.done(job);
     assert_eq!(cluster.sh("cat w/n").trim(), "2000000");
-    assert_eq!(done["moved_bytes"], 1_000_000, "{done:#}");
+    assert_eq!(done["transferred_bytes"], 1_000_000, "{done:#}");
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn client_and_server_must_prove_their_identity() {
     let mut mount = Command::new(env!("CARGO_BIN_EXE_tidemill"));
     mount.args(["--server", &address, "--token-file"]);
     mount.arg(other.token_file()).args(["mount", "--path"]);
-    let refused = said(mount.arg(cluster.path("mnt2")).output().unwrap());
+    let refused = printed(mount.arg(cluster.path("mnt2")).output().unwrap());
     assert!(
         !refused.ok && refused.err.contains("not signed by this cluster"),
         "{}",
@@ -222,12 +222,15 @@ fn ports_answer_nothing_without_tls() {
         let mut raw = TcpStream::connect(address).unwrap();
         raw.write_all(b"GET /status HTTP/1.1\r\nhost: a\r\n\r\n")
             .unwrap();
-        let mut said = Vec::new();
+        let mut printed = Vec::new();
         // The connection may be cut before the whole request was read.
-        let _ = raw.read_to_end(&mut said);
-        assert!(said.is_empty() || said[0] == 21, "no TLS alert: {said:?}");
+        let _ = raw.read_to_end(&mut printed);
+        assert!(
+            printed.is_empty() || printed[0] == 21,
+            "no TLS alert: {printed:?}"
+        );
     }
-    wait("it is told in the log", || {
+    wait("it is reported in the log", || {
         cluster.log("node-0.log").contains("without TLS")
     });
 }
@@ -275,7 +278,7 @@ fn node_started_before_server_is_known() {
     cluster.kill_server();
     cluster.kill_node(0);
     cluster.start_node(0);
-    let object = Remote {
+    let object = ObjectAddress {
         node: NodeId(0),
         url: format!("https://127.0.0.1:{port}").into(),
         object: ObjectId(1),

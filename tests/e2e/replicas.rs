@@ -44,8 +44,11 @@ fn file_is_copied_to_another_node_and_removed_from_both() {
     for object in &both {
         assert_eq!(std::fs::read_to_string(object).unwrap(), "bytes\n");
     }
-    let said = cluster.sh("getfattr --only-values -n user.tidemill.layout d/f; getfattr --only-values -n user.tidemill.replicas d/f");
-    assert!(said.contains("current") && said.ends_with('2'), "{said}");
+    let printed = cluster.sh("getfattr --only-values -n user.tidemill.layout d/f; getfattr --only-values -n user.tidemill.replicas d/f");
+    assert!(
+        printed.contains("current") && printed.ends_with('2'),
+        "{printed}"
+    );
     let text = cluster.run(&["layout", "/d/f"]);
     assert!(
         text.out.contains("all replicas are on one host"),
@@ -73,8 +76,12 @@ fn file_is_copied_to_another_node_and_removed_from_both() {
     assert!(cluster.run(&["put", "--replicas", "2", local, "/h"]).ok);
     copied(&cluster, "/h", 2);
     for bad in ["0", "9", "x"] {
-        let said = cluster.run(&["put", "--replicas", bad, local, "/i"]);
-        assert!(!said.ok && said.err.contains("--replicas"), "{}", said.err);
+        let printed = cluster.run(&["put", "--replicas", bad, local, "/i"]);
+        assert!(
+            !printed.ok && printed.err.contains("--replicas"),
+            "{}",
+            printed.err
+        );
         let set = format!("setfattr -n user.tidemill.replicas -v {bad} d");
         assert!(!cluster.try_sh(&set).ok);
     }
@@ -268,11 +275,11 @@ fn corruption_is_found_reported_and_repaired_or_readable() {
             "{}",
             health.out
         );
-        let said = cluster.try_sh("cat h");
+        let printed = cluster.try_sh("cat h");
         assert!(
-            !said.ok && said.err.contains("Input/output error"),
+            !printed.ok && printed.err.contains("Input/output error"),
             "{}",
-            said.err
+            printed.err
         );
         let cat = cluster.run(&["cat", "/h"]);
         assert!(!cat.ok && cat.err.contains("is corrupt"), "{}", cat.err);

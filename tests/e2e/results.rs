@@ -1,4 +1,4 @@
-//! Tests stacks of kernels, and cached results.
+//! Tests pipelines of kernels, and cached results.
 
 use crate::cluster::{Cluster, Options};
 use serde_json::Value;
@@ -16,7 +16,7 @@ fn reused(job: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn stack_of_kernels_is_one_task_without_intermediates() {
+fn pipeline_of_kernels_is_one_task_without_intermediates() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -115,8 +115,8 @@ fn unchanged_tasks_are_not_run_again() {
         explained["decisions"][0]["reused_job"], first["job"],
         "{explained:#}"
     );
-    let said = cluster.run(&["explain", &id]).out;
-    assert!(said.contains("reused the result of task"), "{said}");
+    let printed = cluster.run(&["explain", &id]).out;
+    assert!(printed.contains("reused the result of task"), "{printed}");
 
     let lineage = cluster.run(&["lineage", "/w/d"]).out;
     assert_eq!(lineage.matches("used again").count(), 4, "{lineage}");
@@ -206,7 +206,7 @@ fn equal_bytes_in_another_version_reuse_result() {
         cluster.sh(&format!("cd w; {rewrite}"));
         let again = cluster.done(cluster.submit(STEPS));
         assert_eq!(reused(&again), ["a", "b"], "{rewrite}: {again:#}");
-        assert_eq!(task(&again, "a")["moved_bytes"], bytes);
+        assert_eq!(task(&again, "a")["transferred_bytes"], bytes);
         assert_eq!(cluster.sh("cat w/mid w/out"), result);
         let explained = cluster.run(&["explain", &again["job"].to_string()]).out;
         assert!(

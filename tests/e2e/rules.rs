@@ -21,9 +21,9 @@ fn show(cluster: &Cluster) -> Value {
 }
 
 fn done(cluster: &Cluster, count: u64) -> bool {
-    let said = cluster.run(&["--json", "rule", "show", "count"]);
-    let rule: Value = serde_json::from_str(&said.out).unwrap_or_default();
-    said.ok && rule["firings"]["done"] == count
+    let printed = cluster.run(&["--json", "rule", "show", "count"]);
+    let rule: Value = serde_json::from_str(&printed.out).unwrap_or_default();
+    printed.ok && rule["rule_runs"]["done"] == count
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn new_files_are_analysed_and_lineage_names_rule() {
     );
     cluster
         .sh("mkdir w/next; seq 2 > w/next/c.txt; cp w/next/c.txt w/next/d.txt; mv w/next/* w/in/");
-    wait("all have fired", || done(&cluster, 5));
+    wait("all have triggered the rule", || done(&cluster, 5));
     assert_eq!(
         cluster.sh("cd w/out; grep . *"),
         "a:5\nb:7\nbefore:3\nc:2\nd:2\n"
@@ -70,12 +70,13 @@ fn new_files_are_analysed_and_lineage_names_rule() {
     );
     std::fs::write(cluster.path("wrong.rule"), RULE.replace("]+)", "]+")).unwrap();
     let wrong = cluster.path("wrong.rule").display().to_string();
-    let said = cluster.run(&["rule", "add", &wrong]);
+    let printed = cluster.run(&["rule", "add", &wrong]);
     assert!(
-        said.err
+        printed
+            .err
             .contains("wrong.rule:2:47: pattern: this '(' is never closed"),
         "{}",
-        said.err
+        printed.err
     );
     cluster.json(&["rule", "remove", "count"]);
     assert!(!cluster.run(&["rule", "show", "count"]).ok);
@@ -83,7 +84,7 @@ fn new_files_are_analysed_and_lineage_names_rule() {
 
 /// Server and nodes are killed while files are dropped and analysed: every file has exactly one result.
 #[test]
-fn kills_lose_no_firing_and_repeat_none() {
+fn kills_lose_no_rule_run_and_repeat_none() {
     let options = Options {
         node_timeout_secs: 60,
         ..Options::default()
@@ -112,8 +113,8 @@ fn kills_lose_no_firing_and_repeat_none() {
             cluster.start_node(usize::try_from(round % 3 - 1).unwrap());
         }
     }
-    wait("all have fired", || done(&cluster, 100));
-    assert_eq!(show(&cluster)["firings"].as_object().unwrap().len(), 1);
+    wait("all have triggered the rule", || done(&cluster, 100));
+    assert_eq!(show(&cluster)["rule_runs"].as_object().unwrap().len(), 1);
     assert_eq!(
         cluster.sh("ls w/out | wc -l; cat w/out/* | paste -sd+ | bc"),
         "100\n1300\n"
@@ -146,13 +147,13 @@ fn rule_loops_end_and_failures_can_be_retried() {
     add(&cluster, &text, &[]);
     cluster.sh("echo > w/in/a.txt");
     wait("the chain has ended", || {
-        show(&cluster)["firings"]["loop"] == 1
+        show(&cluster)["rule_runs"]["loop"] == 1
     });
     let log = cluster
         .run(&["rule", "log", "count", "--state", "loop"])
         .out;
     assert!(
-        log.contains("/w/in/axx.txt") && log.contains("a chain of 2 firings"),
+        log.contains("/w/in/axx.txt") && log.contains("a chain of 2 rule runs"),
         "{log}"
     );
     let failing = RULE.replace("sleep 0.02", "test -e /nowhere");
@@ -163,10 +164,12 @@ fn rule_loops_end_and_failures_can_be_retried() {
     );
     assert_eq!(rule["revision"], 2);
     cluster.sh("echo > w/in/b.txt");
-    wait("it has failed", || show(&cluster)["firings"]["failed"] == 1);
+    wait("it has failed", || {
+        show(&cluster)["rule_runs"]["failed"] == 1
+    });
     add(&cluster, RULE, &["--replace"]);
     cluster.json(&["rule", "retry", "count", "/w/in/b.txt"]);
-    wait("it was fired again", || done(&cluster, 3));
+    wait("the rule has run again", || done(&cluster, 3));
     assert_eq!(cluster.sh("cat w/out/b"), "1\n");
 }
 
@@ -182,25 +185,25 @@ fn what_is_wrong_is_refused(cluster: &Cluster, file: &str, set: &str) {
         "",
         &format!("workdir = \\\"/\\\"; $(cat '{file}')"),
     ] {
-        let said = cluster.try_sh(&format!("setfattr -n user.tidemill.rule -v \"{wrong}\" c"));
+        let printed = cluster.try_sh(&format!("setfattr -n user.tidemill.rule -v \"{wrong}\" c"));
         assert!(
-            !said.ok && said.err.contains("Invalid argument"),
+            !printed.ok && printed.err.contains("Invalid argument"),
             "{}",
-            said.err
+            printed.err
         );
     }
     // A user who may only write in a directory cannot have its files processed by a rule: only its owner can.
     cluster.sh("chmod 777 c");
-    let stranger = "setpriv --reuid 65534 --regid 65534 --clear-groups";
-    let said = cluster.try_sh(&format!("{stranger} {set} c"));
+    let other_user = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+    let printed = cluster.try_sh(&format!("{other_user} {set} c"));
     assert!(
-        !said.ok && said.err.contains("not permitted"),
+        !printed.ok && printed.err.contains("not permitted"),
         "{}",
-        said.err
+        printed.err
     );
     assert!(
         !cluster
-            .try_sh(&format!("{stranger} setfattr -x user.tidemill.rule c"))
+            .try_sh(&format!("{other_user} setfattr -x user.tidemill.rule c"))
             .ok
     );
     std::fs::write(
@@ -209,14 +212,14 @@ fn what_is_wrong_is_refused(cluster: &Cluster, file: &str, set: &str) {
     )
     .unwrap();
     let wrong = cluster.path("wrong.rule").display().to_string();
-    let said = cluster.run(&["rule", "add", "--path", "/c", &wrong]);
+    let printed = cluster.run(&["rule", "add", "--path", "/c", &wrong]);
     assert!(
-        said.err.contains("/c:user.tidemill.rule:2:"),
+        printed.err.contains("/c:user.tidemill.rule:2:"),
         "{}",
-        said.err
+        printed.err
     );
-    let said = cluster.try_sh(&format!("{set} c/y.txt"));
-    assert!(!said.ok, "a file has no rule");
+    let printed = cluster.try_sh(&format!("{set} c/y.txt"));
+    assert!(!printed.ok, "a file has no rule");
 }
 
 /// `setfattr` makes a rule of a directory. The rule moves with the directory, is deleted with it, and is restored with a lost
@@ -241,10 +244,10 @@ fn directory_rule_is_set_by_attribute() {
     let name = rule["name"].as_str().unwrap().to_owned();
     assert!(name.starts_with("directory-"), "{name}");
     let done = |cluster: &Cluster, count: u64| {
-        wait("all have fired", || {
-            let said = cluster.run(&["--json", "rule", "show", &name]);
-            let rule: Value = serde_json::from_str(&said.out).unwrap_or_default();
-            said.ok && rule["firings"]["done"] == count
+        wait("all have triggered the rule", || {
+            let printed = cluster.run(&["--json", "rule", "show", &name]);
+            let rule: Value = serde_json::from_str(&printed.out).unwrap_or_default();
+            printed.ok && rule["rule_runs"]["done"] == count
         });
     };
     done(&cluster, 1);
@@ -266,7 +269,7 @@ fn directory_rule_is_set_by_attribute() {
     cluster.rebuild();
     cluster.sh("seq 8 > c/z.txt; seq 9 > w/in/a.txt");
     done(&cluster, 1);
-    wait("the other has fired, too", || self::done(&cluster, 1));
+    wait("the other rule has run, too", || self::done(&cluster, 1));
     assert_eq!(cluster.sh("cat c/out/z w/out/a"), "8\n9\n");
 
     cluster.sh(
@@ -282,8 +285,8 @@ fn directory_rule_is_set_by_attribute() {
     assert_eq!(cluster.sh("ls c/out | paste -sd,"), "before,x,y,z\n");
 }
 
-const GROWING: &str = r#"
-name = "count"; workdir = "/w"; pattern = "*.log"; when = "growing";
+const STREAMING: &str = r#"
+name = "count"; workdir = "/w"; pattern = "*.log"; when = "streaming";
 task = { kernel = "/bin/sh"; args = [ "-c", "while read -r line; do echo $line; done" ];
          stdin = "${file}"; output = [ "out/${stem}" ]; stdout = "out/${stem}"; };
 "#;
@@ -299,15 +302,15 @@ fn grow(cluster: &Cluster, file: &mut std::fs::File, line: &str) {
     wait(line, || !cluster.try_sh(&find).out.is_empty());
 }
 
-/// A task reads while its input is written, and ends after the seal of its input. There is one firing of one version.
+/// A task reads while its input is written, and ends after the seal of its input. There is one rule run of one version.
 #[test]
-fn growing_file_is_read_while_written() {
+fn streaming_file_is_read_while_written() {
     use std::io::{Seek as _, Write as _};
     let Some(mut cluster) = Cluster::start() else {
         return;
     };
     cluster.sh("mkdir -p w/out");
-    add(&cluster, GROWING, &[]);
+    add(&cluster, STREAMING, &[]);
     let create =
         |cluster: &Cluster, name: &str| std::fs::File::create(cluster.path("mnt/w").join(name));
     let mut file = create(&cluster, "a.log").unwrap();
@@ -354,7 +357,7 @@ fn growing_file_is_read_while_written() {
     drop(file);
     wait("it ends once", || done(&cluster, 3));
     assert_eq!(cluster.sh("cat w/out/c"), "before\nafter\nlater\n");
-    assert_eq!(show(&cluster)["firings"].as_object().unwrap().len(), 1);
+    assert_eq!(show(&cluster)["rule_runs"].as_object().unwrap().len(), 1);
 
     // The writer dies: the bytes that it has written are the version.
     let mut file = create(&cluster, "d.log").unwrap();
@@ -368,45 +371,47 @@ fn growing_file_is_read_while_written() {
 
 /// A file that is removed before its seal ends its task, and blocks nobody.
 #[test]
-fn growing_file_that_is_removed_ends_its_task() {
+fn streaming_file_that_is_removed_ends_its_task() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
     cluster.sh("mkdir -p w/out");
-    add(&cluster, GROWING, &[]);
+    add(&cluster, STREAMING, &[]);
     let mut file = std::fs::File::create(cluster.path("mnt/w/a.log")).unwrap();
     grow(&cluster, &mut file, "one");
     cluster.sh("rm w/a.log");
     drop(file);
     wait("it has ended", || {
         let rule = show(&cluster);
-        rule["jobs"] == 0 && rule["firings"]["running"].is_null()
+        rule["jobs"] == 0 && rule["rule_runs"]["running"].is_null()
     });
     let log = cluster.json(&["rule", "log", "count"]);
     assert_eq!(log.as_array().unwrap().len(), 1);
     // The task ignores its input and ends at once: its result counts when its input is sealed.
-    let early = GROWING.replace("while read", "exit 0; while read");
+    let early = STREAMING.replace("while read", "exit 0; while read");
     add(&cluster, &early, &["--replace"]);
     cluster.sh("seq 1000000 > w/b.log");
     wait("it has ended", || {
-        show(&cluster)["firings"]["done"].as_u64() >= Some(1)
+        show(&cluster)["rule_runs"]["done"].as_u64() >= Some(1)
     });
     cluster.sh("seq 3 > w/c.log; seq 3 > w/c.log");
     wait("all have ended", || {
-        let firings = show(&cluster)["firings"].clone();
-        firings["running"].is_null() && firings["queued"].is_null() && firings["waiting"].is_null()
+        let rule_runs = show(&cluster)["rule_runs"].clone();
+        rule_runs["running"].is_null()
+            && rule_runs["queued"].is_null()
+            && rule_runs["waiting"].is_null()
     });
 }
 
-/// A rule's task may have components: a firing succeeds if all of them succeed, on the version that fired it.
+/// A rule's task may have task instances: a rule run succeeds if all of them succeed, on the version that triggered it.
 #[test]
-fn task_of_rule_may_have_components() {
+fn task_of_rule_may_have_instances() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
     let text = |command: &str| {
         let task = format!(
-            "kernel = \"/bin/sh\"; args = [ \"-c\", \"{command}\", \"sh\", \"${{file}}\" ]; retries = 0; per = \"part\"; layout = \"same\";"
+            "kernel = \"/bin/sh\"; args = [ \"-c\", \"{command}\", \"sh\", \"${{file}}\" ]; retries = 0; per = \"stripe-object\"; layout = \"same\";"
         );
         let outputs = "output = [ \"out/${stem}\" ]; stdout = \"out/${stem}\";";
         format!(
@@ -419,7 +424,7 @@ fn task_of_rule_may_have_components() {
     cluster.sh(&format!(
         "{lines} > w/a.txt; {lines} > w/b.txt; seq 3 > w/small.txt"
     ));
-    wait("all have fired", || done(&cluster, 3));
+    wait("all have triggered the rule", || done(&cluster, 3));
     cluster.sh(&format!(
         "{lines} | tr a-z A-Z | cmp - w/out/a; cmp w/out/a w/out/b; seq 3 | cmp - w/out/small"
     ));
@@ -427,7 +432,9 @@ fn task_of_rule_may_have_components() {
     assert_eq!(log.as_array().unwrap().len(), 3);
     add(&cluster, &text("exit 3; cat \\\"$1\\\""), &["--replace"]);
     cluster.sh(&format!("{lines} > w/c.txt"));
-    wait("it has failed", || show(&cluster)["firings"]["failed"] == 1);
+    wait("it has failed", || {
+        show(&cluster)["rule_runs"]["failed"] == 1
+    });
     let log = cluster
         .run(&["rule", "log", "count", "--state", "failed"])
         .out;
@@ -449,8 +456,8 @@ fn rule_matches_content_of_file() {
     cluster.sh("cd w/in; seq 5 | gzip > zipped.txt; seq 5 > plain.txt; seq 50000 | gzip > big.txt");
     cluster.sh("mkdir w/s; setfattr -n user.tidemill.stripe -v 4096 w/s; head -c 20000 /dev/urandom | gzip > w/s/striped.txt; mv w/s/striped.txt w/in/");
     wait("all were looked at", || {
-        let firings = show(&cluster)["firings"].clone();
-        firings["done"] == 3 && firings["other"] == 1
+        let rule_runs = show(&cluster)["rule_runs"].clone();
+        rule_runs["done"] == 3 && rule_runs["other"] == 1
     });
     assert_eq!(cluster.sh("ls w/out | paste -sd,"), "big,striped,zipped\n");
     let log = cluster

@@ -58,9 +58,9 @@ fn bad_scripts_are_refused_with_file_line_and_task() {
         ),
     ];
     for (what, script, parts) in cases {
-        let said = cluster.try_submit(script);
-        assert!(!said.ok, "{what} was accepted");
-        let text = format!("{}{}", said.out, said.err);
+        let printed = cluster.try_submit(script);
+        assert!(!printed.ok, "{what} was accepted");
+        let text = format!("{}{}", printed.out, printed.err);
         for part in *parts {
             assert!(text.contains(part), "{what}: no {part:?} in: {text}");
         }
@@ -74,6 +74,6 @@ fn bad_scripts_are_refused_with_file_line_and_task() {
         "exists\nin\n",
         "a refused script leaves nothing behind"
     );
-    let said = cluster.try_sh("echo /no/such/script > .tidemill/root/submit");
-    assert!(!said.ok);
+    let printed = cluster.try_sh("echo /no/such/script > .tidemill/root/submit");
+    assert!(!printed.ok);
 }

@@ -1,7 +1,7 @@
 //! States that need an administrator. Real processes cause each state, and `status`, `health`, its exit code and the server's
 //! log name it. `docs/operating.md` has a row for each state.
 
-use crate::cluster::{Cluster, Device, Options, Said, said, wait};
+use crate::cluster::{Cluster, Device, Options, Printed, printed, wait};
 use crate::stand_in::StandIn;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -91,17 +91,17 @@ impl Bench {
     }
 
     fn json(&self, command: &str) -> (Option<i32>, Value) {
-        let said = said(
+        let printed = printed(
             self.cluster
                 .tidemill()
                 .args(["--json", command])
                 .output()
                 .unwrap(),
         );
-        let value = serde_json::from_str(&said.out);
+        let value = serde_json::from_str(&printed.out);
         (
-            said.code,
-            value.unwrap_or_else(|error| panic!("{error}: {}{}", said.out, said.err)),
+            printed.code,
+            value.unwrap_or_else(|error| panic!("{error}: {}{}", printed.out, printed.err)),
         )
     }
 
@@ -163,7 +163,7 @@ impl Bench {
         assert_eq!(self.logged(case), before + 1, "{name} is logged once");
     }
 
-    fn put(&self, name: &str, flags: &[&str]) -> Said {
+    fn put(&self, name: &str, flags: &[&str]) -> Printed {
         let local = self.cluster.path("local");
         std::fs::write(&local, "text\n").unwrap();
         let local = local.display().to_string();
@@ -309,14 +309,14 @@ fn of_another_cluster(bench: &mut Bench) {
     let database = bench.cluster.path("other/node.db");
     let set = "INSERT INTO identity VALUES ('cluster', x'0102030405060708')";
     wait("it has a database", || {
-        let said = said(
+        let printed = printed(
             Command::new("sqlite3")
                 .arg(&database)
                 .arg(set)
                 .output()
                 .unwrap(),
         );
-        said.ok
+        printed.ok
     });
     bench.end_other();
     bench.spawn(&mut bench.node(7, "other"));
@@ -325,7 +325,7 @@ fn of_another_cluster(bench: &mut Bench) {
 /// Files that are lost, lack replicas, or can't be sealed; rules; the server's database.
 const FILES: &[Case] = &[
     Case {
-        state: "replicas-no-room",
+        state: "replicas-no-space",
         node: None,
         exit: 3,
         begin: |bench| assert!(bench.put("/four", &["--replicas", "4"]).ok),
@@ -420,10 +420,10 @@ const FILES: &[Case] = &[
         exit: 3,
         begin: |bench| {
             bench.device.as_ref().unwrap().fill();
-            let said = bench
+            let printed = bench
                 .cluster
                 .try_sh("for i in $(seq 100000); do mkdir full$i; done");
-            assert!(said.err.contains("No space left"), "{}", said.err);
+            assert!(printed.err.contains("No space left"), "{}", printed.err);
         },
         end: |bench| {
             bench.device.as_ref().unwrap().free();
@@ -447,7 +447,7 @@ const FILES: &[Case] = &[
             let keys = keys.display().to_string();
             bench
                 .cluster
-                .add_node(&["--outside", &uri, "--outside-keys", &keys]);
+                .add_node(&["--backend", &uri, "--backend-keys", &keys]);
             bench
                 .cluster
                 .sh("mkdir s3; setfattr -n user.tidemill.node -v 3 s3");
@@ -464,12 +464,12 @@ const FILES: &[Case] = &[
             let directory = bench.cluster.path("pfs");
             std::fs::create_dir_all(&directory).unwrap();
             let uri = format!("file://{}", directory.display());
-            bench.cluster.add_node(&["--outside", &uri]);
+            bench.cluster.add_node(&["--backend", &uri]);
             let there = directory.join("d/stored");
             bench
                 .cluster
                 .sh("mkdir d; setfattr -n user.tidemill.node -v 4 d; echo text > d/stored");
-            wait("its files are outside", || there.exists());
+            wait("its files are in the backend", || there.exists());
             bench.cluster.kill_node(4);
             std::fs::rename(&directory, bench.cluster.path("unmounted")).unwrap();
             std::fs::create_dir(&directory).unwrap();
@@ -650,7 +650,7 @@ fn removed_node_stays_out_after_rebuild() {
     let forget = "DELETE FROM identity WHERE key = 'removed'";
     let database = cluster.node_directory(2).join("node.db");
     assert!(
-        said(
+        printed(
             Command::new("sqlite3")
                 .arg(database)
                 .arg(forget)
@@ -770,7 +770,7 @@ fn failing_commands_and_processes_name_their_state() {
             .args(["--json", "--server", &address, "--token-file"])
             .arg(token)
             .args(args);
-        named(&said(command.output().unwrap()), state, 1);
+        named(&printed(command.output().unwrap()), state, 1);
     }
     without_server(&mut cluster);
 }
@@ -785,12 +785,12 @@ fn without_server(cluster: &mut Cluster) {
         .args(["--json", "--dir"])
         .arg(nowhere.path())
         .arg("status");
-    let unnamed = said(unnamed.output().unwrap());
+    let unnamed = printed(unnamed.output().unwrap());
     named(&unnamed, "server-offline", 1);
     assert!(unnamed.err.contains("TIDEMILL_SERVER"), "{}", unnamed.err);
 }
 
-fn named(ended: &Said, state: &str, code: i32) {
+fn named(ended: &Printed, state: &str, code: i32) {
     assert_eq!(
         ended.code,
         Some(code),

@@ -11,9 +11,13 @@ fn trouble(cluster: &Cluster) -> String {
 fn make_directories(cluster: &Cluster, from: usize) -> usize {
     let mut made = from;
     loop {
-        let said = cluster.try_sh(&format!("mkdir w/{made}"));
-        if !said.ok {
-            assert!(said.err.contains("No space left on device"), "{}", said.err);
+        let printed = cluster.try_sh(&format!("mkdir w/{made}"));
+        if !printed.ok {
+            assert!(
+                printed.err.contains("No space left on device"),
+                "{}",
+                printed.err
+            );
             return made;
         }
         made += 1;
@@ -127,7 +131,7 @@ fn files_and_jobs_are_removed_on_full_disk() {
 
     disk.free();
     cluster.sh("mkdir w/more");
-    wait("the server has room", || trouble(&cluster).is_empty());
+    wait("the server has space", || trouble(&cluster).is_empty());
     cluster.done(
         cluster.submit(
             &copy

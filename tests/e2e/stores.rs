@@ -1,18 +1,18 @@
 //! Tests nodes whose files are in stores of each kind, with real servers: SFTP always, the others if they are installed
 //! (`scripts/stores.sh`).
 
-use crate::cluster::{Cluster, said, wait};
-use crate::outside::{bare, nodes, noise, outside};
+use crate::backend::{backend, bare, nodes, noise};
+use crate::cluster::{Cluster, printed, wait};
 use crate::servers::{self, Server};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use tidemill_bridge::{Bridge, Listed};
+use tidemill_remote::{ListedItem, Remote};
 
-/// A cluster with two nodes that store, node 2 of the burst tier, and node 3, whose files are in the store.
+/// A cluster with two nodes of the capacity tier, node 2 of the burst tier, and node 3, whose files are in the store.
 struct There {
     cluster: Cluster,
     server: Server,
-    store: Bridge,
+    store: Remote,
     runtime: tokio::runtime::Runtime,
 }
 
@@ -49,20 +49,20 @@ impl There {
 
     fn arguments(&self) -> [String; 6] {
         [
-            "--outside".into(),
+            "--backend".into(),
             self.server.uri.clone(),
-            "--outside-keys".into(),
+            "--backend-keys".into(),
             self.cluster.path("keys").display().to_string(),
-            "--near".into(),
+            "--backend-cache".into(),
             "1MiB".into(),
         ]
     }
 
-    fn drain(&self, directory: &str, names: &[&str]) {
-        wait("all is outside only", || {
-            let said = self.cluster.run(&["drain", directory, "--free", "--wait"]);
+    fn stage_out(&self, directory: &str, names: &[&str]) {
+        wait("all is in the backend only", || {
+            let printed = self.cluster.run(&["drain", directory, "--evict", "--wait"]);
             let only = |name: &&str| nodes(&self.cluster, &format!("{directory}/{name}")) == [3];
-            said.ok && names.iter().all(only)
+            printed.ok && names.iter().all(only)
         });
     }
 
@@ -81,7 +81,7 @@ impl There {
     fn names(&self, directory: &str) -> Vec<String> {
         self.runtime.block_on(async {
             let (mut names, mut listed) = (Vec::new(), self.store.list(directory));
-            while let Ok(Some(Listed::Object(object))) = listed.next().await {
+            while let Ok(Some(ListedItem::Object(object))) = listed.next().await {
                 names.push(object.path);
             }
             names.sort();
@@ -90,7 +90,7 @@ impl There {
     }
 }
 
-/// Drained files are stored there, complete, under their names; replaced and deleted files are replaced and deleted there; no file is
+/// Staged-out files are stored there, complete, under their names; replaced and deleted files are replaced and deleted there; no file is
 /// lost when the node is killed or the store is offline.
 fn files_of_a_cluster_are_there(server: Server) {
     let Some(mut there) = There::start(server) else {
@@ -100,18 +100,18 @@ fn files_of_a_cluster_are_there(server: Server) {
     let cluster = &there.cluster;
     cluster.sh("mkdir d; echo one > d/small; : > d/empty; echo ö > 'd/ä b%+'");
     std::fs::write(cluster.at("d/large"), &large).unwrap();
-    there.drain("/d", &["small", "empty", "ä b%+", "large"]);
+    there.stage_out("/d", &["small", "empty", "ä b%+", "large"]);
     assert_eq!(there.content("d/small").unwrap(), b"one\n");
     assert_eq!(there.content("d/ä b%+").unwrap(), "ö\n".as_bytes());
     assert!(there.content("d/large").unwrap() == large);
-    let near = cluster.object_files("/d/large")[0].clone();
-    wait("the large one is not near", || !near.exists());
+    let cached = cluster.object_files("/d/large")[0].clone();
+    wait("the large one is not in the cache", || !cached.exists());
     assert!(std::fs::read(cluster.at("d/large")).unwrap() == large);
 
     cluster.sh("echo two > d/small; rm d/empty");
     std::fs::write(cluster.at("d/large"), &other).unwrap();
     wait("the new versions are there", || {
-        assert!(cluster.run(&["drain", "/d", "--free", "--wait"]).ok);
+        assert!(cluster.run(&["drain", "/d", "--evict", "--wait"]).ok);
         there.content("d/small").unwrap() == b"two\n" && there.content("d/large").unwrap() == other
     });
     let left = ["d/large", "d/small", "d/ä b%+"];
@@ -122,7 +122,9 @@ fn files_of_a_cluster_are_there(server: Server) {
     cluster.sh("mkdir k; for i in $(seq 30); do head -c 50000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
     there.server.gate.shut();
     assert!(cluster.run(&["drain", "/k"]).ok);
-    wait("it is told", || cluster.log("node-3.log").contains("k/"));
+    wait("it is reported", || {
+        cluster.log("node-3.log").contains("k/")
+    });
     cluster.sh("sha256sum --quiet -c sums");
     there.server.gate.open();
     wait("some are there", || !there.names("k").is_empty());
@@ -134,10 +136,10 @@ fn files_of_a_cluster_are_there(server: Server) {
     let cluster = &there.cluster;
     let names: Vec<String> = (1..=30).map(|number| number.to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    there.drain("/k", &names);
+    there.stage_out("/k", &names);
     cluster.sh("sha256sum --quiet -c sums; sha256sum sums > twice");
     assert_eq!(there.names("k").len(), 30);
-    assert_eq!(outside(cluster, 3)["waiting"], 0);
+    assert_eq!(backend(cluster, 3)["waiting"], 0);
     cluster.sh("rm -r k");
     wait("they are deleted there", || there.names("k").is_empty());
     assert!(cluster.run(&["check"]).ok);
@@ -183,7 +185,7 @@ fn files_of_cluster_are_stored_by_gcs() {
     files_of_a_cluster_are_there(server);
 }
 
-/// An export that is killed leaves no partial file under any name, and the next export completes it. A bridge is
+/// An export that is killed leaves no partial file under any name, and the next export completes it. A remote is
 /// visible in the mount.
 #[test]
 fn killed_sftp_export_is_repeated_without_partial_files() {
@@ -191,7 +193,7 @@ fn killed_sftp_export_is_repeated_without_partial_files() {
         return;
     };
     let files = server.files.clone().unwrap();
-    cluster.json(&["bridge", "add", "far", &server.uri]);
+    cluster.json(&["remote", "add", "far", &server.uri]);
     let keys = keys(&cluster, &server.keys).display().to_string();
     cluster.sh("mkdir raw; for i in $(seq 8); do head -c 500000 /dev/urandom > raw/$i; done");
     let export = ["export", "/raw", "far/run", "--keys", &keys];
@@ -213,9 +215,9 @@ fn killed_sftp_export_is_repeated_without_partial_files() {
             .len()
     });
     assert!(lengths.all(|length| length == 500_000));
-    let told = cluster.json(&export);
+    let reported = cluster.json(&export);
     assert_eq!(
-        told["files"].as_u64().unwrap() + told["same"].as_u64().unwrap(),
+        reported["files"].as_u64().unwrap() + reported["same"].as_u64().unwrap(),
         8
     );
     cluster.sh(&format!(
@@ -232,6 +234,6 @@ fn killed_sftp_export_is_repeated_without_partial_files() {
         refused.err
     );
     let mut check = cluster.tidemill();
-    check.args(["bridge", "check", "far", "--keys", &keys]);
-    assert!(said(check.output().unwrap()).ok);
+    check.args(["remote", "check", "far", "--keys", &keys]);
+    assert!(printed(check.output().unwrap()).ok);
 }

@@ -26,14 +26,14 @@ fn parts(cluster: &Cluster, path: &str) -> Vec<PathBuf> {
 fn put(cluster: &Cluster, bytes: &[u8], flags: &[&str], path: &str) {
     let local = cluster.path("local");
     std::fs::write(&local, bytes).unwrap();
-    let said = cluster.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
-    assert!(said.ok, "{}", said.err);
+    let printed = cluster.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
+    assert!(printed.ok, "{}", printed.err);
 }
 
 fn got(cluster: &Cluster, path: &str) -> Vec<u8> {
     let local = cluster.path("got");
-    let said = cluster.run(&["get", path, local.to_str().unwrap()]);
-    assert!(said.ok, "{}", said.err);
+    let printed = cluster.run(&["get", path, local.to_str().unwrap()]);
+    assert!(printed.ok, "{}", printed.err);
     std::fs::read(local).unwrap()
 }
 
@@ -61,8 +61,8 @@ fn striped_file_is_read_back_from_all_nodes() {
             let stripes = bytes.chunks(64 << 10).skip(index).step_by(3);
             assert!(std::fs::read(part).unwrap() == stripes.collect::<Vec<_>>().concat());
         }
-        let said = cluster.sh("stat -c %s d/f; getfattr --only-values -n user.tidemill.stripe d/f; echo x >> d/f; tail -c 2 d/f");
-        assert_eq!(said, format!("{}\n64KiB,3x\n", bytes.len()));
+        let printed = cluster.sh("stat -c %s d/f; getfattr --only-values -n user.tidemill.stripe d/f; echo x >> d/f; tail -c 2 d/f");
+        assert_eq!(printed, format!("{}\n64KiB,3x\n", bytes.len()));
         sealed(&cluster, "/d/f");
         assert!(got(&cluster, "/d/f") == [&bytes[..], b"x\n"].concat());
         put(&cluster, &bytes[..1 << 20], &["--stripe", "4096,2"], "/g");
@@ -185,7 +185,7 @@ fn tasks_read_striped_file_as_one_on_any_node() {
         // A task that ran at the same time as the first may have transferred it for both.
         let there = tasks.filter(|task| task["node"] == 0);
         let moved: u64 = there
-            .map(|task| task["moved_bytes"].as_u64().unwrap())
+            .map(|task| task["transferred_bytes"].as_u64().unwrap())
             .sum();
         assert!((640 << 10..=768 << 10).contains(&moved), "{moved}");
         // An output of a job in such a directory is a normal file.
@@ -218,11 +218,11 @@ fn rebuilt_cluster_has_its_striped_files() {
     });
     let lost = cluster.node_directory(0);
     cluster.wait_for_notes();
-    let said = cluster.rebuild();
+    let printed = cluster.rebuild();
     assert_eq!(
-        (&said["missing"], &said["unnoted"]),
+        (&printed["missing"], &printed["unnoted"]),
         (&Value::from([0; 0]), &Value::from([0; 0])),
-        "{said}"
+        "{printed}"
     );
     assert!(std::fs::read(cluster.at("d/g")).unwrap() == bytes);
     assert!(std::fs::read(cluster.at("d/h")).unwrap() == bytes[..50_000]);
@@ -240,8 +240,8 @@ fn invalid_striping_is_refused_with_reason() {
     let Some(cluster) = three(false) else { return };
     cluster.sh("mkdir d; echo x > f");
     for bad in ["0", "1000", "1MB", "x", "4096,0", "4096,9999", "2GiB"] {
-        let said = cluster.run(&["stripe", "/d", bad]);
-        assert!(!said.ok && said.err.contains(bad), "{}", said.err);
+        let printed = cluster.run(&["stripe", "/d", bad]);
+        assert!(!printed.ok && printed.err.contains(bad), "{}", printed.err);
         assert!(
             !cluster
                 .try_sh(&format!("setfattr -n user.tidemill.stripe -v {bad} d"))
@@ -249,29 +249,29 @@ fn invalid_striping_is_refused_with_reason() {
         );
         let local = cluster.path("local");
         std::fs::write(&local, "x").unwrap();
-        let said = cluster.run(&["put", "--stripe", bad, local.to_str().unwrap(), "/g"]);
-        assert!(!said.ok, "{bad}");
+        let printed = cluster.run(&["put", "--stripe", bad, local.to_str().unwrap(), "/g"]);
+        assert!(!printed.ok, "{bad}");
     }
     // The stripe count exceeds the number of nodes.
     assert!(cluster.run(&["stripe", "/d", "4096,4"]).ok);
-    let said = cluster.try_sh("echo x > d/g");
+    let printed = cluster.try_sh("echo x > d/g");
     assert!(
-        !said.ok && said.err.contains("Invalid argument"),
+        !printed.ok && printed.err.contains("Invalid argument"),
         "{}",
-        said.err
+        printed.err
     );
     let local = cluster.path("local");
-    let said = cluster.run(&["put", local.to_str().unwrap(), "/d/g"]);
+    let printed = cluster.run(&["put", local.to_str().unwrap(), "/d/g"]);
     assert!(
-        !said.ok && said.err.contains("4 nodes: 3 are up"),
+        !printed.ok && printed.err.contains("4 nodes: 3 are up"),
         "{}",
-        said.err
+        printed.err
     );
-    let said = cluster.run(&["stripe", "/f", "4096"]);
+    let printed = cluster.run(&["stripe", "/f", "4096"]);
     assert!(
-        !said.ok && said.err.contains("/f is a file"),
+        !printed.ok && printed.err.contains("/f is a file"),
         "{}",
-        said.err
+        printed.err
     );
     assert!(
         !cluster
@@ -306,8 +306,8 @@ fn parts_leave_drained_node_unnoticed_by_readers() {
         writing.write_all(&bytes[100_000..]).unwrap();
         drop(writing);
         sealed(&cluster, "/d/w");
-        let said = cluster.run(&["node", "drain", "0", "--wait"]);
-        assert!(said.ok, "{}", said.err);
+        let printed = cluster.run(&["node", "drain", "0", "--wait"]);
+        assert!(printed.ok, "{}", printed.err);
         std::fs::write(cluster.at("d/new"), &bytes).unwrap();
         sealed(&cluster, "/d/new");
         for name in ["a", "b", "c", "w", "new"] {
@@ -408,17 +408,21 @@ fn task_per_part_runs_on_its_node_and_moves_nothing() {
         let job = cluster.submit(script);
         cluster.done(job);
         let lies = nodes(&cluster, "/d/f");
-        let told = cluster.json(&["jobs", &job.to_string()]);
-        for (index, task) in told["tasks"].as_array().unwrap().iter().enumerate() {
+        let reported = cluster.json(&["jobs", &job.to_string()]);
+        for (index, task) in reported["tasks"].as_array().unwrap().iter().enumerate() {
             let read = got(&cluster, &format!("/o{index}"));
             assert!(read == part_of(&bytes, index), "part {index}");
             assert_eq!(task["node"].as_u64(), Some(lies[index]), "{task:#}");
-            assert_eq!(task["moved_bytes"].as_u64(), Some(0), "{task:#}");
+            assert_eq!(task["transferred_bytes"].as_u64(), Some(0), "{task:#}");
             assert_eq!(task["read_bytes"].as_u64(), Some(read.len() as u64));
             assert_eq!(task["selections"][0], format!("part {index}"));
         }
-        let said = cluster.run(&["explain", &job.to_string()]);
-        assert!(said.out.contains("reads  /d/f, part 1\n"), "{}", said.out);
+        let printed = cluster.run(&["explain", &job.to_string()]);
+        assert!(
+            printed.out.contains("reads  /d/f, part 1\n"),
+            "{}",
+            printed.out
+        );
         let lineage = cluster.json(&["lineage", "/o1", "--format", "json"]);
         assert_eq!(lineage["runs"][0]["inputs"][0]["selection"], "part 1");
     }
@@ -448,19 +452,22 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
             &bytes[1_048_600..],
         ];
         assert!(got(&cluster, "/o") == expected.concat());
-        let told = cluster.json(&["jobs", &job.to_string()]);
+        let reported = cluster.json(&["jobs", &job.to_string()]);
         // 536 bytes of the first stripe, ten of the third part, and the last stripe, which is the second's.
         let moved: u64 = 536 + 10;
-        assert_eq!(told["tasks"][0]["moved_bytes"], moved, "{told:#}");
-        assert_eq!(told["tasks"][0]["read_bytes"], 10 + 1001 + 53);
-        assert_eq!((before, simulated(&cluster, job)), (moved, moved));
-        let said = cluster.run(&["explain", &job.to_string()]);
-        assert!(
-            said.out.contains("bytes 65000-66000,1048600-1048652"),
-            "{}",
-            said.out
+        assert_eq!(
+            reported["tasks"][0]["transferred_bytes"], moved,
+            "{reported:#}"
         );
-        assert!(said.out.contains("546 B pulled"), "{}", said.out);
+        assert_eq!(reported["tasks"][0]["read_bytes"], 10 + 1001 + 53);
+        assert_eq!((before, simulated(&cluster, job)), (moved, moved));
+        let printed = cluster.run(&["explain", &job.to_string()]);
+        assert!(
+            printed.out.contains("bytes 65000-66000,1048600-1048652"),
+            "{}",
+            printed.out
+        );
+        assert!(printed.out.contains("546 B fetched"), "{}", printed.out);
         // On another node more would be transferred: the requested bytes, not the file.
         let explained = cluster.json(&["explain", &job.to_string()]);
         for estimate in explained["decisions"][0]["estimates"].as_array().unwrap() {
@@ -475,17 +482,17 @@ fn planned(cluster: &Cluster, script: &str) -> u64 {
     let file = cluster.path("planned.conf");
     std::fs::write(&file, script).unwrap();
     let dry = cluster.json(&["submit", "--dry-run", file.to_str().unwrap()]);
-    dry["plan"]["moved_bytes"].as_u64().unwrap()
+    dry["plan"]["transferred_bytes"].as_u64().unwrap()
 }
 
 /// Returns the number of transferred bytes in the simulation of a job's trace.
 fn simulated(cluster: &Cluster, job: u64) -> u64 {
     let trace = cluster.path("trace.json");
     let trace = trace.to_str().unwrap();
-    let said = cluster.run(&["jobs", &job.to_string(), "--export-trace", trace]);
-    assert!(said.ok, "{}", said.err);
+    let printed = cluster.run(&["jobs", &job.to_string(), "--export-trace", trace]);
+    assert!(printed.ok, "{}", printed.err);
     let simulated = cluster.json(&["plan", "run", trace]);
-    simulated["moved_bytes"].as_u64().unwrap()
+    simulated["transferred_bytes"].as_u64().unwrap()
 }
 
 #[test]
@@ -519,9 +526,13 @@ fn bytes_moved_for_striped_file_are_predicted() {
         0,
         65_531,
     ];
-    let told = cluster.job(job);
-    for (task, moved) in told["tasks"].as_array().unwrap().iter().zip(moved) {
-        assert_eq!(task["moved_bytes"].as_u64(), Some(moved as u64), "{task:#}");
+    let reported = cluster.job(job);
+    for (task, moved) in reported["tasks"].as_array().unwrap().iter().zip(moved) {
+        assert_eq!(
+            task["transferred_bytes"].as_u64(),
+            Some(moved as u64),
+            "{task:#}"
+        );
     }
     let all: u64 = moved.iter().map(|&moved| moved as u64).sum();
     assert_eq!((before, simulated(&cluster, job)), (all, all));
@@ -540,31 +551,31 @@ fn selection_beyond_file_is_refused_once_known() {
         )
     };
     let refused = |input: &str| {
-        let said = cluster.try_submit(&script(input));
-        assert!(!said.ok, "{}", said.out);
-        said.err
+        let printed = cluster.try_submit(&script(input));
+        assert!(!printed.ok, "{}", printed.out);
+        printed.err
     };
-    let said = refused(r#"{ file = "d/f"; bytes = "0-100000"; }"#);
+    let printed = refused(r#"{ file = "d/f"; bytes = "0-100000"; }"#);
     assert!(
-        said.contains("bytes up to 100000 are asked for, and it has 100000"),
-        "{said}"
+        printed.contains("bytes up to 100000 are asked for, and it has 100000"),
+        "{printed}"
     );
-    let said = refused(r#"{ file = "d/f"; part = 2; bytes = "0-0"; }"#);
-    assert!(said.contains("that part has 0"), "{said}");
-    let said = refused(r#"{ file = "d/f"; part = 3; }"#);
-    assert!(said.contains("it has no part 3"), "{said}");
-    let said = refused(r#"{ file = "whole"; part = 1; }"#);
-    assert!(said.contains("it has no part 1"), "{said}");
+    let printed = refused(r#"{ file = "d/f"; part = 2; bytes = "0-0"; }"#);
+    assert!(printed.contains("that part has 0"), "{printed}");
+    let printed = refused(r#"{ file = "d/f"; part = 3; }"#);
+    assert!(printed.contains("it has no part 3"), "{printed}");
+    let printed = refused(r#"{ file = "whole"; part = 1; }"#);
+    assert!(printed.contains("it has no part 1"), "{printed}");
     // Only the node detects a wrong range of a future file, and does not try again.
     let late = r#"name = "j"; workdir = "/"; tasks = (
         { name = "make"; kernel = "cp"; type = "program"; args = [ "whole", "made" ]; input = [ "whole" ]; output = [ "made" ]; },
         { name = "fits"; kernel = "cp"; type = "program"; args = [ "made", "o" ]; input = ( { file = "made"; bytes = "2-3"; } ); output = [ "o" ]; },
         { name = "not"; kernel = "cp"; type = "program"; args = [ "made", "p" ]; input = ( { file = "made"; bytes = "2-10"; } ); output = [ "p" ]; } );"#;
     let job = cluster.submit(late);
-    let told = cluster.ended(job);
-    assert_eq!(told["state"], "failed", "{told:#}");
+    let reported = cluster.ended(job);
+    assert_eq!(reported["state"], "failed", "{reported:#}");
     assert_eq!(got(&cluster, "/o"), b"23");
-    let failed = &told["tasks"][2];
+    let failed = &reported["tasks"][2];
     let error = failed["error"].as_str().unwrap();
     assert!(
         error.contains("bytes up to 10 are asked for, and it has 10"),
@@ -585,8 +596,8 @@ fn results_of_parts_are_cached_separately() {
             r#"name = "j"; workdir = "/{directory}"; tasks = ( {{ name = "t"; kernel = "sha256sum"; type = "program"; stdin = "/d/f";
                input = ( {input} ); stdout = "o"; output = [ "o" ]; }} );"#
         );
-        let told = cluster.done(cluster.submit(&script));
-        let reused = told["tasks"][0]["reused_task"].is_u64();
+        let reported = cluster.done(cluster.submit(&script));
+        let reused = reported["tasks"][0]["reused_task"].is_u64();
         let sum = String::from_utf8(got(&cluster, &format!("/{directory}/o"))).unwrap();
         (reused, sum)
     };
@@ -683,8 +694,8 @@ fn existing_files_are_rewritten_striped_or_whole() {
             })
         });
         cluster.kill_node(0);
-        let said = cluster.run(&["stripe", "--rewrite", "/d/f", "off"]);
-        assert!(said.ok, "{}", said.err);
+        let printed = cluster.run(&["stripe", "--rewrite", "/d/f", "off"]);
+        assert!(printed.ok, "{}", printed.err);
         assert_eq!(cluster.json(&["layout", "/d/f"])["layout"], "whole");
         assert!(got(&cluster, "/d/f") == bytes);
         cluster.start_node(0);

@@ -50,8 +50,8 @@ impl Three {
 
     fn got(&self, path: &str) -> Vec<u8> {
         let local = self.cluster.path("got");
-        let said = self.cluster.run(&["get", path, local.to_str().unwrap()]);
-        assert!(said.ok, "{}", said.err);
+        let printed = self.cluster.run(&["get", path, local.to_str().unwrap()]);
+        assert!(printed.ok, "{}", printed.err);
         std::fs::read(local).unwrap()
     }
 }
@@ -250,7 +250,7 @@ fn reader_sees_writes_that_begin_later() {
     others[0].write_all_at(b"first", 0).unwrap();
     others[0].sync_all().unwrap();
     let reader = File::open(three.at(0, "f")).unwrap();
-    reads_some(&reader, 0, b"first", "what another mount has told");
+    reads_some(&reader, 0, b"first", "what another mount has published");
     for (bytes, what) in [(b"later", "a writer here"), (b"third", "another one")] {
         let writer = three.open(0, "f");
         writer.write_all_at(bytes, 0).unwrap();
@@ -261,7 +261,7 @@ fn reader_sees_writes_that_begin_later() {
     }
     others[1].write_all_at(b"other", 0).unwrap();
     others[1].sync_all().unwrap();
-    reads_some(&reader, 0, b"other", "what another mount has told");
+    reads_some(&reader, 0, b"other", "what another mount has published");
 }
 
 /// Locks work for files of several writers, too: a process that gets the lock sees the bytes written under the lock
@@ -329,8 +329,8 @@ fn write_permission_is_required_to_join_writers() {
             .unwrap()
     };
     let refused = write();
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(said.contains("Permission denied"), "{said}");
+    let printed = String::from_utf8_lossy(&refused.stderr);
+    assert!(printed.contains("Permission denied"), "{printed}");
     // A user with write permission writes the file, although the mount of the other writer belongs to root.
     three.cluster.sh("chmod 666 f");
     wait("the mode is seen", || write().status.success());

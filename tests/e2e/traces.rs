@@ -108,8 +108,11 @@ fn check(trace: &Value, job: &Value) {
         );
         assert!(time("end_ns") <= number(&trace["makespan_ns"]), "{task:#}");
     }
-    let moved: u64 = tasks.iter().map(|task| number(&task["moved_bytes"])).sum();
-    assert_eq!(moved, number(&job["moved_bytes"]));
+    let transferred: u64 = tasks
+        .iter()
+        .map(|task| number(&task["transferred_bytes"]))
+        .sum();
+    assert_eq!(transferred, number(&job["transferred_bytes"]));
 }
 
 fn refuses(cluster: &Cluster) {
@@ -119,11 +122,11 @@ fn refuses(cluster: &Cluster) {
         (vec!["plan", "compare", "999"], "no job 999"),
         (vec!["plan", "compare", "none.json"], "none.json"),
     ] {
-        let said = cluster.run(&args);
+        let printed = cluster.run(&args);
         assert!(
-            !said.ok && said.err.contains(part),
+            !printed.ok && printed.err.contains(part),
             "{args:?}: {}",
-            said.err
+            printed.err
         );
     }
 }

@@ -1,12 +1,12 @@
 //! Ordinary users and their adversaries: on a client host with tokens of their own, and at the control directory.
 
-use crate::cluster::{Cluster, Options, Said, said, wait};
+use crate::cluster::{Cluster, Options, Printed, printed, wait};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
-use tidemill_client::objects::{Objects, Remote};
+use tidemill_client::objects::{ObjectAddress, Objects};
 use tidemill_client::{Credential, Error, Server};
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_wire::route::SealBody;
@@ -52,21 +52,21 @@ impl ClientHost {
     }
 
     /// Runs `tidemill ARGS` there as a user.
-    fn run(&self, uid: u32, args: &[&str]) -> Said {
+    fn run(&self, uid: u32, args: &[&str]) -> Printed {
         let mut command = Command::new(self.directory.path().join("tidemill"));
         for name in ["XDG_CONFIG_HOME", "TIDEMILL_TOKEN_FILE", "TIDEMILL_CONFIG"] {
             command.env_remove(name);
         }
         command.env("HOME", self.home(uid)).uid(uid).gid(uid);
         command.current_dir(self.home(uid)).arg("--server");
-        said(command.arg(&self.server).args(args).output().unwrap())
+        printed(command.arg(&self.server).args(args).output().unwrap())
     }
 
     /// Runs a command as [`Self::run`] does, requires success, and returns the standard output.
     fn done(&self, uid: u32, args: &[&str]) -> String {
-        let said = self.run(uid, args);
-        assert!(said.ok, "{args:?}\n{}{}", said.out, said.err);
-        said.out
+        let printed = self.run(uid, args);
+        assert!(printed.ok, "{args:?}\n{}{}", printed.out, printed.err);
+        printed.out
     }
 }
 
@@ -107,9 +107,9 @@ fn variables_and_reduce_refuse_files_of_other_users() {
         &["variables", "/f.nc"],
     ] {
         host.done(ALICE, args);
-        let said = host.run(BOB, args);
-        let denied = said.err.contains("/f.nc") && said.err.contains("permission denied");
-        assert!(!said.ok && denied, "{}{}", said.out, said.err);
+        let printed = host.run(BOB, args);
+        let denied = printed.err.contains("/f.nc") && printed.err.contains("permission denied");
+        assert!(!printed.ok && denied, "{}{}", printed.out, printed.err);
     }
 }
 
@@ -130,19 +130,19 @@ fn zarr_with_unreadable_chunk_is_refused_as_input() {
     ));
     let submit = |variable: &str, dtype: &str| {
         let script = format!(
-            r#"name = "z"; workdir = "/w"; tasks = ( {{ name = "n"; kernel = "stats"; args = [ "of=count", "dtype={dtype}" ]; per = "part"; mapper = "zarr:{variable}"; input = [ "/z" ]; output = [ "n" ]; }} );"#
+            r#"name = "z"; workdir = "/w"; tasks = ( {{ name = "n"; kernel = "stats"; args = [ "of=count", "dtype={dtype}" ]; per = "stripe-object"; variable = "zarr:{variable}"; input = [ "/z" ]; output = [ "n" ]; }} );"#
         );
         std::fs::write(host.home(ALICE).join("z.conf"), script).unwrap();
         host.run(ALICE, &["submit", "--watch", "z.conf"])
     };
-    let said = submit("tas", "f32");
+    let printed = submit("tas", "f32");
     assert!(
-        !said.ok && said.err.contains("/z/tas/c/0/1: you may not read it"),
+        !printed.ok && printed.err.contains("/z/tas/c/0/1: you may not read it"),
         "{}",
-        said.err
+        printed.err
     );
-    let said = submit("first", "i16");
-    assert!(said.ok, "{}", said.err);
+    let printed = submit("first", "i16");
+    assert!(printed.ok, "{}", printed.err);
 }
 
 #[test]
@@ -222,8 +222,8 @@ fn hosts_token(cluster: &Cluster, host: &ClientHost) {
     host.done(ALICE, &ls);
     let refused = host.run(BOB, &ls);
     assert!(!refused.ok, "{}", refused.out);
-    for told in [token.to_str().unwrap(), "tidemill token create"] {
-        assert!(refused.err.contains(told), "{}", refused.err);
+    for reported in [token.to_str().unwrap(), "tidemill token create"] {
+        assert!(refused.err.contains(reported), "{}", refused.err);
     }
     std::fs::write(&token, "tidemill credential 1\n").unwrap();
     std::fs::set_permissions(&token, PermissionsExt::from_mode(0o644)).unwrap();
@@ -298,7 +298,7 @@ fn chmod_revokes_granted_capability() {
     let endpoint = host.server.parse().unwrap();
     let server = runtime.block_on(Server::connect(&endpoint, Some(&credential)));
     let server = server.unwrap();
-    let open = || -> Result<Remote, Error> {
+    let open = || -> Result<ObjectAddress, Error> {
         let resolve = Op::Resolve(v1::Resolve {
             path: b"/file".to_vec(),
             follow: true,
@@ -319,7 +319,7 @@ fn chmod_revokes_granted_capability() {
         };
         let status = runtime.block_on(server.status())?;
         let node = status.nodes.iter().find(|one| one.node == opened.node);
-        Ok(Remote {
+        Ok(ObjectAddress {
             node: NodeId(opened.node),
             url: node.unwrap().url.as_str().into(),
             object: ObjectId(opened.object),
@@ -327,7 +327,7 @@ fn chmod_revokes_granted_capability() {
         })
     };
     let objects: Objects = server.objects();
-    let read = |remote: &Remote| runtime.block_on(objects.read(remote, 0, 100));
+    let read = |remote: &ObjectAddress| runtime.block_on(objects.read(remote, 0, 100));
     wait("the file is sealed", || {
         open().is_ok_and(|file| read(&file).is_ok())
     });
@@ -418,10 +418,10 @@ fn terminal_escapes_in_names_are_not_printed() {
         &["--json", "ls", "/w"],
         &["--json", "logs", &job],
     ] {
-        let said = cluster.run(args);
-        assert!(said.ok, "{}", said.err);
+        let printed = cluster.run(args);
+        assert!(printed.ok, "{}", printed.err);
         let obeyed = |text: &str| text.contains(|c: char| c.is_control() && c != '\n');
-        assert!(!obeyed(&said.out), "{args:?}: {:?}", said.out);
+        assert!(!obeyed(&printed.out), "{args:?}: {:?}", printed.out);
     }
     assert_eq!(cluster.run(&["ls", "/w"]).out.lines().count(), 1);
     assert!(cluster.run(&["logs", &job]).out.contains("[2Jgone"));
@@ -489,8 +489,8 @@ fn reduce_to_cluster_uses_rights_of_caller() {
         )
     };
     for (file, to) in [("/a/f.nc", "/a/mean.nc"), ("/open/f.nc", "/open/alice.nc")] {
-        let said = reduce(ALICE, file, to);
-        assert!(said.ok, "{to}: {}", said.err);
+        let printed = reduce(ALICE, file, to);
+        assert!(printed.ok, "{to}: {}", printed.err);
         let made = std::fs::metadata(cluster.at(&to[1..])).unwrap();
         assert_eq!(made.uid(), ALICE, "{to}");
         assert!(host.done(ALICE, &["lineage", to]).contains(file), "{to}");
@@ -504,20 +504,24 @@ fn reduce_to_cluster_uses_rights_of_caller() {
         ("/open/f.nc", "/open/alice.nc"),
         ("/open/f.nc", "/open/of-root.nc"),
     ] {
-        let said = reduce(BOB, file, to);
-        assert!(!said.ok, "{file} to {to}: {}{}", said.out, said.err);
+        let printed = reduce(BOB, file, to);
+        assert!(
+            !printed.ok,
+            "{file} to {to}: {}{}",
+            printed.out, printed.err
+        );
     }
     assert_eq!(cluster.sh("ls a b"), "a:\nf.nc\nmean.nc\n\nb:\nf.nc\n");
     assert_eq!(
         cluster.sh("cat open/alice.nc | sha256sum; cat open/of-root.nc"),
         kept
     );
-    let said = host.run(BOB, &["lineage", "/a/mean.nc"]);
+    let printed = host.run(BOB, &["lineage", "/a/mean.nc"]);
     assert!(
-        !said.ok && said.err.contains("permission denied"),
+        !printed.ok && printed.err.contains("permission denied"),
         "{}{}",
-        said.out,
-        said.err
+        printed.out,
+        printed.err
     );
 }
 
@@ -544,8 +548,8 @@ fn seal_with_false_length_marks_file_as_corrupt() {
         let sealed = client.seal_as(name, size, first);
         let Err(error) = sealed else {
             wait(&format!("{name} is known to be corrupt"), || {
-                let said = cluster.run(&["cat", &format!("/b/{name}")]);
-                !said.ok && said.out.is_empty()
+                let printed = cluster.run(&["cat", &format!("/b/{name}")]);
+                !printed.ok && printed.out.is_empty()
             });
             continue;
         };
@@ -554,7 +558,7 @@ fn seal_with_false_length_marks_file_as_corrupt() {
     let read = cluster.try_sh("cat b/longer b/longer-first b/shorter");
     assert!(!read.ok && read.out.is_empty(), "{}", read.out);
     assert_eq!(cluster.sh("cat honest"), "honest\n");
-    let states = said(
+    let states = printed(
         cluster
             .tidemill()
             .args(["--json", "health"])
@@ -609,7 +613,7 @@ impl<'a> Liar<'a> {
             let Answer::Opened(opened) = self.server.one(&self.credentials, create).await? else {
                 panic!("it is not opened");
             };
-            let remote = Remote {
+            let remote = ObjectAddress {
                 node: NodeId(opened.node),
                 url: opened.url.as_str().into(),
                 object: ObjectId(opened.object),

@@ -20,7 +20,7 @@ fn variable<'a>(shown: &'a Value, name: &str) -> &'a Value {
 
 fn put(cluster: &Cluster, name: &str, flags: &[&str]) {
     let local = fixture(name);
-    let said = cluster.run(
+    let printed = cluster.run(
         &[
             &["put"],
             flags,
@@ -28,7 +28,7 @@ fn put(cluster: &Cluster, name: &str, flags: &[&str]) {
         ]
         .concat(),
     );
-    assert!(said.ok, "{}", said.err);
+    assert!(printed.ok, "{}", printed.err);
 }
 
 fn sum(of: &Value, what: &str) -> u64 {
@@ -111,12 +111,12 @@ fn variables_are_shown_with_parts_and_nodes() {
             .map(|place| place["part"].as_u64().unwrap())
             .collect();
         assert_eq!(parts.len(), 3, "{shown}");
-        let said = cluster.run(&["variables", "/netcdf4.nc", "deflated"]);
+        let printed = cluster.run(&["variables", "/netcdf4.nc", "deflated"]);
         assert!(
-            said.out.contains("deflated:note_03 = text 3")
-                && said.out.contains("chunks 2×4×3, shuffle+deflate"),
+            printed.out.contains("deflated:note_03 = text 3")
+                && printed.out.contains("chunks 2×4×3, shuffle+deflate"),
             "{}",
-            said.out
+            printed.out
         );
         records_are_counted(&cluster);
     }
@@ -142,8 +142,8 @@ fn directory_of_cluster_may_be_zarr() {
         let name = one["name"].as_str().unwrap();
         let found = variable(&shown, name);
         assert_eq!(
-            (sum(found, "bytes"), sum(found, "pieces")),
-            (sum(one, "bytes"), sum(one, "pieces")),
+            (sum(found, "bytes"), sum(found, "chunks")),
+            (sum(one, "bytes"), sum(one, "chunks")),
             "{name}"
         );
         assert!(
@@ -174,11 +174,11 @@ fn unscientific_file_is_refused_with_reason() {
         (&["/directory"], "this directory is no Zarr"),
         (&["/nothing"], "nothing"),
     ] {
-        let said = cluster.run(&[&["variables"], arguments].concat());
+        let printed = cluster.run(&[&["variables"], arguments].concat());
         assert!(
-            !said.ok && said.err.contains(why),
+            !printed.ok && printed.err.contains(why),
             "{arguments:?}: {}",
-            said.err
+            printed.err
         );
     }
 }

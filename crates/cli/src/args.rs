@@ -1,7 +1,7 @@
 //! The command line: global flags and the list of commands. Each command's own flags are in its file.
 
 use crate::command;
-use crate::config::Tls;
+use crate::config::TlsMode;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::path::PathBuf;
 use tidemill_client::Endpoint;
@@ -55,7 +55,7 @@ pub(crate) struct Global {
         env = "TIDEMILL_TLS",
         hide_possible_values = true
     )]
-    pub(crate) tls: Option<Tls>,
+    pub(crate) tls: Option<TlsMode>,
     /// Directory of the cluster that `tidemill up` makes [default: ~/.local/share/tidemill; as root
     /// /var/lib/tidemill]
     #[arg(long, global = true, value_name = "DIR", env = "TIDEMILL_DIR")]
@@ -120,11 +120,11 @@ pub(crate) enum Command {
     Agent(command::agent::Args),
     Rebuild(command::rebuild::Args),
     Token(command::token::Args),
-    Room(command::room::Args),
-    Bridge(command::bridge::Args),
-    Import(command::bridge::import::Args),
-    Export(command::bridge::export::Args),
-    Sync(command::bridge::sync::Args),
+    Workspace(command::workspace::Args),
+    Remote(command::remote::Args),
+    Import(command::remote::import::Args),
+    Export(command::remote::export::Args),
+    Sync(command::remote::sync::Args),
     Channel(command::channel::Args),
     Completions(command::completions::Args),
     Man(command::man::Args),
@@ -137,19 +137,19 @@ pub(crate) fn command_line() -> clap::Command {
         .help_template("{options}")
         .render_help();
     let whole = format!("Flags of every command:\n{flags}\n\n{START}");
-    told_once(Cli::command()).after_help(whole)
+    with_help_once(Cli::command()).after_help(whole)
 }
 
-fn told_once(command: clap::Command) -> clap::Command {
+fn with_help_once(command: clap::Command) -> clap::Command {
     let examples = command.get_after_help().map(ToString::to_string);
-    let told = examples.map_or_else(|| GLOBAL.into(), |text| format!("{text}\n\n{GLOBAL}"));
+    let shown = examples.map_or_else(|| GLOBAL.into(), |text| format!("{text}\n\n{GLOBAL}"));
     command
-        .after_help(told)
+        .after_help(shown)
         .mut_args(|arg| {
             let hidden = arg.is_hide_set() || arg.is_global_set();
             arg.hide(hidden)
         })
-        .mut_subcommands(told_once)
+        .mut_subcommands(with_help_once)
 }
 
 #[cfg(test)]
@@ -165,13 +165,13 @@ mod tests {
     fn global_flags_are_listed_once_in_main_help() {
         let mut line = command_line();
         let whole = line.render_help().to_string();
-        let told = |text: &str| text.matches("--token-file <FILE>").count();
-        assert_eq!(told(&whole), 1, "{whole}");
+        let shown = |text: &str| text.matches("--token-file <FILE>").count();
+        assert_eq!(shown(&whole), 1, "{whole}");
         line.build();
         let commands = line.get_subcommands();
         for command in commands.filter(|command| command.get_name() != "help") {
             let help = command.clone().render_long_help().to_string();
-            assert_eq!(told(&help), 0, "{help}");
+            assert_eq!(shown(&help), 0, "{help}");
             assert_eq!(help.matches(GLOBAL).count(), 1, "{help}");
         }
     }

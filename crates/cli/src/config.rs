@@ -4,32 +4,32 @@
 //! `[client]` are flags of every command. The precedence is flag, environment (`TIDEMILL_*`), file, default; clap
 //! handles the first two. This module reads the file and never writes it.
 
-use crate::format::{Length, OrOff, QueueText, Replicas, Size};
+use crate::format::{ByteSize, OrOff, QueueText, ReplicaCount, TimeLength};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use tidemill_node::outside::packs::Packing;
+use tidemill_node::backend::packs::Packing;
 use tidemill_plan::units::{MoneyPerJoule, Price, Watts};
 
 /// Contents of the file. Any other key is an error.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(crate) struct Config {
+pub(crate) struct ConfigFile {
     /// Directory of the cluster that `tidemill up` makes.
     pub(crate) dir: Option<PathBuf>,
     /// Whether TCP connections use TLS.
-    pub(crate) tls: Option<Tls>,
+    pub(crate) tls: Option<TlsMode>,
     /// Keys for every command that uses a server.
-    pub(crate) client: Client,
+    pub(crate) client: ClientSection,
     /// `tidemill server`.
-    pub(crate) server: Server,
+    pub(crate) server: ServerSection,
     /// `tidemill node`.
-    pub(crate) node: Node,
+    pub(crate) node: NodeSection,
     /// `tidemill mount`.
-    pub(crate) mount: Mount,
+    pub(crate) mount: MountSection,
     /// `tidemill up`.
-    pub(crate) up: Up,
+    pub(crate) up: UpSection,
     /// `tidemill submit`.
     pub(crate) submit: Submit,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Config {
 /// Whether TCP connections use TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Tls {
+pub(crate) enum TlsMode {
     /// Always
     On,
     /// Never: anybody on the network can read data and token
@@ -46,86 +46,85 @@ pub(crate) enum Tls {
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(crate) struct Client {
+pub(crate) struct ClientSection {
     pub(crate) server: Option<String>,
     pub(crate) token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(crate) struct Server {
+pub(crate) struct ServerSection {
     pub(crate) data_dir: Option<PathBuf>,
     pub(crate) listen: Option<std::net::SocketAddr>,
     pub(crate) tls_names: Option<Vec<String>>,
     pub(crate) socket: Option<PathBuf>,
-    pub(crate) host_cores: Option<u32>,
-    pub(crate) host_listen: Option<std::net::SocketAddr>,
+    pub(crate) server_cores: Option<u32>,
+    pub(crate) server_cores_listen: Option<std::net::SocketAddr>,
     pub(crate) policy: Option<String>,
     pub(crate) node_timeout: Option<u64>,
-    pub(crate) keep_jobs: Option<Length>,
-    pub(crate) link: Option<Size>,
-    pub(crate) replicas: Option<Replicas>,
-    pub(crate) repair_after: Option<Length>,
-    pub(crate) scrub_every: Option<OrOff<Length>>,
-    pub(crate) migration_rate: Option<Size>,
+    pub(crate) keep_jobs: Option<TimeLength>,
+    pub(crate) link: Option<ByteSize>,
+    pub(crate) replicas: Option<ReplicaCount>,
+    pub(crate) repair_after: Option<TimeLength>,
+    pub(crate) scrub_every: Option<OrOff<TimeLength>>,
+    pub(crate) migration_rate: Option<ByteSize>,
     pub(crate) queue: Option<QueueText>,
-    pub(crate) drain_after: Option<Length>,
-    pub(crate) drain_high: Option<u8>,
-    pub(crate) drain_low: Option<u8>,
+    pub(crate) stage_out_after: Option<TimeLength>,
+    pub(crate) evict_above: Option<u8>,
+    pub(crate) evict_to: Option<u8>,
     pub(crate) burst_full: Option<BurstFull>,
     pub(crate) reserve_max: Option<u8>,
     pub(crate) burst_share: Option<u8>,
-    pub(crate) suspend_after: Option<OrOff<Length>>,
+    pub(crate) suspend_after: Option<OrOff<TimeLength>>,
     pub(crate) suspend: Option<String>,
-    pub(crate) wake: Option<String>,
-    pub(crate) wake_limit: Option<Length>,
+    pub(crate) resume: Option<String>,
+    pub(crate) resume_limit: Option<TimeLength>,
     pub(crate) jobs_each: Option<u32>,
-    pub(crate) rooms_each: Option<Size>,
+    pub(crate) workspaces_each: Option<ByteSize>,
     /// Commands for single nodes, by number.
-    pub(crate) nodes: BTreeMap<String, SleepCommands>,
+    pub(crate) nodes: BTreeMap<String, SuspendCommands>,
 }
 
-/// Commands that suspend and wake the host of one node.
+/// Commands that suspend and resume the host of one node.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(crate) struct SleepCommands {
+pub(crate) struct SuspendCommands {
     pub(crate) suspend: Option<String>,
-    pub(crate) wake: Option<String>,
+    pub(crate) resume: Option<String>,
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(crate) struct Node {
+pub(crate) struct NodeSection {
     pub(crate) id: Option<u32>,
     pub(crate) data_dir: Option<PathBuf>,
     pub(crate) listen: Option<std::net::SocketAddr>,
     pub(crate) url: Option<String>,
     pub(crate) cores: Option<u32>,
-    pub(crate) memory: Option<Size>,
+    pub(crate) memory: Option<ByteSize>,
     pub(crate) resources: Option<Resources>,
     pub(crate) kernels: Option<KernelPriority>,
-    pub(crate) kernels_memory: Option<Size>,
+    pub(crate) kernels_memory: Option<ByteSize>,
     pub(crate) kernels_dirs: Option<Vec<PathBuf>>,
     pub(crate) kernels_path: Option<Vec<PathBuf>>,
     pub(crate) kernels_environment: Option<Vec<String>>,
-    pub(crate) medium: Option<NodeMedium>,
-    pub(crate) capacity: Option<Size>,
-    pub(crate) intermediate_memory: Option<Size>,
-    pub(crate) link: Option<Size>,
-    pub(crate) device_rate: Option<Size>,
+    pub(crate) capacity: Option<ByteSize>,
+    pub(crate) intermediate_memory: Option<ByteSize>,
+    pub(crate) link: Option<ByteSize>,
+    pub(crate) device_rate: Option<ByteSize>,
     pub(crate) busy_power: Option<Watts>,
     pub(crate) idle_power: Option<Watts>,
     pub(crate) suspended_power: Option<Watts>,
     pub(crate) power_meter: Option<String>,
-    pub(crate) pulled: Option<Size>,
+    pub(crate) input_cache: Option<ByteSize>,
     pub(crate) in_place: Option<bool>,
-    pub(crate) scrub_rate: Option<OrOff<Size>>,
+    pub(crate) scrub_rate: Option<OrOff<ByteSize>>,
     pub(crate) role: Option<NodeRole>,
     pub(crate) tier: Option<NodeTier>,
-    pub(crate) outside: Option<String>,
-    pub(crate) outside_keys: Option<PathBuf>,
-    pub(crate) outside_as: Option<Packing>,
-    pub(crate) near: Option<Size>,
+    pub(crate) backend: Option<String>,
+    pub(crate) backend_keys: Option<PathBuf>,
+    pub(crate) backend_format: Option<Packing>,
+    pub(crate) backend_cache: Option<ByteSize>,
 }
 
 /// Named resources, `gpu=2,licence.x=1`.
@@ -159,34 +158,26 @@ pub(crate) enum KernelPriority {
     Normal,
 }
 
-/// Medium for a node's objects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum NodeMedium {
-    /// Its directory's file system
-    Disk,
-    /// This machine's memory: lost with the machine
-    Memory,
-}
-
 /// Tier of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum NodeTier {
     /// Files stay on the node
-    Store,
-    /// New files are written there first, and drain to nodes that store
+    Capacity,
+    /// New files are written there first, and are staged out to nodes of the capacity tier
     Burst,
+    /// This machine's memory: lost with the machine
+    Memory,
 }
 
 /// Treatment of new files when the burst tier is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum BurstFull {
-    /// Wait until files have drained
+    /// Wait until files are staged out
     Wait,
-    /// Write them to nodes that store
-    Store,
+    /// Write them to nodes of the capacity tier
+    Capacity,
 }
 
 /// Role of a node.
@@ -196,17 +187,17 @@ pub(crate) enum NodeRole {
     /// Keeps data and runs kernels
     Store,
     /// Only lends cores
-    Host,
+    ServerCores,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(crate) struct Mount {
+pub(crate) struct MountSection {
     pub(crate) path: Option<PathBuf>,
     pub(crate) in_place: Option<bool>,
     pub(crate) allow_other: Option<bool>,
     pub(crate) attr_ttl: Option<u64>,
-    pub(crate) bridge_timeout: Option<u64>,
+    pub(crate) remote_timeout: Option<u64>,
     pub(crate) patience: Option<u64>,
     pub(crate) hard: Option<bool>,
 }
@@ -225,13 +216,13 @@ pub(crate) struct Submit {
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(crate) struct Up {
+pub(crate) struct UpSection {
     pub(crate) nodes: Option<u32>,
-    pub(crate) warehouse: Option<Size>,
+    pub(crate) memory_tier: Option<ByteSize>,
     pub(crate) burst: Option<PathBuf>,
-    pub(crate) outside: Option<String>,
-    pub(crate) outside_keys: Option<PathBuf>,
-    pub(crate) outside_as: Option<Packing>,
+    pub(crate) backend: Option<String>,
+    pub(crate) backend_keys: Option<PathBuf>,
+    pub(crate) backend_format: Option<Packing>,
 }
 
 /// Error of the configuration file.
@@ -259,7 +250,7 @@ pub(crate) enum ConfigError {
     },
 }
 
-impl Config {
+impl ConfigFile {
     /// Reads `named`, or else the first of the usual places that exists. Without a file, the configuration is empty.
     ///
     /// # Errors
@@ -325,10 +316,10 @@ mod tests {
     #[test]
     fn example_config_is_empty_until_uncommented_and_sets_all_keys() {
         assert_eq!(
-            Config::parse(EXAMPLE, Path::new("x")).unwrap(),
-            Config::default()
+            ConfigFile::parse(EXAMPLE, Path::new("x")).unwrap(),
+            ConfigFile::default()
         );
-        let all = Config::parse(&example_with_all_keys(), Path::new("x")).unwrap();
+        let all = ConfigFile::parse(&example_with_all_keys(), Path::new("x")).unwrap();
         let shown = format!("{all:?}");
         assert!(!shown.contains("None"), "{shown}");
     }
@@ -370,21 +361,21 @@ mod tests {
     #[test]
     fn unknown_config_key_is_named_with_its_line() {
         let text = "dir = \"/a\"\n[node]\ncores = 2\nkores = 3\n";
-        let error = Config::parse(text, Path::new("t.toml"))
+        let error = ConfigFile::parse(text, Path::new("t.toml"))
             .unwrap_err()
             .to_string();
         assert!(
             error.contains("t.toml:4:") && error.contains("`kores`"),
             "{error}"
         );
-        let error = Config::parse("[nodes]\n", Path::new("t.toml"))
+        let error = ConfigFile::parse("[nodes]\n", Path::new("t.toml"))
             .unwrap_err()
             .to_string();
         assert!(
             error.contains("t.toml:1:") && error.contains("`nodes`"),
             "{error}"
         );
-        let error = Config::parse("\n[up]\nnodes = -1\n", Path::new("t.toml"))
+        let error = ConfigFile::parse("\n[up]\nnodes = -1\n", Path::new("t.toml"))
             .unwrap_err()
             .to_string();
         assert!(error.contains("t.toml:3:"), "{error}");

@@ -1,7 +1,7 @@
 //! Context of every command: the configuration, paths, the printer and the connection.
 
 use crate::args::Global;
-use crate::config::{Config, Tls};
+use crate::config::{ConfigFile, TlsMode};
 use crate::output::{self, Output};
 use anyhow::Context as _;
 use std::ffi::OsString;
@@ -14,11 +14,11 @@ use tidemill_wire::v1;
 
 /// Settings of this call.
 #[derive(Debug)]
-pub(crate) struct Context {
+pub(crate) struct CommandContext {
     /// The global flags as given.
     pub(crate) global: Global,
     /// The configuration file.
-    pub(crate) config: Config,
+    pub(crate) config: ConfigFile,
     /// Printer of results.
     pub(crate) output: Box<dyn Output>,
     /// Directory of the cluster of `up`.
@@ -50,14 +50,14 @@ impl ClusterDir {
         self.0.join(format!("node-{id}"))
     }
 
-    /// File with the capacity of the node in memory, as text; it exists only with such a node.
-    pub(crate) fn warehouse(&self) -> PathBuf {
-        self.0.join("warehouse")
+    /// File with the capacity of the node of the memory tier, as text; it exists only with such a node.
+    pub(crate) fn memory_tier(&self) -> PathBuf {
+        self.0.join("memory-tier")
     }
 
     /// File with the address of the store of the external node. A second line can name the file of its keys.
-    pub(crate) fn outside(&self) -> PathBuf {
-        self.0.join("outside.uri")
+    pub(crate) fn backend(&self) -> PathBuf {
+        self.0.join("backend.uri")
     }
 
     /// File with the directory of the node of the burst tier; it exists only with such a node.
@@ -126,13 +126,13 @@ impl ClusterDir {
     }
 }
 
-impl Context {
+impl CommandContext {
     /// Reads the configuration and determines the directory of the cluster.
     ///
     /// # Errors
     /// If the configuration is wrong, or neither flags nor environment give a directory for the cluster.
     pub(crate) fn new(global: &Global) -> anyhow::Result<Self> {
-        let config = Config::load(global.config.as_deref())?;
+        let config = ConfigFile::load(global.config.as_deref())?;
         let dir = global.dir.clone().or_else(|| config.dir.clone());
         let dir = dir.map_or_else(default_dir, Ok)?;
         let dir = std::path::absolute(&dir).with_context(|| dir.display().to_string())?;
@@ -191,7 +191,7 @@ impl Context {
                 flags.extend([flag.into(), absolute(path).into()]);
             }
         }
-        if self.global.tls == Some(Tls::Off) {
+        if self.global.tls == Some(TlsMode::Off) {
             flags.extend(["--tls".into(), "off".into()]);
         }
         flags
@@ -238,7 +238,7 @@ impl Context {
     /// Whether TCP connections use TLS.
     pub(crate) fn tls(&self) -> bool {
         let chosen = self.global.tls.or(self.config.tls);
-        chosen.unwrap_or(Tls::On) == Tls::On
+        chosen.unwrap_or(TlsMode::On) == TlsMode::On
     }
 
     /// Returns the content of the token file, if the endpoint needs a token.
@@ -301,7 +301,7 @@ impl Context {
     /// Prints a note on standard error, unless `--quiet` is given.
     pub(crate) fn note(&self, text: impl std::fmt::Display) {
         if !self.global.quiet {
-            eprintln!("{}", tidemill_core::shown::lines(&text.to_string()));
+            eprintln!("{}", tidemill_core::display::lines(&text.to_string()));
         }
     }
 }

@@ -6,18 +6,18 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use tidemill_client::{Error, Server};
-use tidemill_core::shown;
+use tidemill_core::display;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Entries in one request.
 const PAGE: u32 = 4096;
 
 /// A path of the cluster: bytes, as the names in it. It is printed in one line, with a mark for bytes that are not UTF-8;
-/// JSON output uses [`shown::escaped`].
+/// JSON output uses [`display::escaped`].
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Path(Vec<u8>);
+pub(crate) struct ClusterPath(Vec<u8>);
 
-impl Path {
+impl ClusterPath {
     /// Returns the path of an entry of this directory.
     pub(crate) fn join(&self, name: impl AsRef<[u8]>) -> Self {
         let directory = self.0.strip_suffix(b"/").unwrap_or(&self.0);
@@ -60,27 +60,27 @@ impl Path {
     }
 }
 
-impl AsRef<[u8]> for Path {
+impl AsRef<[u8]> for ClusterPath {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl fmt::Display for Path {
+impl fmt::Display for ClusterPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&shown::line(&String::from_utf8_lossy(&self.0)))
+        f.write_str(&display::line(&String::from_utf8_lossy(&self.0)))
     }
 }
 
-impl fmt::Debug for Path {
+impl fmt::Debug for ClusterPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", shown::escaped(&self.0))
+        write!(f, "{:?}", display::escaped(&self.0))
     }
 }
 
-impl Serialize for Path {
+impl Serialize for ClusterPath {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&shown::escaped(&self.0))
+        serializer.serialize_str(&display::escaped(&self.0))
     }
 }
 
@@ -88,14 +88,14 @@ impl Serialize for Path {
 ///
 /// # Errors
 /// If the path has `..`, whose meaning would depend on symbolic links.
-pub(crate) fn path(text: impl AsRef<OsStr>) -> anyhow::Result<Path> {
+pub(crate) fn path(text: impl AsRef<OsStr>) -> anyhow::Result<ClusterPath> {
     let text = text.as_ref();
     let mut clean = Vec::new();
     for part in text.as_bytes().split(|&byte| byte == b'/') {
         match part {
             b"" | b"." => {}
             b".." => {
-                let text = shown::line(&text.to_string_lossy());
+                let text = display::line(&text.to_string_lossy());
                 anyhow::bail!("bad path: {text}; `..` is not followed, give the full path from /")
             }
             part => {
@@ -104,7 +104,7 @@ pub(crate) fn path(text: impl AsRef<OsStr>) -> anyhow::Result<Path> {
             }
         }
     }
-    Ok(Path(if clean.is_empty() {
+    Ok(ClusterPath(if clean.is_empty() {
         b"/".to_vec()
     } else {
         clean
@@ -197,7 +197,7 @@ pub(crate) async fn list(server: &Server, ino: u64) -> Result<Vec<v1::Entry>, Er
 /// If the name exists, or the caller may not make the directory.
 pub(crate) async fn make_directory(
     server: &Server,
-    path: &Path,
+    path: &ClusterPath,
     parents: bool,
 ) -> anyhow::Result<()> {
     if parents && let Ok(entry) = find(server, path, true).await {

@@ -3,15 +3,15 @@
 
 use serde::Deserialize;
 use std::str::FromStr;
+pub(crate) use tidemill_core::display::bytes;
+use tidemill_core::display::civil;
 use tidemill_core::replicas;
-pub(crate) use tidemill_core::shown::bytes;
-use tidemill_core::shown::civil;
-use tidemill_server::queue::{AddressError, Place};
+use tidemill_server::queue::{AddressError, QueueLocation};
 
 /// Number of bytes as people write it: `500MB`, `2GiB`, `1048576`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "SizeText")]
-pub(crate) struct Size(pub(crate) u64);
+pub(crate) struct ByteSize(pub(crate) u64);
 
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -20,7 +20,7 @@ enum SizeText {
     Text(String),
 }
 
-impl TryFrom<SizeText> for Size {
+impl TryFrom<SizeText> for ByteSize {
     type Error = SizeError;
 
     fn try_from(text: SizeText) -> Result<Self, SizeError> {
@@ -34,9 +34,9 @@ impl TryFrom<SizeText> for Size {
 /// Number of replicas: `2`, `"2,now"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "SizeText")]
-pub(crate) struct Replicas(pub(crate) replicas::Wanted);
+pub(crate) struct ReplicaCount(pub(crate) replicas::WantedReplicas);
 
-impl TryFrom<SizeText> for Replicas {
+impl TryFrom<SizeText> for ReplicaCount {
     type Error = String;
 
     fn try_from(text: SizeText) -> Result<Self, String> {
@@ -55,7 +55,7 @@ impl TryFrom<SizeText> for Replicas {
 )]
 pub(crate) struct SizeError(String);
 
-impl FromStr for Size {
+impl FromStr for ByteSize {
     type Err = SizeError;
 
     fn from_str(text: &str) -> Result<Self, SizeError> {
@@ -67,14 +67,14 @@ impl FromStr for Size {
 /// Length of time as people write it: `90`, `5m`, `2h`, `30d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) struct Length(pub(crate) std::time::Duration);
+pub(crate) struct TimeLength(pub(crate) std::time::Duration);
 
 /// The text is no length of time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a length of time: give seconds, or a number with s, m, h or d")]
 pub(crate) struct LengthError(String);
 
-impl FromStr for Length {
+impl FromStr for TimeLength {
     type Err = LengthError;
 
     fn from_str(text: &str) -> Result<Self, LengthError> {
@@ -84,7 +84,7 @@ impl FromStr for Length {
     }
 }
 
-impl TryFrom<String> for Length {
+impl TryFrom<String> for TimeLength {
     type Error = LengthError;
 
     fn try_from(text: String) -> Result<Self, LengthError> {
@@ -125,10 +125,10 @@ pub(crate) struct QueueText(pub(crate) String);
 
 impl QueueText {
     /// Parses the text.
-    pub(crate) fn place(&self) -> Result<Place, AddressError> {
+    pub(crate) fn place(&self) -> Result<QueueLocation, AddressError> {
         match self.0.as_str() {
-            "journal" => Ok(Place::Own),
-            address => address.parse().map(Place::Nats),
+            "journal" => Ok(QueueLocation::Own),
+            address => address.parse().map(QueueLocation::Nats),
         }
     }
 }

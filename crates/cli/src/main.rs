@@ -17,7 +17,7 @@ mod trace;
 
 use args::Cli;
 use clap::FromArgMatches;
-use context::Context;
+use context::CommandContext;
 use std::path::Path;
 use std::process::ExitCode;
 use tidemill_wire::condition;
@@ -46,8 +46,8 @@ fn main() -> ExitCode {
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let (name, code) = state(&error);
-            let error = told(&error);
-            eprintln!("error: {}", tidemill_core::shown::lines(&error));
+            let error = message_of(&error);
+            eprintln!("error: {}", tidemill_core::display::lines(&error));
             if json {
                 tell_failure(&error, name);
             }
@@ -106,16 +106,16 @@ fn of_server(error: &tidemill_server::StartError) -> Option<&'static str> {
 }
 
 /// Returns the text of an error with its causes, each cause once, and advice if the text has none.
-fn told(error: &anyhow::Error) -> String {
+fn message_of(error: &anyhow::Error) -> String {
     let mut text = String::new();
     let mut advice = None;
     for cause in error.chain() {
-        let said = cause.to_string();
-        if !text.contains(&said) {
+        let printed = cause.to_string();
+        if !text.contains(&printed) {
             if !text.is_empty() {
                 text.push_str(": ");
             }
-            text.push_str(&said);
+            text.push_str(&printed);
         }
         advice = advice.or_else(|| of_this_machine(cause));
     }
@@ -171,17 +171,17 @@ fn misused(error: &clap::Error) -> ExitCode {
 
 /// Prints the failure as JSON: with `--json`, standard output is JSON after errors, too.
 fn tell_failure(error: &str, state: Option<&str>) {
-    let mut said = serde_json::json!({ "error": error });
+    let mut printed = serde_json::json!({ "error": error });
     if let Some(state) = state {
-        said["state"] = state.into();
+        printed["state"] = state.into();
     }
-    let said = output::Said::new("", said);
+    let printed = output::Printed::new("", printed);
     // A closed standard output needs no action.
-    let _ = output::choose(true).step(&said);
+    let _ = output::choose(true).step(&printed);
 }
 
 fn start(cli: Cli) -> anyhow::Result<ExitCode> {
-    let context = Context::new(&cli.global)?;
+    let context = CommandContext::new(&cli.global)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;

@@ -152,7 +152,7 @@ fn lock(path: &Path) -> std::io::Result<Option<File>> {
 
 /// A process that a pid file names and that still runs.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct RunningProcess {
     /// Pid of the process.
     pub(crate) pid: i32,
     /// Whether the process was killed, but has not ended in time, for example because it waits for a disk.
@@ -162,7 +162,7 @@ pub(crate) struct Running {
 
 /// Returns the process of a pid file, if that very process still runs. If the process was killed, this waits for its end: a
 /// killed process holds its files and locks until then.
-pub(crate) fn running(pid_file: &Path) -> Option<Running> {
+pub(crate) fn running(pid_file: &Path) -> Option<RunningProcess> {
     let text = std::fs::read_to_string(pid_file).ok()?;
     let mut words = text.split_whitespace();
     let pid: i32 = words.next()?.parse().ok()?;
@@ -172,7 +172,7 @@ pub(crate) fn running(pid_file: &Path) -> Option<Running> {
     if start_time(pid)? != began {
         return None;
     }
-    let mut running = Running {
+    let mut running = RunningProcess {
         pid,
         ending: is_ending(pid),
         handle,
@@ -189,7 +189,7 @@ pub(crate) fn running(pid_file: &Path) -> Option<Running> {
     Some(running)
 }
 
-impl Running {
+impl RunningProcess {
     /// Asks the process to end.
     ///
     /// # Errors

@@ -1,10 +1,10 @@
 //! A bar for copies that take more than a second.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tidemill_core::shown::line;
+use tidemill_core::display::line;
 
 /// Time without a bar at the start of a copy.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -20,7 +20,7 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// Starts at 0 bytes; `total` is 0 if unknown.
-    pub(crate) fn new(context: &Context, total: u64) -> Self {
+    pub(crate) fn new(context: &CommandContext, total: u64) -> Self {
         let bar = match total {
             0 => ProgressBar::no_length(),
             total => ProgressBar::new(total),

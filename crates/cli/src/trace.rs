@@ -121,7 +121,7 @@ fn node(
     });
     TraceNode {
         node: node.node,
-        host: node.role == role_name(tidemill_core::event::Role::Host),
+        server_cores: node.role == role_name(tidemill_core::event::Role::ServerCores),
         cores: node.cores,
         memory_bytes: node.memory_bytes,
         resources: node.resources.clone(),
@@ -129,7 +129,7 @@ fn node(
         link_bytes_per_sec: node.link_bytes_per_sec,
         device_bytes_per_sec: node.device_bytes_per_sec,
         watts_milli: node.watts_milli,
-        pulled_bytes_max: REPLICAS_BYTES_MAX,
+        input_cache_bytes_max: REPLICAS_BYTES_MAX,
         history: history.collect(),
         replicas: replicas.cloned().collect(),
         last_turn: state.last,
@@ -143,7 +143,7 @@ fn task(task: v1::Task, traced: v1::TracedTask, submitted: i64) -> anyhow::Resul
         "wasm" => TraceKernelKind::Wasm,
         "stored" => TraceKernelKind::Stored,
         "program" => TraceKernelKind::Program,
-        "stack" => TraceKernelKind::Stack,
+        "pipeline" => TraceKernelKind::Pipeline,
         other => anyhow::bail!(
             "task `{}` has a kernel of the unknown kind `{other}`",
             task.name
@@ -182,7 +182,7 @@ fn task(task: v1::Task, traced: v1::TracedTask, submitted: i64) -> anyhow::Resul
         write_ns: 0,
         hash_ns: task.hash_ns,
         cpu_ns: task.cpu_ns,
-        moved_bytes: task.moved_bytes,
+        transferred_bytes: task.transferred_bytes,
         name: task.name,
         inputs: task.inputs,
         selections: task.selections,

@@ -29,36 +29,36 @@ type Cell<E> = Arc<OnceCell<Result<Bytes, E>>>;
 
 /// The cached blocks and those on their way; `E` is the error of a request.
 #[derive(Debug)]
-pub struct Blocks<E>(Mutex<Kept<E>>);
+pub struct BlockCache<E>(Mutex<CachedBlocks<E>>);
 
 #[derive(Debug)]
-struct Kept<E> {
+struct CachedBlocks<E> {
     /// Blocks with the time of their last use.
     all: HashMap<BlockKey, (Cell<E>, u64)>,
     uses: u64,
 }
 
-impl<E> Default for Blocks<E> {
+impl<E> Default for BlockCache<E> {
     fn default() -> Self {
-        Self(Mutex::new(Kept {
+        Self(Mutex::new(CachedBlocks {
             all: HashMap::new(),
             uses: 0,
         }))
     }
 }
 
-impl<E> Kept<E> {
+impl<E> CachedBlocks<E> {
     fn cell(&mut self, key: &BlockKey) -> Cell<E> {
         self.uses += 1;
         let (cell, used) = self.all.entry(key.clone()).or_default();
         *used = self.uses;
         let cell = cell.clone();
-        self.make_room();
+        self.make_space();
         cell
     }
 
     /// Drops the least recently used complete blocks. The store limits the number of blocks on their way.
-    fn make_room(&mut self) {
+    fn make_space(&mut self) {
         let whole = |(cell, _): &(Cell<E>, u64)| cell.initialized();
         while self.all.values().filter(|kept| whole(kept)).count() > KEPT_MAX {
             let whole = self.all.iter().filter(|(_, kept)| whole(kept));
@@ -71,7 +71,7 @@ impl<E> Kept<E> {
     }
 }
 
-impl<E: Clone> Blocks<E> {
+impl<E: Clone> BlockCache<E> {
     /// Returns a cached block.
     #[must_use]
     pub fn now(&self, key: &BlockKey) -> Option<Bytes> {
@@ -93,9 +93,9 @@ impl<E: Clone> Blocks<E> {
         ask: impl Future<Output = Result<Bytes, E>>,
     ) -> Result<Bytes, E> {
         let cell = self.0.lock().cell(key);
-        let told = cell.get_or_init(|| ask).await.clone();
+        let reported = cell.get_or_init(|| ask).await.clone();
         let mut kept = self.0.lock();
-        if told.is_err()
+        if reported.is_err()
             && kept
                 .all
                 .get(key)
@@ -103,8 +103,8 @@ impl<E: Clone> Blocks<E> {
         {
             kept.all.remove(key);
         }
-        kept.make_room();
-        told
+        kept.make_space();
+        reported
     }
 }
 
@@ -124,7 +124,7 @@ mod tests {
 
     #[tokio::test]
     async fn block_is_fetched_once_and_failure_is_not_cached() {
-        let (blocks, asked) = (Blocks::<&str>::default(), AtomicUsize::new(0));
+        let (blocks, asked) = (BlockCache::<&str>::default(), AtomicUsize::new(0));
         let ask = || async {
             asked.fetch_add(1, Ordering::Relaxed);
             tokio::task::yield_now().await;
@@ -145,7 +145,7 @@ mod tests {
 
     #[tokio::test]
     async fn block_cache_evicts_least_recently_used() {
-        let (blocks, first) = (Blocks::<()>::default(), key(0));
+        let (blocks, first) = (BlockCache::<()>::default(), key(0));
         for index in 0..100 {
             let key = key(index);
             let block = blocks.get(&key, async { Ok(Bytes::from_static(b"x")) });

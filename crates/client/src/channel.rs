@@ -1,10 +1,10 @@
-//! Channels of rooms: ordered messages between programs, which a node stores (next: `node/src`).
+//! Channels of workspaces: ordered messages between programs, which a node stores (next: `node/src`).
 //!
 //! The server returns the node and the right; after that it is not asked. Sent messages have their numbers when [`Channel::send`]
 //! returns, and survive the kill of every process. A request whose answer was lost is repeated, and has its effect once.
 
 use crate::error::Error;
-use crate::objects::{Objects, Remote, address, lost};
+use crate::objects::{ObjectAddress, Objects, address, lost};
 use crate::server::Server;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -12,7 +12,7 @@ use hyper::{Method, Request};
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::{Duration, Instant};
 use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_wire::route::{CAPABILITY_HEADER, ChannelReading, ChannelState, Sent, hex};
+use tidemill_wire::route::{CAPABILITY_HEADER, ChannelReading, ChannelState, SentMessages, hex};
 use tidemill_wire::v1;
 
 /// Pause before an unreachable peer is asked again.
@@ -31,13 +31,13 @@ pub struct Message {
     pub bytes: Bytes,
 }
 
-/// A channel of a room, as one sender or receiver uses it.
+/// A channel of a workspace, as one sender or receiver uses it.
 #[derive(Debug)]
 pub struct Channel {
     server: Server,
     objects: Objects,
     request: v1::ChannelRequest,
-    remote: Option<Remote>,
+    remote: Option<ObjectAddress>,
     producer: u64,
     sequence: u64,
     /// Whether the outcome of the last send is unknown.
@@ -82,13 +82,18 @@ fn messages(mut body: Bytes) -> Option<Vec<Message>> {
 impl Channel {
     /// Returns an existing channel. No request is made before its first use.
     #[must_use]
-    pub fn new(server: &Server, credentials: v1::Credentials, room: &str, channel: &str) -> Self {
+    pub fn new(
+        server: &Server,
+        credentials: v1::Credentials,
+        workspace: &str,
+        channel: &str,
+    ) -> Self {
         Self {
             objects: server.objects(),
             server: server.clone(),
             request: v1::ChannelRequest {
                 credentials: Some(credentials),
-                room: room.to_owned(),
+                workspace: workspace.to_owned(),
                 channel: channel.to_owned(),
             },
             remote: None,
@@ -98,29 +103,32 @@ impl Channel {
         }
     }
 
-    /// Creates a channel with a capacity in bytes (0: 16 MiB), in memory if its room's directory asks for that and memory is available.
+    /// Creates a channel with a capacity in bytes (0: 16 MiB), in memory if its workspace's directory asks for that and memory is available.
     ///
     /// # Errors
-    /// A channel of that name exists, there are too many, or the room or every node has too little space. No part of the channel remains
+    /// A channel of that name exists, there are too many, or the workspace or every node has too little space. No part of the channel remains
     /// then.
     pub async fn create(
         server: &Server,
         credentials: v1::Credentials,
-        (room, channel): (&str, &str),
+        (workspace, channel): (&str, &str),
         capacity_bytes: u64,
     ) -> Result<(Self, v1::Channel), Error> {
         let request = v1::CreateChannelRequest {
             credentials: Some(credentials.clone()),
-            room: room.to_owned(),
+            workspace: workspace.to_owned(),
             channel: channel.to_owned(),
             capacity_bytes,
         };
-        let made = server.rooms().create_channel(request).await;
+        let made = server.workspaces().create_channel(request).await;
         let made = made.map_err(|status| server.explain(status))?.into_inner();
-        let mut channel = Self::new(server, credentials, room, channel);
+        let mut channel = Self::new(server, credentials, workspace, channel);
         let remote = remote(&made);
         if let Err(error) = channel.ask(&remote, (Method::POST, ""), Bytes::new()).await {
-            let removed = server.rooms().remove_channel(channel.request.clone()).await;
+            let removed = server
+                .workspaces()
+                .remove_channel(channel.request.clone())
+                .await;
             if let Err(status) = removed {
                 tracing::warn!(%status, "a channel that could not be made is still listed");
             }
@@ -132,7 +140,7 @@ impl Channel {
 
     async fn ask(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         (method, path): (Method, &str),
         body: Bytes,
     ) -> Result<Bytes, Error> {
@@ -192,13 +200,17 @@ impl Channel {
         }
     }
 
-    async fn open(&self) -> Result<Remote, Error> {
-        let opened = self.server.rooms().open_channel(self.request.clone()).await;
+    async fn open(&self) -> Result<ObjectAddress, Error> {
+        let opened = self
+            .server
+            .workspaces()
+            .open_channel(self.request.clone())
+            .await;
         let opened = opened.map_err(|status| self.server.explain(status))?;
         Ok(remote(&opened.into_inner()))
     }
 
-    async fn opened(&mut self) -> Result<Remote, Error> {
+    async fn opened(&mut self) -> Result<ObjectAddress, Error> {
         if let Some(remote) = &self.remote {
             return Ok(remote.clone());
         }
@@ -207,10 +219,10 @@ impl Channel {
         Ok(remote)
     }
 
-    /// Sends messages, all or none, and waits for room. Returns the number of the first message; the others follow it.
+    /// Sends messages, all or none, and waits for space. Returns the number of the first message; the others follow it.
     ///
     /// # Errors
-    /// [`Error::ChannelFull`] if there is no room in time. If neither the node nor the server can be reached in time, it is unknown
+    /// [`Error::ChannelFull`] if there is no space in time. If neither the node nor the server can be reached in time, it is unknown
     /// whether the messages were stored.
     pub async fn send(&mut self, messages: &[Bytes], wait: Duration) -> Result<u64, Error> {
         if std::mem::replace(&mut self.unsure, true) {
@@ -226,7 +238,8 @@ impl Channel {
         );
         loop {
             let body = self.asked(until, (Method::POST, &path), &frames).await?;
-            let sent: Sent = serde_json::from_slice(&body).map_err(|_| Error::Answer("send"))?;
+            let sent: SentMessages =
+                serde_json::from_slice(&body).map_err(|_| Error::Answer("send"))?;
             if let Some(first) = sent.first {
                 self.sequence += messages.len() as u64;
                 self.unsure = false;
@@ -238,7 +251,7 @@ impl Channel {
                 return Err(Error::ChannelFull(self.request.channel.clone()));
             }
             let (bytes, wait_ms) = (frames.len(), millis(left));
-            let path = format!("/room?bytes={bytes}&wait_ms={wait_ms}");
+            let path = format!("/space?bytes={bytes}&wait_ms={wait_ms}");
             self.asked(until, (Method::GET, &path), &Bytes::new())
                 .await?;
         }
@@ -267,8 +280,8 @@ impl Channel {
                     path.push_str(&format!("&{name}={number}"));
                 }
             }
-            if let Some(reader) = &reading.reader {
-                path.push_str(&format!("&reader={reader}"));
+            if let Some(consumer) = &reading.consumer {
+                path.push_str(&format!("&consumer={consumer}"));
             }
             let body = self
                 .asked(until, (Method::GET, &path), &Bytes::new())
@@ -280,29 +293,29 @@ impl Channel {
         }
     }
 
-    /// Confirms that a reader has read all messages before `next`. Messages that all readers have read are dropped.
+    /// Confirms that a consumer has read all messages before `next`. Messages that all consumers have read are dropped.
     ///
     /// # Errors
-    /// There is no such reader, or no peer can be reached in time.
+    /// There is no such consumer, or no peer can be reached in time.
     pub async fn acknowledge(
         &mut self,
-        reader: &str,
+        consumer: &str,
         next: u64,
         wait: Duration,
     ) -> Result<(), Error> {
-        let path = format!("/readers/{reader}?read={next}");
+        let path = format!("/consumers/{consumer}?read={next}");
         let until = Instant::now() + wait;
         self.asked(until, (Method::POST, &path), &Bytes::new())
             .await
             .map(drop)
     }
 
-    /// Removes a reader, so that messages are no longer kept for it.
+    /// Removes a consumer, so that messages are no longer kept for it.
     ///
     /// # Errors
-    /// There is no such reader, or no peer can be reached.
-    pub async fn forget(&mut self, reader: &str) -> Result<(), Error> {
-        let path = format!("/readers/{reader}");
+    /// There is no such consumer, or no peer can be reached.
+    pub async fn forget(&mut self, consumer: &str) -> Result<(), Error> {
+        let path = format!("/consumers/{consumer}");
         self.asked(Instant::now(), (Method::DELETE, &path), &Bytes::new())
             .await
             .map(drop)
@@ -320,8 +333,8 @@ impl Channel {
     }
 }
 
-fn remote(channel: &v1::Channel) -> Remote {
-    Remote {
+fn remote(channel: &v1::Channel) -> ObjectAddress {
+    ObjectAddress {
         node: NodeId(channel.node),
         url: channel.url.as_str().into(),
         object: ObjectId(channel.object),

@@ -22,7 +22,7 @@ pub enum Error {
         /// Address of the server.
         endpoint: String,
         /// Problem and its remedy.
-        problem: crate::tls::Problem,
+        problem: crate::tls::TlsProblem,
     },
     /// There is no certificate to verify the server by.
     #[error(
@@ -52,7 +52,7 @@ pub enum Error {
     },
     /// A node that a namespace operation needs is suspended, and is being resumed: repeat the request in a moment.
     #[error("{0}")]
-    Waking(String),
+    Resuming(String),
     /// An answer that does not fit the question.
     #[error(
         "the server's answer to {0} does not fit: the peer speaks another version or is broken"
@@ -96,7 +96,7 @@ pub enum Error {
     NodeDown(tidemill_core::id::NodeId),
     /// A channel is full.
     #[error(
-        "channel {0} is full: wait until its readers have received more messages, or forget a reader (`tidemill channel list ROOM`)"
+        "channel {0} is full: wait until its consumers have received more messages, or forget a consumer (`tidemill channel list WORKSPACE`)"
     )]
     ChannelFull(String),
     /// Error of a local file.
@@ -127,7 +127,7 @@ impl Error {
             }
             Self::ChannelFull(_) => Errno::AGAIN.raw_os_error(),
             Self::Unreachable { .. } => Errno::COMM.raw_os_error(),
-            Self::NodeDown(_) | Self::Node { .. } | Self::Waking(_) => {
+            Self::NodeDown(_) | Self::Node { .. } | Self::Resuming(_) => {
                 Errno::HOSTUNREACH.raw_os_error()
             }
             _ => Errno::IO.raw_os_error(),
@@ -160,8 +160,10 @@ impl Error {
     #[must_use]
     pub fn is(&self, errno: rustix::io::Errno) -> bool {
         match self {
-            Self::Name { errno: said, .. } => *said == errno.raw_os_error(),
-            Self::Waking(_) => errno == rustix::io::Errno::HOSTUNREACH,
+            Self::Name {
+                errno: reported, ..
+            } => *reported == errno.raw_os_error(),
+            Self::Resuming(_) => errno == rustix::io::Errno::HOSTUNREACH,
             _ => false,
         }
     }

@@ -9,19 +9,19 @@
 //! in the object. The server knows that before the first of these bytes is written. So after such a read the server is asked whether the
 //! object still was the file.
 
-mod growing;
+mod streaming;
 
 use crate::error::Error;
-use crate::ranged::Ranged;
-use crate::striped::Parts;
+use crate::ranged::RangedFile;
+use crate::striped::StripedVersion;
 use crate::transfer::{PIECE_BYTES, Transfer};
 use bytes::Bytes;
-use growing::{At, Growing, News};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::time::Duration;
+use streaming::{News, StreamLocation, StreamingFile};
+use tidemill_core::display::escaped;
 use tidemill_core::layout::Layout;
-use tidemill_core::shown::escaped;
 use tidemill_wire::v1;
 
 /// Pause after a poll without new bytes; doubled up to [`PAUSE_MAX`].
@@ -32,7 +32,7 @@ const GROWN_BYTES: u64 = 1 << 20;
 
 /// Result of a file that was read to its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Followed {
+pub struct FollowedFile {
     /// Length of the file in bytes.
     pub bytes: u64,
     /// Ranges that none of its writers has written: they read as zeros. Known for files that several mounts wrote.
@@ -41,7 +41,7 @@ pub struct Followed {
 
 /// Bytes that were passed on, and their place.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct PassedBytes {
     offset: u64,
     length: u64,
     object: u64,
@@ -50,13 +50,13 @@ struct Piece {
 
 /// Progress of the reading of a version.
 #[derive(Debug, Default)]
-struct Read {
+struct ReadProgress {
     bytes: u64,
     hasher: blake3::Hasher,
-    pieces: Vec<Piece>,
+    pieces: Vec<PassedBytes>,
 }
 
-impl Read {
+impl ReadProgress {
     /// Passes on the next bytes, which are at this place of an object.
     fn hand_on(
         &mut self,
@@ -69,7 +69,7 @@ impl Read {
             Some(last) if (last.object, last.at + last.length) == (object, at) => {
                 last.length += length;
             }
-            _ => self.pieces.push(Piece {
+            _ => self.pieces.push(PassedBytes {
                 offset: self.bytes,
                 length,
                 object,
@@ -85,7 +85,7 @@ impl Read {
     fn lies_as_before(&self, layout: &Layout) -> bool {
         self.pieces.iter().all(|piece| {
             let range = piece.offset..piece.offset + piece.length;
-            layout.pieces(range).all(|now| {
+            layout.segments(range).all(|now| {
                 now.at.is_some_and(|at| {
                     let object = layout.parts()[at.part].object.0;
                     (object, at.offset) == (piece.object, piece.at + (now.offset - piece.offset))
@@ -97,7 +97,9 @@ impl Read {
 
 /// Returns the ranges of a sealed version that were never written.
 fn unwritten(layout: &Layout, size: u64) -> Vec<Range<u64>> {
-    let holes = layout.pieces(0..size).filter(|piece| piece.at.is_none());
+    let holes = layout
+        .segments(0..size)
+        .filter(|segment| segment.at.is_none());
     holes
         .map(|hole| hole.offset..hole.offset + hole.length)
         .collect()
@@ -114,17 +116,17 @@ impl Transfer {
         &self,
         path: impl AsRef<[u8]>,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
-    ) -> Result<Followed, Error> {
+    ) -> Result<FollowedFile, Error> {
         let ino = self.resolve(&path).await?.ino;
         let Some(mut version) = self.begun(ino).await? else {
             let bytes = self.read(path, piece).await?;
-            return Ok(Followed {
+            return Ok(FollowedFile {
                 bytes,
-                ..Followed::default()
+                ..FollowedFile::default()
             });
         };
         let path = &*escaped(path.as_ref());
-        let mut read = Read::default();
+        let mut read = ReadProgress::default();
         let mut pause = PAUSE_MIN;
         while !version.is_sealed() {
             let before = read.bytes;
@@ -147,13 +149,13 @@ impl Transfer {
     }
 
     /// Returns the version of a file that is being written; `None`: no client writes it.
-    async fn begun(&self, ino: u64) -> Result<Option<Growing>, Error> {
+    async fn begun(&self, ino: u64) -> Result<Option<StreamingFile>, Error> {
         let mut pause = PAUSE_MIN;
         loop {
-            let opened = self.opened_growing(ino).await?;
+            let opened = self.opened_streaming(ino).await?;
             let attr = opened.attr.ok_or(Error::Answer("Open"))?;
             if opened.object != attr.object {
-                return Growing::new(ino, opened).map(Some);
+                return StreamingFile::new(ino, opened).map(Some);
             }
             if !attr.writing {
                 return Ok(None);
@@ -165,7 +167,7 @@ impl Transfer {
     }
 
     /// Returns the state of a version. `bytes` is the number of bytes that were read.
-    async fn news(&self, version: &Growing, path: &str, bytes: u64) -> Result<News, Error> {
+    async fn news(&self, version: &StreamingFile, path: &str, bytes: u64) -> Result<News, Error> {
         let news = self.look(&version.known()).await?;
         news.ok_or_else(|| Error::Abandoned {
             path: path.to_owned(),
@@ -177,12 +179,12 @@ impl Transfer {
     async fn read_on(
         &self,
         path: &str,
-        version: &mut Growing,
-        read: &mut Read,
+        version: &mut StreamingFile,
+        read: &mut ReadProgress,
         piece: &mut impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<(), Error> {
         while !version.is_sealed()
-            && let At::Object(remote, range) = version.at(read.bytes, GROWN_BYTES)
+            && let StreamLocation::Object(remote, range) = version.at(read.bytes, GROWN_BYTES)
         {
             let length = range.end - range.start;
             let bytes = match self.objects().read(&remote, range.start, length).await {
@@ -209,9 +211,9 @@ impl Transfer {
         &self,
         path: &str,
         opened: &v1::Opened,
-        mut read: Read,
+        mut read: ReadProgress,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
-    ) -> Result<Followed, Error> {
+    ) -> Result<FollowedFile, Error> {
         let remote = Self::remote(opened)?;
         if read.bytes < opened.size {
             let from = read.bytes;
@@ -226,9 +228,9 @@ impl Transfer {
         let same = read.bytes == opened.size
             && (read.bytes == 0 || self.objects().confirm(&remote, hash.as_bytes()).await?);
         match same {
-            true => Ok(Followed {
+            true => Ok(FollowedFile {
                 bytes: read.bytes,
-                ..Followed::default()
+                ..FollowedFile::default()
             }),
             false => Err(Error::WrittenOver(path.to_owned())),
         }
@@ -238,13 +240,13 @@ impl Transfer {
     async fn rest_of_parts(
         &self,
         path: &str,
-        version: &Growing,
-        parts: &Parts,
-        mut read: Read,
+        version: &StreamingFile,
+        parts: &StripedVersion,
+        mut read: ReadProgress,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
-    ) -> Result<Followed, Error> {
+    ) -> Result<FollowedFile, Error> {
         let size = version.opened().size;
-        let mut sealed = Ranged::of_parts(self, version.opened(), parts.clone());
+        let mut sealed = RangedFile::of_parts(self, version.opened(), parts.clone());
         let window = |from: u64, end: u64| from..end.min(from + PIECE_BYTES as u64);
         if read.bytes > size {
             return Err(Error::WrittenOver(path.to_owned()));
@@ -266,7 +268,7 @@ impl Transfer {
             read.bytes += bytes.len() as u64;
             piece(bytes)?;
         }
-        Ok(Followed {
+        Ok(FollowedFile {
             bytes: size,
             unwritten: unwritten(parts.layout(), size),
         })
@@ -277,7 +279,7 @@ impl Transfer {
 #[derive(Debug)]
 pub struct Following {
     transfer: Transfer,
-    version: Mutex<Growing>,
+    version: Mutex<StreamingFile>,
 }
 
 impl Following {
@@ -286,7 +288,7 @@ impl Following {
     /// # Errors
     /// The server's answer is invalid.
     pub fn new(transfer: Transfer, ino: u64, opened: v1::Opened) -> Result<Self, Error> {
-        let version = Mutex::new(Growing::new(ino, opened)?);
+        let version = Mutex::new(StreamingFile::new(ino, opened)?);
         Ok(Self { transfer, version })
     }
 
@@ -309,17 +311,17 @@ impl Following {
             };
             let objects = self.transfer.objects();
             let read = match at {
-                At::Object(remote, range) => {
+                StreamLocation::Object(remote, range) => {
                     let length = range.end - range.start;
                     objects.read(&remote, range.start, length).await
                 }
-                At::Parts(parts, range) => {
+                StreamLocation::Parts(parts, range) => {
                     let read = parts.window(objects, &[], range).await;
                     read.map_err(|(_, error)| error)
                 }
-                At::NotYet => Ok(Bytes::new()),
-                At::End => return Ok(Some(Bytes::new())),
-                At::Offline(node) => Err(Error::NodeDown(node)),
+                StreamLocation::NotYet => Ok(Bytes::new()),
+                StreamLocation::End => return Ok(Some(Bytes::new())),
+                StreamLocation::Offline(node) => Err(Error::NodeDown(node)),
             };
             match read {
                 Ok(bytes) if alone && !bytes.is_empty() => {

@@ -4,20 +4,23 @@
 //! [`Server`] is the control connection (gRPC), [`Objects`] moves bytes between this process and nodes (HTTP), and [`tls`] verifies the
 //! peers of both. [`LocalNames`] is a direct connection to the namespace of a server on this host, and [`users`] looks up users of this
 //! host. [`transfer`] combines server and nodes for whole files, [`channel`] for messages. [`blocks`] caches blocks of files in stores
-//! outside.
+//! outside of the array.
 //!
 //! The limits for the peers of a listener are here, too: [`guests`] for connections, [`turns`] for requests, [`sparse`] for log lines.
 
+mod answer_timeout;
 pub mod blocks;
 pub mod channel;
+pub mod concurrency_limit;
+pub mod connections;
 pub mod credential;
 pub mod endpoint;
 pub mod error;
 pub mod follow;
-pub mod guests;
-pub mod host;
-pub mod ids;
+pub mod host_id;
+pub mod id_pool;
 pub mod local;
+pub mod log_limit;
 pub mod object_file;
 pub mod objects;
 pub mod placed;
@@ -25,12 +28,9 @@ pub mod published;
 pub mod ranged;
 mod rewrite;
 pub mod server;
-mod silence;
-pub mod sparse;
 mod striped;
 pub mod tls;
 pub mod transfer;
-pub mod turns;
 pub mod users;
 pub mod windows;
 

@@ -121,7 +121,7 @@ impl LocalNames {
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
         set_socket_timeout(&socket, Timeout::Recv, Some(patience))?;
-        let path = local::Short::of(&self.path)?;
+        let path = local::ShortPath::of(&self.path)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path.as_ref())?)?;
         let mut stream = UnixStream::from(socket);
         local::send_bytes(&mut stream, &[], &local::greeting())?;

@@ -1,8 +1,8 @@
 //! Bytes of objects, to and from nodes over HTTP (next: `node/src`). Routes: see `tidemill_wire::route`.
 
+use crate::answer_timeout::{Broken, Listened, Silence};
 use crate::error::{Error, deepest};
-use crate::silence::{Broken, Listened, Silence};
-use crate::tls::{self, Connector, Inside, Problem, Trust};
+use crate::tls::{self, Connector, Inside, TlsProblem, Trust};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use http_body_util::{BodyExt, BodyStream, Full};
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_wire::replicas::{self, ReplicaItem};
 use tidemill_wire::route::{
-    self, CAPABILITY_HEADER, Listed, SOURCE_HEADER, SealBody, SealItem, SealReply, SealResult,
+    self, CAPABILITY_HEADER, ListedObject, SOURCE_HEADER, SealBody, SealItem, SealReply, SealResult,
 };
 
 /// Bytes of one range when an object is read from the middle on.
@@ -32,11 +32,11 @@ pub struct Objects {
 }
 
 /// A dedicated connection.
-pub type Connection = TokioIo<hyper::upgrade::Upgraded>;
+pub type DedicatedConnection = TokioIo<hyper::upgrade::Upgraded>;
 
 /// An object and its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remote {
+pub struct ObjectAddress {
     /// The node that stores it.
     pub node: NodeId,
     /// The node's URL, `https://host:port` or `http://host:port`.
@@ -69,7 +69,12 @@ impl Objects {
     ///
     /// # Errors
     /// The node cannot be reached or refuses.
-    pub async fn read(&self, remote: &Remote, offset: u64, length: u64) -> Result<Bytes, Error> {
+    pub async fn read(
+        &self,
+        remote: &ObjectAddress,
+        offset: u64,
+        length: u64,
+    ) -> Result<Bytes, Error> {
         self.read_range_as(remote, "", (offset, length)).await
     }
 
@@ -79,7 +84,7 @@ impl Objects {
     /// As those of [`Self::read`].
     pub async fn read_corrupt_range(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         offset: u64,
         length: u64,
     ) -> Result<Bytes, Error> {
@@ -93,7 +98,7 @@ impl Objects {
     /// The node cannot be reached or refuses; a range is beyond the object's end.
     pub async fn read_ranges(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         ranges: &[Range<u64>],
     ) -> Result<Vec<Bytes>, Error> {
         let pairs: Vec<_> = ranges
@@ -119,7 +124,7 @@ impl Objects {
 
     async fn read_range_as(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         suffix: &str,
         (offset, length): (u64, u64),
     ) -> Result<Bytes, Error> {
@@ -147,7 +152,7 @@ impl Objects {
     /// The node cannot be reached, refuses, or sends fewer bytes than it announced; or the error of `piece`.
     pub async fn read_all(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<u64, Error> {
         self.read_as(remote, "", piece).await
@@ -155,7 +160,7 @@ impl Objects {
 
     async fn read_as(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         suffix: &str,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<u64, Error> {
@@ -179,7 +184,7 @@ impl Objects {
     /// As those of [`Self::read_all`].
     pub async fn read_from(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         mut offset: u64,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<(), Error> {
@@ -200,7 +205,12 @@ impl Objects {
     ///
     /// # Errors
     /// The node cannot be reached or refuses.
-    pub async fn write(&self, remote: &Remote, offset: u64, data: Bytes) -> Result<(), Error> {
+    pub async fn write(
+        &self,
+        remote: &ObjectAddress,
+        offset: u64,
+        data: Bytes,
+    ) -> Result<(), Error> {
         let request = base(remote, Method::PUT, &format!("?offset={offset}"));
         self.send(remote, request, data).await.map(drop)
     }
@@ -209,7 +219,7 @@ impl Objects {
     ///
     /// # Errors
     /// The node cannot be reached or refuses.
-    pub async fn truncate(&self, remote: &Remote, size: u64) -> Result<(), Error> {
+    pub async fn truncate(&self, remote: &ObjectAddress, size: u64) -> Result<(), Error> {
         let request = base(remote, Method::POST, &format!("/truncate?size={size}"));
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
@@ -220,7 +230,7 @@ impl Objects {
     /// The node cannot be reached or refuses.
     pub async fn copy(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         from: ObjectId,
         capability: &[u8],
         bytes: u64,
@@ -233,14 +243,14 @@ impl Objects {
             .map(drop)
     }
 
-    /// Creates a sealed object from a file of the store outside in which the node stores its objects. Returns its length in bytes.
+    /// Creates a sealed object from a file of the backend in which the node stores its objects. Returns its length in bytes.
     ///
     /// # Errors
     /// The node cannot be reached or refuses.
-    pub async fn link(&self, remote: &Remote, path: &str) -> Result<u64, Error> {
-        let request = base(remote, Method::POST, "/outside");
+    pub async fn make_stub(&self, remote: &ObjectAddress, path: &str) -> Result<u64, Error> {
+        let request = base(remote, Method::POST, "/backend");
         let response = self.send_work(remote, request, Bytes::from(path.to_owned()));
-        size_of(remote, response.await?, "link").await
+        size_of(remote, response.await?, "make_stub").await
     }
 
     /// Calls `fallocate(2)` on an unsealed object. Returns its length in bytes.
@@ -249,7 +259,7 @@ impl Objects {
     /// The node cannot be reached or refuses.
     pub async fn allocate(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         (offset, length): (u64, u64),
         mode: u32,
     ) -> Result<u64, Error> {
@@ -259,11 +269,11 @@ impl Objects {
         size_of(remote, response, "allocate").await
     }
 
-    /// Reserves room for an unsealed object of `size` bytes, on a node that counts room.
+    /// Reserves space for an unsealed object of `size` bytes, on a node that counts space.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses: 507 if there is not enough room.
-    pub async fn reserve(&self, remote: &Remote, size: u64) -> Result<(), Error> {
+    /// The node cannot be reached or refuses: 507 if there is not enough space.
+    pub async fn reserve(&self, remote: &ObjectAddress, size: u64) -> Result<(), Error> {
         let request = base(remote, Method::POST, &format!("/reserve?size={size}"));
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
@@ -275,7 +285,7 @@ impl Objects {
     /// The node cannot be reached or refuses.
     pub async fn reduce(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         (uid, gid): (u32, u32),
         order: Bytes,
     ) -> Result<Bytes, Error> {
@@ -289,7 +299,7 @@ impl Objects {
     /// The node cannot be reached or refuses.
     pub async fn fold(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         (uid, gid): (u32, u32),
         batch: Bytes,
     ) -> Result<Bytes, Error> {
@@ -297,7 +307,7 @@ impl Objects {
         self.work(remote, &path, batch).await
     }
 
-    async fn work(&self, remote: &Remote, path: &str, order: Bytes) -> Result<Bytes, Error> {
+    async fn work(&self, remote: &ObjectAddress, path: &str, order: Bytes) -> Result<Bytes, Error> {
         let request = base(remote, Method::POST, path);
         let response = self.send_work(remote, request, order).await?;
         let body = response.into_body().collect().await;
@@ -308,7 +318,11 @@ impl Objects {
     ///
     /// # Errors
     /// The node cannot be reached or refuses.
-    pub async fn connection(&self, remote: &Remote, path: &str) -> Result<Connection, Error> {
+    pub async fn connection(
+        &self,
+        remote: &ObjectAddress,
+        path: &str,
+    ) -> Result<DedicatedConnection, Error> {
         let request = base(remote, Method::POST, path)
             .header("connection", "upgrade")
             .header("upgrade", route::RANK_PROTOCOL);
@@ -323,7 +337,7 @@ impl Objects {
     ///
     /// # Errors
     /// The node cannot be reached or refuses.
-    pub async fn sync(&self, remote: &Remote) -> Result<(), Error> {
+    pub async fn sync(&self, remote: &ObjectAddress) -> Result<(), Error> {
         let request = base(remote, Method::POST, "/sync");
         self.send_work(remote, request, Bytes::new())
             .await
@@ -334,7 +348,7 @@ impl Objects {
     ///
     /// # Errors
     /// The node cannot be reached or refuses.
-    pub async fn seal(&self, remote: &Remote, body: &SealBody) -> Result<u64, Error> {
+    pub async fn seal(&self, remote: &ObjectAddress, body: &SealBody) -> Result<u64, Error> {
         let body = serde_json::to_vec(body).map_err(|_| Error::Answer("seal"))?;
         let request =
             base(remote, Method::POST, "/seal").header("content-type", "application/json");
@@ -364,7 +378,7 @@ impl Objects {
     ///
     /// # Errors
     /// The node cannot be reached or refuses; its object may be corrupt.
-    pub async fn confirm(&self, remote: &Remote, hash: &[u8]) -> Result<bool, Error> {
+    pub async fn confirm(&self, remote: &ObjectAddress, hash: &[u8]) -> Result<bool, Error> {
         let request = base(
             remote,
             Method::POST,
@@ -403,7 +417,7 @@ impl Objects {
         capability: &str,
         body: serde_json::Result<Vec<u8>>,
     ) -> Result<Bytes, Error> {
-        let remote = Remote {
+        let remote = ObjectAddress {
             node,
             url: Arc::clone(url),
             object: ObjectId::STATUS,
@@ -427,7 +441,7 @@ impl Objects {
     /// As those of [`Self::read_all`].
     pub async fn read_corrupt(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<u64, Error> {
         self.read_as(remote, CORRUPT, piece).await
@@ -437,7 +451,11 @@ impl Objects {
     ///
     /// # Errors
     /// The node cannot be reached or refuses.
-    pub async fn list(&self, remote: &Remote, directory: u32) -> Result<Vec<Listed>, Error> {
+    pub async fn list(
+        &self,
+        remote: &ObjectAddress,
+        directory: u32,
+    ) -> Result<Vec<ListedObject>, Error> {
         let request = Request::builder()
             .method(Method::GET)
             .uri(format!("{}/objects?directory={directory}", address(remote)))
@@ -451,7 +469,7 @@ impl Objects {
     /// Sends a request that a node answers at once. It fails if the node is silent for a minute.
     pub(crate) async fn send(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         request: hyper::http::request::Builder,
         body: Bytes,
     ) -> Result<Response<Listened>, Error> {
@@ -462,7 +480,7 @@ impl Objects {
     /// As [`Self::send`], for a request for which a node processes whole objects before it answers.
     async fn send_work(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         request: hyper::http::request::Builder,
         body: Bytes,
     ) -> Result<Response<Listened>, Error> {
@@ -474,7 +492,7 @@ impl Objects {
     pub(crate) async fn send_within(
         &self,
         limit: Duration,
-        remote: &Remote,
+        remote: &ObjectAddress,
         request: hyper::http::request::Builder,
         body: Bytes,
     ) -> Result<Response<Listened>, Error> {
@@ -506,7 +524,7 @@ impl Objects {
 
 /// Returns the length in an answer that is a [`SealReply`].
 async fn size_of(
-    remote: &Remote,
+    remote: &ObjectAddress,
     response: Response<Listened>,
     what: &'static str,
 ) -> Result<u64, Error> {
@@ -520,7 +538,7 @@ async fn size_of(
     Ok(reply.size)
 }
 
-fn base(remote: &Remote, method: Method, suffix: &str) -> hyper::http::request::Builder {
+fn base(remote: &ObjectAddress, method: Method, suffix: &str) -> hyper::http::request::Builder {
     Request::builder()
         .method(method)
         .uri(format!(
@@ -532,7 +550,7 @@ fn base(remote: &Remote, method: Method, suffix: &str) -> hyper::http::request::
 }
 
 /// Returns a node's URL with the name that its certificate must have; see [`Connector`].
-pub(crate) fn address(remote: &Remote) -> String {
+pub(crate) fn address(remote: &ObjectAddress) -> String {
     match remote.url.strip_prefix("https://") {
         Some(rest) => format!("https://{}@{rest}", tls::node(remote.node)),
         None => remote.url.to_string(),
@@ -551,8 +569,8 @@ fn refusal(status: StatusCode, body: &[u8]) -> String {
     }
 }
 
-pub(crate) fn lost(remote: &Remote, error: &(dyn std::error::Error + 'static)) -> Error {
-    let reason = match Problem::of(error) {
+pub(crate) fn lost(remote: &ObjectAddress, error: &(dyn std::error::Error + 'static)) -> Error {
+    let reason = match TlsProblem::of(error) {
         Some(problem) => problem.to_string(),
         None => deepest(error),
     };

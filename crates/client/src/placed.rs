@@ -1,7 +1,7 @@
 //! Versions of files whose bytes are stored already, so that no bytes are written (next: `server/src`).
 
 use crate::Error;
-use crate::transfer::{Transfer, Wanted, seal_body};
+use crate::transfer::{PutOptions, Transfer, seal_body};
 use rustix::io::Errno;
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::replicas;
@@ -9,7 +9,7 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Place of a new version.
 #[derive(Clone, Copy, Debug)]
-pub struct Spot<'a> {
+pub struct VersionPlace<'a> {
     /// The node that stores it.
     pub node: NodeId,
     /// The directory, and the name in it.
@@ -30,7 +30,7 @@ impl Transfer {
     /// The version cannot be created; then nothing has changed.
     pub async fn place<F>(
         &self,
-        spot: &Spot<'_>,
+        spot: &VersionPlace<'_>,
         put: impl FnOnce(ObjectId) -> F,
     ) -> Result<Option<ObjectId>, Error>
     where
@@ -60,16 +60,16 @@ impl Transfer {
             self.objects().seal(&remote, &body).await?;
             Ok((size, Vec::new()))
         };
-        let wanted = Wanted {
-            replicas: Some(replicas::Wanted::ONE),
-            ..Wanted::default()
+        let wanted = PutOptions {
+            replicas: Some(replicas::WantedReplicas::ONE),
+            ..PutOptions::default()
         };
         let written = written.await;
         self.end((ino, object.0), wanted, written).await?;
         Ok(Some(object))
     }
 
-    async fn open_spot(&self, spot: &Spot<'_>) -> Result<v1::Opened, Error> {
+    async fn open_spot(&self, spot: &VersionPlace<'_>) -> Result<v1::Opened, Error> {
         let (ino, object) = self.new_ids().await?;
         let node = Some(spot.node.0);
         let op = match spot.over {
@@ -77,7 +77,7 @@ impl Transfer {
                 ino,
                 object: object.0,
                 node,
-                linked: true,
+                stub: true,
                 ..v1::NewVersion::default()
             }),
             None => {
@@ -92,7 +92,7 @@ impl Transfer {
                     node,
                     uid,
                     gid,
-                    linked: true,
+                    stub: true,
                     ..v1::Create::default()
                 })
             }

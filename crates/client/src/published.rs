@@ -2,7 +2,7 @@
 //! (`docs/decisions/0025-concurrent-writers.md`).
 
 use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::layout::{Extents, Layout, LayoutError, Part, decode_pieces};
+use tidemill_core::layout::{Extents, Layout, LayoutError, Part, decode_extents};
 use tidemill_wire::convert;
 use tidemill_wire::v1;
 
@@ -23,10 +23,10 @@ pub struct Visible {
 
 /// Error of an invalid answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("these bytes are not pieces of a file")]
-pub struct Wrong;
+#[error("these bytes are not extents of a file")]
+pub struct InvalidAnswer;
 
-impl From<LayoutError> for Wrong {
+impl From<LayoutError> for InvalidAnswer {
     fn from(_: LayoutError) -> Self {
         Self
     }
@@ -37,50 +37,50 @@ impl Visible {
     ///
     /// # Errors
     /// The answer is invalid.
-    pub fn adopt(&mut self, told: &v1::Together) -> Result<bool, Wrong> {
-        if let Some(layout) = &told.sealed {
-            let layout = convert::layout(layout, told.size).map_err(|_| Wrong)?;
+    pub fn adopt(&mut self, reported: &v1::MultiWriter) -> Result<bool, InvalidAnswer> {
+        if let Some(layout) = &reported.sealed {
+            let layout = convert::layout(layout, reported.size).map_err(|_| InvalidAnswer)?;
             let Layout::Extents(extents) = layout else {
-                return Err(Wrong);
+                return Err(InvalidAnswer);
             };
             *self = Self {
-                version: told.version,
+                version: reported.version,
                 extents,
                 last: u64::MAX,
-                mtime: self.mtime.max(told.mtime),
+                mtime: self.mtime.max(reported.mtime),
                 sealed: true,
             };
             return Ok(true);
         }
         if self.version == 0 {
-            self.version = told.version;
+            self.version = reported.version;
         }
         // An answer with more information may have arrived first.
-        if self.sealed || told.last < self.last {
+        if self.sealed || reported.last < self.last {
             return Ok(false);
         }
-        for part in &told.parts[self.extents.parts.len().min(told.parts.len())..] {
+        for part in &reported.parts[self.extents.parts.len().min(reported.parts.len())..] {
             let part = Part::on(ObjectId(part.object), 0, NodeId(part.node));
             self.extents.parts.push(part);
         }
-        for news in &told.news {
+        for news in &reported.news {
             if news.number <= self.last {
                 continue;
             }
             if news.all {
                 self.extents.set_size(0);
             }
-            for piece in decode_pieces(&news.pieces)? {
-                self.extents.put(piece)?;
+            for extent in decode_extents(&news.extents)? {
+                self.extents.put(extent)?;
             }
             if let Some(cut) = news.cut {
                 self.extents.set_size(cut);
             }
             self.last = news.number;
         }
-        self.last = self.last.max(told.last);
-        self.extents.set_size(told.size);
-        self.mtime = self.mtime.max(told.mtime);
+        self.last = self.last.max(reported.last);
+        self.extents.set_size(reported.size);
+        self.mtime = self.mtime.max(reported.mtime);
         Ok(true)
     }
 }

@@ -1,8 +1,8 @@
 //! Random access to a version of a file: its header, some of its pieces (next: `node/src`).
 
-use crate::striped::{Parts, unless_silent, whole};
+use crate::striped::{StripedVersion, unless_silent, whole};
 use crate::transfer::{Transfer, silent};
-use crate::{Error, objects::Remote};
+use crate::{Error, objects::ObjectAddress};
 use bytes::Bytes;
 use std::ops::Range;
 use std::time::Duration;
@@ -19,17 +19,17 @@ const BUSY_WAIT: Duration = Duration::from_secs(1);
 
 /// One version of a file, whatever happens to its name.
 #[derive(Clone, Debug)]
-pub struct Ranged<'a> {
+pub struct RangedFile<'a> {
     transfer: &'a Transfer,
     open: v1::Open,
-    source: Source,
+    source: RangedSource,
     layout: Layout,
 }
 
 #[derive(Clone, Debug)]
-enum Source {
-    Whole(Remote),
-    Parts(Parts),
+enum RangedSource {
+    Whole(ObjectAddress),
+    Parts(StripedVersion),
 }
 
 impl Transfer {
@@ -37,7 +37,7 @@ impl Transfer {
     ///
     /// # Errors
     /// It does not exist, is not a file, or may not be read.
-    pub async fn ranged(&self, path: impl AsRef<[u8]>) -> Result<Ranged<'_>, Error> {
+    pub async fn ranged(&self, path: impl AsRef<[u8]>) -> Result<RangedFile<'_>, Error> {
         let ino = self.settled(path).await?.ino;
         let mut open = v1::Open {
             ino,
@@ -45,7 +45,7 @@ impl Transfer {
         };
         let (source, layout, version) = self.opened(&open).await?;
         open.version = version;
-        Ok(Ranged {
+        Ok(RangedFile {
             transfer: self,
             open,
             source,
@@ -53,24 +53,32 @@ impl Transfer {
         })
     }
 
-    async fn opened(&self, open: &v1::Open) -> Result<(Source, Layout, u64), Error> {
+    async fn opened(&self, open: &v1::Open) -> Result<(RangedSource, Layout, u64), Error> {
         let Answer::Opened(opened) = self.one(Op::Open(open.clone())).await? else {
             return Err(Error::Answer("Open"));
         };
         let version = opened.attr.as_ref().map_or(0, |attr| attr.version);
         if let Some(parts) = Transfer::parts(&opened)? {
             let layout = parts.layout().clone();
-            return Ok((Source::Parts(parts), layout, version));
+            return Ok((RangedSource::Parts(parts), layout, version));
         }
         let (object, node) = (ObjectId(opened.object), NodeId(opened.node));
         let layout = Layout::Whole(Part::on(object, opened.size, node));
-        Ok((Source::Whole(Transfer::remote(&opened)?), layout, version))
+        Ok((
+            RangedSource::Whole(Transfer::remote(&opened)?),
+            layout,
+            version,
+        ))
     }
 }
 
-impl<'a> Ranged<'a> {
+impl<'a> RangedFile<'a> {
     /// Returns the reader of an opened version with parts.
-    pub(crate) fn of_parts(transfer: &'a Transfer, opened: &v1::Opened, parts: Parts) -> Self {
+    pub(crate) fn of_parts(
+        transfer: &'a Transfer,
+        opened: &v1::Opened,
+        parts: StripedVersion,
+    ) -> Self {
         let attr = opened.attr.unwrap_or_default();
         let open = v1::Open {
             ino: attr.ino,
@@ -81,7 +89,7 @@ impl<'a> Ranged<'a> {
         Self {
             transfer,
             open,
-            source: Source::Parts(parts),
+            source: RangedSource::Parts(parts),
             layout,
         }
     }
@@ -102,8 +110,8 @@ impl<'a> Ranged<'a> {
     #[must_use]
     pub fn node(&self, part: usize) -> Option<NodeId> {
         match &self.source {
-            Source::Whole(remote) => Some(remote.node),
-            Source::Parts(parts) => parts.remote(part).map(|remote| remote.node),
+            RangedSource::Whole(remote) => Some(remote.node),
+            RangedSource::Parts(parts) => parts.remote(part).map(|remote| remote.node),
         }
     }
 
@@ -141,8 +149,8 @@ impl<'a> Ranged<'a> {
         let mut busy = 0;
         loop {
             let remote = match &self.source {
-                Source::Whole(remote) => Some(remote),
-                Source::Parts(parts) => parts.remote(part),
+                RangedSource::Whole(remote) => Some(remote),
+                RangedSource::Parts(parts) => parts.remote(part),
             };
             let none = (NodeId(0), Error::Answer("Open"));
             let remote = remote.ok_or(none)?.clone();
@@ -179,8 +187,8 @@ impl<'a> Ranged<'a> {
     async fn once(&self, range: Range<u64>) -> Result<Bytes, (u32, Error)> {
         let objects = self.transfer.objects();
         match &self.source {
-            Source::Parts(parts) => parts.window(objects, &self.open.avoid, range).await,
-            Source::Whole(remote) => {
+            RangedSource::Parts(parts) => parts.window(objects, &self.open.avoid, range).await,
+            RangedSource::Whole(remote) => {
                 let length = range.end.saturating_sub(range.start);
                 let read = objects.read(remote, range.start, length);
                 let patient = self.open.avoid.contains(&remote.node.0);

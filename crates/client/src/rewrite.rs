@@ -1,34 +1,34 @@
 //! Rewrites an existing file over other nodes. Its readers do not notice: until the new version is sealed they read the version before,
 //! and the bytes are the same. Requests are sent to nodes and the server (next: `node/src`, `server/src`).
 
-use crate::objects::Remote;
+use crate::objects::ObjectAddress;
 use crate::transfer::{PIECE_BYTES, Transfer, is_no_right, is_refused, seal_body};
-use crate::{Error, striped::Parts};
+use crate::{Error, striped::StripedVersion};
 use bytes::Bytes;
 use std::ops::Range;
+use tidemill_core::display::escaped;
 use tidemill_core::layout::Stripes;
-use tidemill_core::shown::escaped;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Number of bytes that are read and written at once.
 const WINDOW_BYTES: u64 = 4 * PIECE_BYTES as u64;
 
 /// The version that is read.
-struct Source {
+struct RewriteSource {
     open: v1::Open,
     opened: v1::Opened,
 }
 
 /// The version that is written: its inode and object, and its place.
-struct Target {
+struct RewriteTarget {
     ino: u64,
     object: u64,
-    place: Place,
+    place: WriteLocation,
 }
 
-enum Place {
-    Whole(Remote),
-    Striped(Parts),
+enum WriteLocation {
+    Whole(ObjectAddress),
+    Striped(StripedVersion),
 }
 
 impl Transfer {
@@ -69,7 +69,7 @@ impl Transfer {
         let opened = opened(self.one(Op::NewVersion(new)).await?)?;
         // The attributes at a time when no other client writes the file.
         let attr = opened.attr.ok_or(Error::Answer("NewVersion"))?;
-        let _said = self.say_that_we_write(attr.ino, object);
+        let _reported = self.say_that_we_write(attr.ino, object);
         let written = self.write_again(&opened, &attr, path, progress).await;
         match written {
             Ok(parts) => {
@@ -121,11 +121,11 @@ impl Transfer {
             ..v1::Open::default()
         };
         let sealed = opened(self.one(Op::Open(open.clone())).await?)?;
-        let mut from = Source {
+        let mut from = RewriteSource {
             open,
             opened: sealed,
         };
-        let mut to = Target {
+        let mut to = RewriteTarget {
             ino: attr.ino,
             object: new.object,
             place: place(new)?,
@@ -142,7 +142,11 @@ impl Transfer {
     }
 
     /// Reads a range of the file completely: from another replica if a node cannot return it.
-    async fn read_window(&self, from: &mut Source, range: Range<u64>) -> Result<Bytes, Error> {
+    async fn read_window(
+        &self,
+        from: &mut RewriteSource,
+        range: Range<u64>,
+    ) -> Result<Bytes, Error> {
         let mut renewed = false;
         loop {
             let read = self.read_once(from, range.clone()).await;
@@ -164,12 +168,16 @@ impl Transfer {
         }
     }
 
-    async fn read_once(&self, from: &Source, range: Range<u64>) -> Result<Bytes, (u32, Error)> {
-        let Source { open, opened } = from;
+    async fn read_once(
+        &self,
+        from: &RewriteSource,
+        range: Range<u64>,
+    ) -> Result<Bytes, (u32, Error)> {
+        let RewriteSource { open, opened } = from;
         let at = |error| (opened.node, error);
         match place(opened).map_err(at)? {
-            Place::Striped(parts) => parts.window(self.objects(), &open.avoid, range).await,
-            Place::Whole(remote) => {
+            WriteLocation::Striped(parts) => parts.window(self.objects(), &open.avoid, range).await,
+            WriteLocation::Whole(remote) => {
                 let length = range.end - range.start;
                 let read = self.objects().read(&remote, range.start, length);
                 let patient = open.avoid.contains(&opened.node);
@@ -179,7 +187,12 @@ impl Transfer {
         }
     }
 
-    async fn write_window(&self, to: &mut Target, start: u64, bytes: Bytes) -> Result<(), Error> {
+    async fn write_window(
+        &self,
+        to: &mut RewriteTarget,
+        start: u64,
+        bytes: Bytes,
+    ) -> Result<(), Error> {
         let written = self.write_once(&to.place, start, &bytes).await;
         if !is_refused(&written) {
             return written;
@@ -188,15 +201,22 @@ impl Transfer {
         self.write_once(&to.place, start, &bytes).await
     }
 
-    async fn write_once(&self, place: &Place, start: u64, bytes: &Bytes) -> Result<(), Error> {
+    async fn write_once(
+        &self,
+        place: &WriteLocation,
+        start: u64,
+        bytes: &Bytes,
+    ) -> Result<(), Error> {
         match place {
-            Place::Striped(parts) => parts.write(self.objects(), start, bytes).await,
-            Place::Whole(remote) => self.objects().write(remote, start, bytes.clone()).await,
+            WriteLocation::Striped(parts) => parts.write(self.objects(), start, bytes).await,
+            WriteLocation::Whole(remote) => {
+                self.objects().write(remote, start, bytes.clone()).await
+            }
         }
     }
 
     /// Renews the right to continue the write.
-    async fn renew(&self, to: &mut Target) -> Result<(), Error> {
+    async fn renew(&self, to: &mut RewriteTarget) -> Result<(), Error> {
         let again = v1::NewVersion {
             ino: to.ino,
             object: to.object,
@@ -209,7 +229,7 @@ impl Transfer {
 
     async fn seal_again(
         &self,
-        mut to: Target,
+        mut to: RewriteTarget,
         attr: &v1::Attr,
         path: &str,
     ) -> Result<Vec<u64>, Error> {
@@ -223,14 +243,14 @@ impl Transfer {
 
     async fn seal_once(
         &self,
-        place: &Place,
+        place: &WriteLocation,
         attr: &v1::Attr,
         path: &str,
     ) -> Result<Vec<u64>, Error> {
         let objects = self.objects();
         match place {
-            Place::Striped(parts) => parts.seal(objects, attr.size, (attr, path)).await,
-            Place::Whole(remote) => {
+            WriteLocation::Striped(parts) => parts.seal(objects, attr.size, (attr, path)).await,
+            WriteLocation::Whole(remote) => {
                 if attr.size == 0 {
                     objects.truncate(remote, 0).await?;
                 }
@@ -248,9 +268,9 @@ fn opened(answer: Answer) -> Result<v1::Opened, Error> {
     }
 }
 
-fn place(opened: &v1::Opened) -> Result<Place, Error> {
+fn place(opened: &v1::Opened) -> Result<WriteLocation, Error> {
     Ok(match Transfer::parts(opened)? {
-        Some(parts) => Place::Striped(parts),
-        None => Place::Whole(Transfer::remote(opened)?),
+        Some(parts) => WriteLocation::Striped(parts),
+        None => WriteLocation::Whole(Transfer::remote(opened)?),
     })
 }

@@ -1,23 +1,23 @@
 //! The control connection to the server (next: `server/src`).
 
 use crate::error::deepest;
-use crate::tls::{self, Connector, Inside, Problem, Trust};
+use crate::tls::{self, Connector, Inside, TlsProblem, Trust};
 use crate::{Credential, Endpoint, Error, Objects};
 use std::error::Error as _;
 use std::sync::Arc;
 use tidemill_core::id::{Inode, ObjectId};
-use tidemill_wire::v1::arrivals_client::ArrivalsClient;
-use tidemill_wire::v1::bridges_client::BridgesClient;
 use tidemill_wire::v1::cluster_client::ClusterClient;
+use tidemill_wire::v1::events_client::EventsClient;
 use tidemill_wire::v1::find_client::FindClient;
 use tidemill_wire::v1::health_client::HealthClient;
 use tidemill_wire::v1::jobs_client::JobsClient;
 use tidemill_wire::v1::lineage_client::LineageClient;
 use tidemill_wire::v1::names_client::NamesClient;
 use tidemill_wire::v1::places_client::PlacesClient;
-use tidemill_wire::v1::rooms_client::RoomsClient;
+use tidemill_wire::v1::remotes_client::RemotesClient;
 use tidemill_wire::v1::rules_client::RulesClient;
 use tidemill_wire::v1::tokens_client::TokensClient;
+use tidemill_wire::v1::workspaces_client::WorkspacesClient;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
 use tonic::metadata::{Ascii, MetadataValue};
@@ -32,13 +32,13 @@ const KEEP_ALIVE: std::time::Duration = std::time::Duration::from_secs(10);
 const KEEP_ALIVE_ANSWER: std::time::Duration = std::time::Duration::from_secs(20);
 
 /// A channel that sends the cluster's token, if there is one.
-pub type TokenChannel = InterceptedService<Channel, Token>;
+pub type TokenChannel = InterceptedService<Channel, TokenInterceptor>;
 
 /// Adds the cluster's token to every call.
 #[derive(Clone, Debug)]
-pub struct Token(Option<MetadataValue<Ascii>>);
+pub struct TokenInterceptor(Option<MetadataValue<Ascii>>);
 
-impl Interceptor for Token {
+impl Interceptor for TokenInterceptor {
     fn call(
         &mut self,
         mut request: tonic::Request<()>,
@@ -96,7 +96,7 @@ impl Server {
             }
             None => None,
         };
-        let channel = InterceptedService::new(channel, Token(token));
+        let channel = InterceptedService::new(channel, TokenInterceptor(token));
         let mut server = Self {
             channel,
             endpoint: Arc::new(endpoint.clone()),
@@ -162,22 +162,22 @@ impl Server {
         FindClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Returns the client of rooms, and of waiting for files.
+    /// Returns the client of workspaces, and of waiting for files.
     #[must_use]
-    pub fn rooms(&self) -> RoomsClient<TokenChannel> {
-        RoomsClient::new(self.channel.clone())
+    pub fn workspaces(&self) -> WorkspacesClient<TokenChannel> {
+        WorkspacesClient::new(self.channel.clone())
     }
 
     /// Returns the client of stores outside of the cluster.
     #[must_use]
-    pub fn bridges(&self) -> BridgesClient<TokenChannel> {
-        BridgesClient::new(self.channel.clone())
+    pub fn remotes(&self) -> RemotesClient<TokenChannel> {
+        RemotesClient::new(self.channel.clone())
     }
 
     /// Returns the client of arriving files.
     #[must_use]
-    pub fn arrivals(&self) -> ArrivalsClient<TokenChannel> {
-        ArrivalsClient::new(self.channel.clone())
+    pub fn events(&self) -> EventsClient<TokenChannel> {
+        EventsClient::new(self.channel.clone())
     }
 
     /// Returns the client of tokens, which identify peers on other hosts.
@@ -285,8 +285,8 @@ impl Server {
 
 impl From<v1::NameError> for Error {
     fn from(error: v1::NameError) -> Self {
-        match error.waking {
-            true => Self::Waking(error.message),
+        match error.resuming {
+            true => Self::Resuming(error.message),
             false => Self::Name {
                 errno: error.errno,
                 message: error.message,
@@ -315,7 +315,7 @@ async fn open(
             let connector = tower::service_fn(move |_| {
                 let path = path.clone();
                 async move {
-                    let path = tidemill_wire::local::Short::of(&path)?;
+                    let path = tidemill_wire::local::ShortPath::of(&path)?;
                     tokio::net::UnixStream::connect(&path)
                         .await
                         .map(hyper_util::rt::TokioIo::new)
@@ -341,7 +341,7 @@ fn is_lost(status: &tonic::Status) -> bool {
 
 /// Returns the error of a connection that cannot be made or broke.
 fn lost(endpoint: &Endpoint, error: &(dyn std::error::Error + 'static)) -> Error {
-    if let Some(problem) = Problem::of(error) {
+    if let Some(problem) = TlsProblem::of(error) {
         return Error::Untrusted {
             endpoint: endpoint.to_string(),
             problem,

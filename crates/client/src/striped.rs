@@ -1,6 +1,6 @@
 //! Whole files that are spread over several nodes, read and written at all of them at once (next: `node/src`).
 
-use crate::objects::Remote;
+use crate::objects::ObjectAddress;
 use crate::transfer::{
     OTHERS_AFTER, PIECE_BYTES, Transfer, filled, is_refused, remote_at, seal_body, silent,
 };
@@ -12,7 +12,7 @@ use std::future::Future;
 use std::io::Read;
 use std::ops::Range;
 use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::layout::{Layout, Striped};
+use tidemill_core::layout::{Layout, StripedLayout};
 use tidemill_wire::convert;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
@@ -26,7 +26,7 @@ const REQUESTS: usize = 16;
 /// Returns the result of a read. If the node takes too long to begin and another node may have a replica, returns an error.
 pub(crate) async fn unless_silent(
     read: impl Future<Output = Result<Bytes, Error>>,
-    remote: &Remote,
+    remote: &ObjectAddress,
     patient: bool,
 ) -> Result<Bytes, Error> {
     if patient {
@@ -39,7 +39,7 @@ pub(crate) async fn unless_silent(
 /// Returns the read bytes if there are at least `least`: a shorter object is not the sealed one.
 pub(crate) fn whole(
     read: Result<Bytes, Error>,
-    remote: &Remote,
+    remote: &ObjectAddress,
     least: u64,
 ) -> Result<Bytes, Error> {
     let bytes = read?;
@@ -57,18 +57,18 @@ pub(crate) fn whole(
 
 /// An opened version with parts.
 #[derive(Clone, Debug)]
-pub(crate) struct Parts {
+pub(crate) struct StripedVersion {
     version: ObjectId,
     layout: Layout,
-    remotes: Vec<Remote>,
+    remotes: Vec<ObjectAddress>,
 }
 
-impl Parts {
+impl StripedVersion {
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    pub(crate) fn remote(&self, part: usize) -> Option<&Remote> {
+    pub(crate) fn remote(&self, part: usize) -> Option<&ObjectAddress> {
         self.remotes.get(part)
     }
 
@@ -78,7 +78,7 @@ impl Parts {
     }
 
     /// Returns its stripes: whole files are written to no other layout with parts.
-    fn striped(&self) -> Result<&Striped, Error> {
+    fn striped(&self) -> Result<&StripedLayout, Error> {
         match &self.layout {
             Layout::Striped(striped) => Ok(striped),
             _ => Err(Error::Answer("NewVersion")),
@@ -133,9 +133,9 @@ impl Parts {
         let ask = |(part, span): (usize, Range<u64>)| {
             let length = usize::try_from(span.end - span.start).unwrap_or(0);
             let mut data = BytesMut::with_capacity(length);
-            for piece in layout.pieces_of(part, span.clone()) {
-                let from = usize::try_from(piece.offset - offset).unwrap_or(0);
-                let length = usize::try_from(piece.length).unwrap_or(0);
+            for segment in layout.segments_of(part, span.clone()) {
+                let from = usize::try_from(segment.offset - offset).unwrap_or(0);
+                let length = usize::try_from(segment.length).unwrap_or(0);
                 data.extend_from_slice(&bytes[from..from + length]);
             }
             async move {
@@ -162,7 +162,7 @@ impl Parts {
             body.part = Some(striped.part_of(self.version, part).to_bytes());
             async move {
                 let remote = &self.remotes[part];
-                if Striped::part_size(striped.unit, width, size, part) == 0 {
+                if StripedLayout::part_size(striped.unit, width, size, part) == 0 {
                     objects.truncate(remote, 0).await?;
                 }
                 objects.seal(remote, &body).await
@@ -175,12 +175,12 @@ impl Parts {
 
 impl Transfer {
     /// Returns the parts of an opened version; `None`: it is one object.
-    pub(crate) fn parts(opened: &v1::Opened) -> Result<Option<Parts>, Error> {
+    pub(crate) fn parts(opened: &v1::Opened) -> Result<Option<StripedVersion>, Error> {
         let Some(layout) = &opened.layout else {
             return Ok(None);
         };
         let wrong = |_| Error::Answer("Open");
-        let told = convert::layout(layout, opened.size).map_err(wrong)?;
+        let reported = convert::layout(layout, opened.size).map_err(wrong)?;
         if opened.part_urls.len() != layout.parts.len() {
             return Err(Error::Answer("Open"));
         }
@@ -190,9 +190,9 @@ impl Transfer {
         };
         let parts = layout.parts.iter().zip(&opened.part_urls);
         let remotes = parts.map(remote).collect::<Result<_, _>>()?;
-        Ok(Some(Parts {
+        Ok(Some(StripedVersion {
             version: ObjectId(opened.object),
-            layout: told,
+            layout: reported,
             remotes,
         }))
     }
@@ -200,7 +200,7 @@ impl Transfer {
     /// Reads a version that is spread over several nodes, from `from` on. An error includes the node that was asked.
     pub(crate) async fn read_parts(
         &self,
-        parts: &Parts,
+        parts: &StripedVersion,
         avoid: &[u32],
         from: u64,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
@@ -222,7 +222,7 @@ impl Transfer {
     /// Reads the remaining bytes of a corrupt version that is spread over several nodes. Returns the number of bytes.
     pub(crate) async fn read_corrupt_parts(
         &self,
-        parts: &Parts,
+        parts: &StripedVersion,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<u64, Error> {
         let size = parts.layout.size();
@@ -239,7 +239,7 @@ impl Transfer {
     /// its parts.
     pub(crate) async fn write_parts<R: Read + Send + 'static>(
         &self,
-        mut parts: Parts,
+        mut parts: StripedVersion,
         (attr, object): (&v1::Attr, u64),
         (mut file, path): (R, &str),
         progress: &mut impl FnMut(u64),
@@ -274,7 +274,7 @@ impl Transfer {
         Ok((offset, sealed?))
     }
 
-    async fn renew_parts(&self, ino: u64, object: u64) -> Result<Parts, Error> {
+    async fn renew_parts(&self, ino: u64, object: u64) -> Result<StripedVersion, Error> {
         let again = v1::NewVersion {
             ino,
             object,

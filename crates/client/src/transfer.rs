@@ -1,7 +1,7 @@
 //! Whole files between a local path and the cluster. Requests are sent to nodes and the server (next: `node/src`, `server/src`).
 
-use crate::ids::Ids;
-use crate::objects::Remote;
+use crate::id_pool::IdStock;
+use crate::objects::ObjectAddress;
 use crate::{Error, Objects, Server};
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -10,10 +10,10 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::time::Duration;
+use tidemill_core::display::escaped;
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::Stripes;
 use tidemill_core::replicas;
-use tidemill_core::shown::escaped;
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::time::Instant;
@@ -32,10 +32,10 @@ pub(crate) const OTHERS_AFTER: Duration = Duration::from_secs(6);
 const COPYING: Duration = Duration::from_millis(100);
 
 /// Time that the client waits for a suspended node.
-const AWAKE_MAX: Duration = Duration::from_secs(30);
+const RESUME_MAX: Duration = Duration::from_secs(30);
 
-/// Time that the client waits for room in the burst tier.
-const ROOM_MAX: Duration = Duration::from_secs(600);
+/// Time that the client waits for space in the burst tier.
+const SPACE_MAX: Duration = Duration::from_secs(600);
 
 /// Interval at which a writing client reports to the server: the server abandons a version after three times as long without a report.
 const STILL_WRITING: Duration = Duration::from_secs(20);
@@ -52,11 +52,11 @@ impl Drop for AbortOnDrop {
 
 /// Options of a put.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct PutOptions {
     /// The node that stores the file; by default the choice of its directory or its inode.
     pub node: Option<NodeId>,
     /// Number of replicas of the file; by default the choice of its directory or of the cluster.
-    pub replicas: Option<replicas::Wanted>,
+    pub replicas: Option<replicas::WantedReplicas>,
     /// Stripes of the file; by default the choice of its directory.
     pub stripes: Option<Stripes>,
 }
@@ -66,7 +66,7 @@ pub struct Wanted {
 pub struct Transfer {
     server: Server,
     objects: Objects,
-    ids: Ids,
+    ids: IdStock,
     credentials: v1::Credentials,
 }
 
@@ -75,7 +75,7 @@ impl Transfer {
     #[must_use]
     pub fn new(server: Server, credentials: v1::Credentials) -> Self {
         Self {
-            ids: Ids::new(server.clone()),
+            ids: IdStock::new(server.clone()),
             objects: server.objects(),
             server,
             credentials,
@@ -91,7 +91,7 @@ impl Transfer {
         &self,
         local: &Path,
         path: impl AsRef<[u8]>,
-        wanted: Wanted,
+        wanted: PutOptions,
         mut progress: impl FnMut(u64),
     ) -> Result<u64, Error> {
         let at = |source| Error::Local {
@@ -114,14 +114,14 @@ impl Transfer {
         &self,
         file: R,
         path: impl AsRef<[u8]>,
-        (mode, wanted): (u32, Wanted),
+        (mode, wanted): (u32, PutOptions),
         mut progress: impl FnMut(u64),
     ) -> Result<(u64, u64), Error> {
         let opened = self.begin(path.as_ref(), mode, wanted).await?;
         let path = &*escaped(path.as_ref());
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let (ino, object) = (attr.ino, opened.object);
-        let _said = self.say_that_we_write(ino, object);
+        let _reported = self.say_that_we_write(ino, object);
         let written = match Self::parts(&opened)? {
             Some(parts) => {
                 let written = self.write_parts(parts, (&attr, object), (file, path), &mut progress);
@@ -136,40 +136,40 @@ impl Transfer {
         self.end((ino, object), wanted, written).await
     }
 
-    /// Creates a version of a file in the store outside of the named node, without fetching it. Returns its length in bytes, and the
+    /// Creates a version of a file in the backend of the named node, without fetching it. Returns its length in bytes, and the
     /// object of the version.
     ///
     /// # Errors
     /// As those of [`Self::put`].
-    pub async fn link(
+    pub async fn make_stub(
         &self,
         node: NodeId,
-        outside: &str,
+        backend: &str,
         (path, mode): (&[u8], u32),
     ) -> Result<(u64, u64), Error> {
-        let wanted = Wanted {
+        let wanted = PutOptions {
             node: Some(node),
-            replicas: Some(replicas::Wanted::ONE),
+            replicas: Some(replicas::WantedReplicas::ONE),
             stripes: None,
         };
         let opened = self.begin(path, mode, wanted).await?;
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
-        let link = async {
+        let stub = async {
             let remote = Self::remote(&opened)?;
-            let size = self.objects.link(&remote, outside).await?;
+            let size = self.objects.make_stub(&remote, backend).await?;
             let body = seal_body(&attr, &escaped(path));
             self.objects.seal(&remote, &body).await?;
             Ok((size, Vec::new()))
         };
-        let linked = link.await;
-        self.end((attr.ino, opened.object), wanted, linked).await
+        let made = stub.await;
+        self.end((attr.ino, opened.object), wanted, made).await
     }
 
     /// Seals a version that was written, or abandons it.
     pub(crate) async fn end(
         &self,
         (ino, object): (u64, u64),
-        wanted: Wanted,
+        wanted: PutOptions,
         written: Result<(u64, Vec<u64>), Error>,
     ) -> Result<(u64, u64), Error> {
         let done = match written {
@@ -207,7 +207,7 @@ impl Transfer {
     /// Writes the bytes of a reader to the node that a version was opened on, and seals it there. Returns its length.
     async fn write_whole<R: Read + Send + 'static>(
         &self,
-        mut remote: Remote,
+        mut remote: ObjectAddress,
         attr: &v1::Attr,
         (mut file, path): (R, &str),
         progress: &mut impl FnMut(u64),
@@ -276,7 +276,7 @@ impl Transfer {
     }
 
     /// Renews the right to continue a version that is being written.
-    async fn renew_remote(&self, remote: &Remote, ino: u64) -> Result<Remote, Error> {
+    async fn renew_remote(&self, remote: &ObjectAddress, ino: u64) -> Result<ObjectAddress, Error> {
         let again = v1::NewVersion {
             ino,
             object: remote.object.0,
@@ -382,7 +382,7 @@ impl Transfer {
             ino: attr.ino,
             ..v1::Open::default()
         };
-        let (mut done, mut asleep) = (0, None);
+        let (mut done, mut suspended) = (0, None);
         loop {
             let answer = self.server.one(&self.credentials, Op::Open(open.clone()));
             let Answer::Opened(opened) = answer.await? else {
@@ -401,7 +401,7 @@ impl Transfer {
             match read {
                 // The request has started the resumption of the node.
                 Err((Some(node), error))
-                    if error.is_lost() && self.awakes(node, &opened, &mut asleep).await? =>
+                    if error.is_lost() && self.resumes(node, &opened, &mut suspended).await? =>
                 {
                     open.avoid.retain(|&avoided| avoided != node);
                     open.version = opened.attr.map_or(0, |attr| attr.version);
@@ -455,7 +455,7 @@ impl Transfer {
     /// Reads an object from the middle on, as long as bytes arrive.
     async fn read_unless_silent(
         &self,
-        remote: &Remote,
+        remote: &ObjectAddress,
         from: u64,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<(), Error> {
@@ -521,7 +521,7 @@ impl Transfer {
 
     /// Whether an unreachable node has resumed, or has a new address, so that the read can be repeated. Waits for a suspended node;
     /// `until` is the end of that wait, once it has begun.
-    async fn awakes(
+    async fn resumes(
         &self,
         node: u32,
         opened: &v1::Opened,
@@ -535,14 +535,17 @@ impl Transfer {
                 return Ok(false);
             };
             let up = known.up;
-            let sleeps = known.sleep.as_ref().is_some_and(|sleep| sleep.suspended);
+            let is_suspended = known
+                .suspension
+                .as_ref()
+                .is_some_and(|suspension| suspension.suspended);
             let moved = asked != known.url;
             // The call does not wait for a node that is up and still cannot be reached.
-            let awakes = sleeps || (up && (moved || until.is_some()));
-            if !awakes {
+            let resumes = is_suspended || (up && (moved || until.is_some()));
+            if !resumes {
                 return Ok(false);
             }
-            let end = *until.get_or_insert(Instant::now() + AWAKE_MAX);
+            let end = *until.get_or_insert(Instant::now() + RESUME_MAX);
             if Instant::now() > end {
                 return Ok(false);
             }
@@ -553,12 +556,12 @@ impl Transfer {
         }
     }
 
-    /// Repeats the placement of a file until the suspended node has resumed, or until a full burst tier has room again.
+    /// Repeats the placement of a file until the suspended node has resumed, or until a full burst tier has space again.
     async fn placed(&self, op: impl Fn() -> Op) -> Result<Answer, Error> {
         let begun = Instant::now();
         let patience = |error: &Error| match error {
-            Error::Waking(_) => AWAKE_MAX,
-            full if full.is(Errno::AGAIN) => ROOM_MAX,
+            Error::Resuming(_) => RESUME_MAX,
+            full if full.is(Errno::AGAIN) => SPACE_MAX,
             _ => Duration::ZERO,
         };
         loop {
@@ -571,7 +574,7 @@ impl Transfer {
         }
     }
 
-    async fn begin(&self, path: &[u8], mode: u32, wanted: Wanted) -> Result<v1::Opened, Error> {
+    async fn begin(&self, path: &[u8], mode: u32, wanted: PutOptions) -> Result<v1::Opened, Error> {
         let node = wanted.node.map(|node| node.0);
         let stripes = wanted.stripes.map(|stripes| v1::Stripes {
             unit: stripes.unit,
@@ -611,7 +614,7 @@ impl Transfer {
         }
     }
 
-    pub(crate) fn remote(opened: &v1::Opened) -> Result<Remote, Error> {
+    pub(crate) fn remote(opened: &v1::Opened) -> Result<ObjectAddress, Error> {
         let (node, object) = (NodeId(opened.node), ObjectId(opened.object));
         remote_at((node, &opened.url), object, &opened.capability)
     }
@@ -622,11 +625,11 @@ pub(crate) fn remote_at(
     (node, url): (NodeId, &str),
     object: ObjectId,
     capability: &[u8],
-) -> Result<Remote, Error> {
+) -> Result<ObjectAddress, Error> {
     if url.is_empty() {
         return Err(Error::NodeDown(node));
     }
-    Ok(Remote {
+    Ok(ObjectAddress {
         node,
         url: url.into(),
         object,
@@ -645,7 +648,7 @@ fn url_of(opened: &v1::Opened, node: u32) -> &str {
 }
 
 /// Returns the error of a node that does not answer.
-pub(crate) fn silent(remote: &Remote) -> Error {
+pub(crate) fn silent(remote: &ObjectAddress) -> Error {
     Error::Node {
         url: remote.url.to_string(),
         reason: format!("it has not answered for {} s", OTHERS_AFTER.as_secs()),

@@ -62,16 +62,16 @@ mod tests {
     #[test]
     fn groups_match_name_service() {
         for user in ["root", "nobody"] {
-            let said = Command::new("id").args(["-G", user]).output().unwrap();
-            let said = String::from_utf8(said.stdout).unwrap();
-            let mut said: Vec<u32> = said
+            let reported = Command::new("id").args(["-G", user]).output().unwrap();
+            let reported = String::from_utf8(reported.stdout).unwrap();
+            let mut reported: Vec<u32> = reported
                 .split_whitespace()
                 .map(|gid| gid.parse().unwrap())
                 .collect();
-            said.sort_unstable();
+            reported.sort_unstable();
             let mut groups = groups(uid(user).unwrap());
             groups.sort_unstable();
-            assert_eq!(groups, said, "{user}");
+            assert_eq!(groups, reported, "{user}");
         }
     }
 }

@@ -29,16 +29,16 @@ where
     let spans = stream::iter(layout.spans(range.clone()).into_iter().map(ask));
     let spans: Vec<(usize, u64, Bytes)> = spans.buffered(REQUESTS).try_collect().await?;
     let length = usize::try_from(range.end - range.start).unwrap_or(0);
-    if let ([(_, _, bytes)], 1) = (&spans[..], layout.pieces(range.clone()).take(2).count())
+    if let ([(_, _, bytes)], 1) = (&spans[..], layout.segments(range.clone()).take(2).count())
         && bytes.len() == length
     {
         return Ok(bytes.clone());
     }
     let mut window = BytesMut::with_capacity(length);
-    for piece in layout.pieces(range) {
-        let length = usize::try_from(piece.length).unwrap_or(0);
+    for segment in layout.segments(range) {
+        let length = usize::try_from(segment.length).unwrap_or(0);
         let end = window.len() + length;
-        let there = piece.at.and_then(|at| {
+        let there = segment.at.and_then(|at| {
             // The spans are in the order of the parts, and of their bytes.
             let is_before =
                 |(part, start, _): &(usize, u64, Bytes)| (*part, *start) <= (at.part, at.offset);
@@ -58,7 +58,7 @@ where
 mod tests {
     use super::*;
     use tidemill_core::id::{NodeId, ObjectId};
-    use tidemill_core::layout::{Extent, Extents, Part, Striped, Within};
+    use tidemill_core::layout::{Extent, Extents, Part, PartPosition, StripedLayout};
 
     fn part(object: u64, size: u64) -> Part {
         Part::on(ObjectId(object), size, NodeId(0))
@@ -82,7 +82,7 @@ mod tests {
     async fn windows_read_bytes_of_any_layout() {
         let mut extents = Extents::with_parts(vec![part(1, 60), part(2, 30)]);
         for (offset, length, part, within) in [(10, 40, 0, 0), (90, 20, 0, 40), (30, 30, 1, 0)] {
-            let at = Within {
+            let at = PartPosition {
                 part,
                 offset: within,
             };
@@ -94,7 +94,7 @@ mod tests {
         let layouts = [
             Layout::Whole(part(1, 1000)),
             Layout::Extents(extents),
-            Layout::Striped(Striped {
+            Layout::Striped(StripedLayout {
                 unit: 4096,
                 size: 4 * 4096,
                 parts,
@@ -102,10 +102,10 @@ mod tests {
         ];
         for layout in layouts {
             let whole: Vec<u8> = layout
-                .pieces(0..layout.size())
-                .flat_map(|piece| {
+                .segments(0..layout.size())
+                .flat_map(|segment| {
                     let layout = &layout;
-                    (0..piece.length).map(move |within| match piece.at {
+                    (0..segment.length).map(move |within| match segment.at {
                         Some(at) if at.offset + within < layout.parts()[at.part].size => {
                             byte(at.part, at.offset + within)
                         }

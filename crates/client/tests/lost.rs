@@ -179,9 +179,9 @@ async fn missing_server_is_a_lost_connection() {
     let nobody = Endpoint::Unix(dir.path().join("server.sock"));
     assert!(Server::connect(&nobody, None).await.unwrap_err().is_lost());
     let closing = dir.path().join("closing");
-    let stranger = std::os::unix::net::UnixListener::bind(&closing).unwrap();
-    let closes = std::thread::spawn(move || drop(stranger.accept()));
-    let stranger = Server::connect(&Endpoint::Unix(closing), None).await;
-    assert!(stranger.unwrap_err().is_lost());
+    let unauthenticated = std::os::unix::net::UnixListener::bind(&closing).unwrap();
+    let closes = std::thread::spawn(move || drop(unauthenticated.accept()));
+    let unauthenticated = Server::connect(&Endpoint::Unix(closing), None).await;
+    assert!(unauthenticated.unwrap_err().is_lost());
     closes.join().unwrap();
 }

@@ -53,8 +53,8 @@ pub mod task {
     pub const END: u32 = 10;
     /// Exit code, or 128 + signal (`u64`).
     pub const EXIT: u32 = 11;
-    /// Bytes pulled from other nodes (`u64`).
-    pub const MOVED_BYTES: u32 = 12;
+    /// Bytes fetched from other nodes (`u64`).
+    pub const TRANSFERRED_BYTES: u32 = 12;
     /// Bytes of all inputs (`u64`).
     pub const READ_BYTES: u32 = 13;
     /// Bytes of all outputs (`u64`).

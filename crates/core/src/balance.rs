@@ -4,7 +4,7 @@ use crate::id::NodeId;
 
 /// Node that is online and takes files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fill {
+pub struct NodeFill {
     /// Id of the node.
     pub node: NodeId,
     /// Failure domain of the node: its host.
@@ -17,7 +17,7 @@ pub struct Fill {
 
 /// Bytes to move from one node to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Flow {
+struct NodeFlow {
     source: usize,
     target: usize,
     left: u64,
@@ -25,12 +25,12 @@ struct Flow {
 
 /// Planned migrations; see the module.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    fills: Vec<Fill>,
-    flows: Vec<Flow>,
+pub struct BalancePlan {
+    fills: Vec<NodeFill>,
+    flows: Vec<NodeFlow>,
 }
 
-impl Fill {
+impl NodeFill {
     /// Returns the space that files could take, in bytes.
     fn could(&self) -> u128 {
         u128::from(self.held_bytes) + u128::from(self.free_bytes)
@@ -38,7 +38,7 @@ impl Fill {
 }
 
 /// Returns whether the fill level of `more` exceeds that of `less` by more than `percent` percent of capacity.
-fn differ(more: &Fill, less: &Fill, percent: u32) -> bool {
+fn differ(more: &NodeFill, less: &NodeFill, percent: u32) -> bool {
     let (could, other) = (more.could(), less.could());
     let held = u128::from(more.held_bytes).saturating_mul(other);
     let held_other = u128::from(less.held_bytes).saturating_mul(could);
@@ -46,11 +46,11 @@ fn differ(more: &Fill, less: &Fill, percent: u32) -> bool {
     differ > could.saturating_mul(other) / 100 * u128::from(percent)
 }
 
-impl Plan {
+impl BalancePlan {
     /// Plans the migrations; none if no two nodes differ by more than `within_percent` percent of their capacity.
     #[must_use]
-    pub fn new(fills: &[Fill], within_percent: u32) -> Self {
-        let differ = |more: &Fill| fills.iter().any(|less| differ(more, less, within_percent));
+    pub fn new(fills: &[NodeFill], within_percent: u32) -> Self {
+        let differ = |more: &NodeFill| fills.iter().any(|less| differ(more, less, within_percent));
         let flows = match fills.iter().any(differ) {
             true => flows(fills),
             false => Vec::new(),
@@ -75,7 +75,7 @@ impl Plan {
             let fill = fills.iter().find(|fill| fill.node == *node);
             fill.map(|fill| fill.host.as_str())
         };
-        let fits = |flow: &&mut Flow| {
+        let fits = |flow: &&mut NodeFlow| {
             let target = &fills[flow.target];
             let mut holding = others.iter();
             fills[flow.source].node == source
@@ -90,10 +90,10 @@ impl Plan {
 }
 
 /// Returns the migrations from nodes above their share to nodes below it, the largest differences first.
-fn flows(fills: &[Fill]) -> Vec<Flow> {
+fn flows(fills: &[NodeFill]) -> Vec<NodeFlow> {
     let held: u128 = fills.iter().map(|fill| u128::from(fill.held_bytes)).sum();
-    let could: u128 = fills.iter().map(Fill::could).sum();
-    let part = |fill: &Fill| {
+    let could: u128 = fills.iter().map(NodeFill::could).sum();
+    let part = |fill: &NodeFill| {
         let part = fill.could().saturating_mul(held) / could.max(1);
         u64::try_from(part).unwrap_or(u64::MAX)
     };
@@ -108,19 +108,19 @@ fn flows(fills: &[Fill]) -> Vec<Flow> {
     let mut targets = targets.into_iter().peekable();
     for (mut left, source) in sources {
         while left > 0
-            && let Some((room, target)) = targets.peek_mut()
+            && let Some((space, target)) = targets.peek_mut()
         {
-            let bytes = left.min(*room);
+            let bytes = left.min(*space);
             if bytes > 0 {
-                flows.push(Flow {
+                flows.push(NodeFlow {
                     source,
                     target: *target,
                     left: bytes,
                 });
             }
             left -= bytes;
-            *room -= bytes;
-            if *room == 0 {
+            *space -= bytes;
+            if *space == 0 {
                 targets.next();
             }
         }
@@ -131,10 +131,10 @@ fn flows(fills: &[Fill]) -> Vec<Flow> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Source;
+    use crate::random::RandomSource;
 
-    fn fill(node: u32, held_bytes: u64, free_bytes: u64) -> Fill {
-        Fill {
+    fn fill(node: u32, held_bytes: u64, free_bytes: u64) -> NodeFill {
+        NodeFill {
             node: NodeId(node),
             host: format!("host {node}"),
             held_bytes,
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn balance_fills_empty_node_from_all_others() {
-        let mut plan = Plan::new(&[fill(0, 90, 10), fill(1, 60, 40), fill(2, 0, 100)], 10);
+        let mut plan = BalancePlan::new(&[fill(0, 90, 10), fill(1, 60, 40), fill(2, 0, 100)], 10);
         assert_eq!(plan.take(NodeId(0), 40, &[]), Some(NodeId(2)));
         assert_eq!(plan.take(NodeId(0), 1, &[]), None, "it gave its part");
         assert_eq!(plan.take(NodeId(1), 10, &[NodeId(2)]), None, "it is there");
@@ -156,32 +156,34 @@ mod tests {
     fn balance_never_puts_two_replicas_on_one_host() {
         let mut fills = [fill(0, 90, 10), fill(1, 50, 50), fill(2, 0, 100)];
         fills[1].host = fills[2].host.clone();
-        let mut plan = Plan::new(&fills, 10);
+        let mut plan = BalancePlan::new(&fills, 10);
         assert_eq!(plan.take(NodeId(0), 10, &[NodeId(1)]), None);
         assert_eq!(plan.take(NodeId(0), 10, &[]), Some(NodeId(2)));
     }
 
     #[test]
     fn balance_ignores_small_differences() {
-        assert!(Plan::new(&[fill(0, 54, 46), fill(1, 50, 50)], 5).is_done());
-        assert!(!Plan::new(&[fill(0, 56, 44), fill(1, 50, 50)], 5).is_done());
-        assert!(Plan::new(&[], 5).is_done());
-        assert!(Plan::new(&[fill(0, u64::MAX, 0), fill(1, u64::MAX, u64::MAX)], 100).is_done());
-        let most = Plan::new(&[fill(0, u64::MAX, 0), fill(1, 0, u64::MAX)], 50);
+        assert!(BalancePlan::new(&[fill(0, 54, 46), fill(1, 50, 50)], 5).is_done());
+        assert!(!BalancePlan::new(&[fill(0, 56, 44), fill(1, 50, 50)], 5).is_done());
+        assert!(BalancePlan::new(&[], 5).is_done());
+        assert!(
+            BalancePlan::new(&[fill(0, u64::MAX, 0), fill(1, u64::MAX, u64::MAX)], 100).is_done()
+        );
+        let most = BalancePlan::new(&[fill(0, u64::MAX, 0), fill(1, 0, u64::MAX)], 50);
         assert!(!most.is_done());
     }
 
     #[test]
     fn balance_of_small_objects_evens_fill_and_terminates() {
         for seed in 0..500 {
-            let mut dice = Source::seeded(seed);
+            let mut dice = RandomSource::seeded(seed);
             let mut roll = |sides: u64| dice.next_u64() % sides;
             let count = 2 + u32::try_from(roll(6)).unwrap();
             let mut fills = Vec::new();
             for node in 0..count {
                 fills.push(fill(node, roll(1000), 1000 + roll(5000)));
             }
-            let mut plan = Plan::new(&fills, 5);
+            let mut plan = BalancePlan::new(&fills, 5);
             let before: u64 = fills.iter().map(|fill| fill.held_bytes).sum();
             for at in 0..fills.len() {
                 let source = fills[at].node;
@@ -197,7 +199,10 @@ mod tests {
             assert!(plan.is_done(), "seed {seed}");
             let after: u64 = fills.iter().map(|fill| fill.held_bytes).sum();
             assert_eq!(before, after);
-            assert!(Plan::new(&fills, 6).is_done(), "seed {seed}: {fills:?}");
+            assert!(
+                BalancePlan::new(&fills, 6).is_done(),
+                "seed {seed}: {fills:?}"
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The burst tier: nodes that accept writes at the speed of their own device and copy the files to other nodes. This module defines
-//! when files drain and how many drained files must leave the tier; it does no I/O.
+//! when files are staged out and how many staged-out files must be evicted; it does no I/O.
 
 pub mod share;
 
@@ -11,8 +11,8 @@ use std::str::FromStr;
 pub enum Durable {
     /// Written data survives power loss, as on any file system.
     Synced,
-    /// In addition, all closed files below the directory have drained from the burst tier.
-    Drained,
+    /// In addition, all closed files below the directory are staged out of the burst tier.
+    Staged,
 }
 
 impl FromStr for Durable {
@@ -21,33 +21,33 @@ impl FromStr for Durable {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "synced" => Ok(Self::Synced),
-            "drained" => Ok(Self::Drained),
+            "staged" => Ok(Self::Staged),
             _ => Err(format!(
-                "{text:?} is nothing that fsync of a directory can wait for: give synced, or drained"
+                "{text:?} is nothing that fsync of a directory can wait for: give synced, or staged"
             )),
         }
     }
 }
 
-/// Limits that define when files in the burst tier drain, and how many of them stay.
+/// Limits that define when files in the burst tier are staged out, and how many of them stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Time from the seal of a version until it is copied to nodes that store.
+pub struct TierLimits {
+    /// Time from the seal of a version until it is copied to nodes of the capacity tier.
     pub after: Span,
-    /// Fill level of a node, in percent of its capacity, above which drained versions leave it, the oldest first.
+    /// Fill level of a node, in percent of its capacity, above which staged-out versions are evicted, the oldest first.
     pub high: u8,
-    /// Fill level down to which versions leave the node.
+    /// Fill level down to which versions are evicted.
     pub low: u8,
-    /// Handling of new files when the tier is full: if true, they are stored on nodes that store at once; if false, they wait until a
-    /// file drains.
+    /// Handling of new files when the tier is full: if true, they are stored on nodes of the capacity tier at once; if false, they wait until a
+    /// file is staged out.
     pub pass: bool,
-    /// Share of a node's capacity, in percent, that all reservations of users together may take ([`crate::promise`]).
+    /// Share of a node's capacity, in percent, that all reservations of users together may take ([`crate::reservation`]).
     pub reserve: u8,
     /// Share of a node's processors, in percent, that maps of hooks leave to writers on the node ([`share`]); 0: maps do not wait.
     pub share: u8,
 }
 
-impl Default for Limits {
+impl Default for TierLimits {
     fn default() -> Self {
         Self {
             after: Span::from_secs(30),
@@ -70,7 +70,7 @@ pub struct LimitsError {
     low: u8,
 }
 
-impl Limits {
+impl TierLimits {
     /// Returns the limits if they are valid.
     ///
     /// # Errors
@@ -83,14 +83,14 @@ impl Limits {
         }
     }
 
-    /// Returns the number of bytes that must leave a node so that it is not filled above the upper level and a new file can begin.
+    /// Returns the number of bytes that must be evicted from a node so that it is not filled above the upper level and a new file can begin.
     #[must_use]
-    pub fn to_go(&self, fill: Fill) -> u64 {
+    pub fn to_evict(&self, fill: TierFill) -> u64 {
         let part = |percent: u8| {
             let part = u128::from(fill.capacity) * u128::from(percent) / 100;
             u64::try_from(part).unwrap_or(u64::MAX)
         };
-        let stays = fill.used.saturating_sub(fill.going);
+        let stays = fill.used.saturating_sub(fill.evicting);
         let taken = stays.saturating_add(fill.aside);
         let begins = fill.capacity.saturating_sub(taken) >= fill.least;
         match taken > part(self.high) || (!begins && taken > part(self.low)) {
@@ -102,14 +102,14 @@ impl Limits {
 
 /// Fill state of a node, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fill {
+pub struct TierFill {
     /// Space that the node's files could take.
     pub capacity: u64,
     /// Space that the node's files take.
     pub used: u64,
-    /// Part of `used` that is already being removed.
-    pub going: u64,
-    /// Part of the remaining space set aside for open files and for reservations ([`crate::promise`]). It counts as taken.
+    /// Part of `used` that is already being evicted.
+    pub evicting: u64,
+    /// Part of the remaining space set aside for open files and for reservations ([`crate::reservation`]). It counts as taken.
     pub aside: u64,
     /// Space that a new file needs in addition.
     pub least: u64,
@@ -119,49 +119,49 @@ pub struct Fill {
 mod tests {
     use super::*;
 
-    fn to_go(capacity: u64, used: u64, going: u64, (aside, least): (u64, u64)) -> u64 {
-        Limits::default().to_go(Fill {
+    fn to_evict(capacity: u64, used: u64, evicting: u64, (aside, least): (u64, u64)) -> u64 {
+        TierLimits::default().to_evict(TierFill {
             capacity,
             used,
-            going,
+            evicting,
             aside,
             least,
         })
     }
 
     #[test]
-    fn to_go_starts_above_high_mark_and_stops_at_low_mark() {
-        let to_go = |capacity, used, going| to_go(capacity, used, going, (0, 0));
-        assert_eq!(to_go(1000, 800, 0), 0);
-        assert_eq!(to_go(1000, 801, 0), 201);
-        assert_eq!(to_go(1000, 900, 100), 0);
-        assert_eq!(to_go(1000, 1000, 100), 300);
-        assert_eq!(to_go(0, 0, 0), 0);
-        assert_eq!(to_go(0, 5, 0), 5);
-        assert_eq!(to_go(u64::MAX, u64::MAX, 0), u64::MAX - u64::MAX / 5 * 3);
-        assert_eq!(to_go(100, 10, 20), 0);
+    fn to_evict_starts_above_high_mark_and_stops_at_low_mark() {
+        let to_evict = |capacity, used, evicting| to_evict(capacity, used, evicting, (0, 0));
+        assert_eq!(to_evict(1000, 800, 0), 0);
+        assert_eq!(to_evict(1000, 801, 0), 201);
+        assert_eq!(to_evict(1000, 900, 100), 0);
+        assert_eq!(to_evict(1000, 1000, 100), 300);
+        assert_eq!(to_evict(0, 0, 0), 0);
+        assert_eq!(to_evict(0, 5, 0), 5);
+        assert_eq!(to_evict(u64::MAX, u64::MAX, 0), u64::MAX - u64::MAX / 5 * 3);
+        assert_eq!(to_evict(100, 10, 20), 0);
     }
 
     #[test]
-    fn to_go_counts_reserved_space_and_space_for_a_new_file() {
-        assert_eq!(to_go(1000, 700, 0, (100, 0)), 0);
-        assert_eq!(to_go(1000, 700, 0, (101, 0)), 201);
-        // No more bytes can leave than the node holds.
-        assert_eq!(to_go(1000, 100, 0, (900, 0)), 100);
-        assert_eq!(to_go(1000, 100, 100, (900, 0)), 0);
+    fn to_evict_counts_reserved_space_and_space_for_a_new_file() {
+        assert_eq!(to_evict(1000, 700, 0, (100, 0)), 0);
+        assert_eq!(to_evict(1000, 700, 0, (101, 0)), 201);
+        // No more bytes can be evicted than the node holds.
+        assert_eq!(to_evict(1000, 100, 0, (900, 0)), 100);
+        assert_eq!(to_evict(1000, 100, 100, (900, 0)), 0);
         // The fill level is below the mark, but no file can begin: the node is small, or has many open files.
-        assert_eq!(to_go(100, 62, 0, (16, 16)), 0);
-        assert_eq!(to_go(64, 50, 0, (0, 16)), 50 - 38);
-        assert_eq!(to_go(20, 5, 0, (0, 16)), 0);
+        assert_eq!(to_evict(100, 62, 0, (16, 16)), 0);
+        assert_eq!(to_evict(64, 50, 0, (0, 16)), 50 - 38);
+        assert_eq!(to_evict(20, 5, 0, (0, 16)), 0);
     }
 
     #[test]
     fn burst_limits_refuse_invalid_marks() {
         let limits = |high, low| {
-            Limits {
+            TierLimits {
                 high,
                 low,
-                ..Limits::default()
+                ..TierLimits::default()
             }
             .checked()
             .is_ok()

@@ -1,4 +1,4 @@
-//! A channel: decides the positions of messages in a ring of bytes, in the order of their arrival, and keeps the position of each reader.
+//! A channel: decides the positions of messages in a ring of bytes, in the order of their arrival, and keeps the position of each consumer.
 //!
 //! The messages of one request form one record of the ring, which is stored completely or not at all. This module decides where each record
 //! is stored, which messages are duplicates, and which records may be overwritten. It does no I/O: the caller stores the bytes.
@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Maximum number of records in a channel.
 pub const RECORDS_MAX: usize = 65_536;
-/// Maximum number of readers of a channel.
-pub const READERS_MAX: usize = 64;
+/// Maximum number of consumers of a channel.
+pub const CONSUMERS_MAX: usize = 64;
 /// Maximum number of senders whose last request is remembered, so that they can repeat the request.
 pub const PRODUCERS_MAX: usize = 1024;
 /// Maximum size of a message, in bytes.
@@ -23,10 +23,10 @@ pub const CAPACITY_BYTES_MIN: u64 = 64 << 10;
 pub const CAPACITY_BYTES_MAX: u64 = 4 << 30;
 /// Default size of the ring, in bytes.
 pub const CAPACITY_BYTES: u64 = 16 << 20;
-/// Maximum length of a reader's name, in bytes.
+/// Maximum length of a consumer's name, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
 
-/// Returns whether `name` may be the name of a channel or of a reader.
+/// Returns whether `name` may be the name of a channel or of a consumer.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
@@ -37,7 +37,7 @@ pub fn is_name(name: &str) -> bool {
 
 /// Messages that were sent together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct MessageBatch {
     /// Id of the sender: a random number.
     pub producer: u64,
     /// Number of messages that the producer sent before these.
@@ -48,7 +48,7 @@ pub struct Batch {
 
 /// Record in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct RingRecord {
     /// Position at which the record begins.
     pub at: u64,
     /// Length of the record, in bytes.
@@ -56,10 +56,10 @@ pub struct Record {
     /// Number of its first message.
     pub first: u64,
     /// Batch of its messages.
-    pub batch: Batch,
+    pub batch: MessageBatch,
 }
 
-impl Record {
+impl RingRecord {
     /// Returns the number after that of its last message.
     #[must_use]
     pub fn next(&self) -> u64 {
@@ -69,9 +69,9 @@ impl Record {
 
 /// Result of appending a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placed {
+pub enum AppendOutcome {
     /// The caller must write the batch as this record.
-    Here(Record),
+    Here(RingRecord),
     /// The batch is a duplicate, and its first message has this number.
     Known(u64),
     /// The ring has no space now.
@@ -80,7 +80,7 @@ pub enum Placed {
 
 /// Reason for which a channel refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ChannelRefusal {
     /// The batch is larger than the ring.
     #[error(
         "the message takes {bytes} bytes with its header: the channel holds {capacity}; send less at once, or make a larger channel"
@@ -101,25 +101,25 @@ pub enum Refusal {
         /// Sequence number that the channel expects.
         expected: u64,
     },
-    /// No reader has this name.
-    #[error("the channel has no reader {0}: `tidemill channel list ROOM`")]
-    NoReader(String),
-    /// The channel has the maximum number of readers.
+    /// No consumer has this name.
+    #[error("the channel has no consumer {0}: `tidemill channel list WORKSPACE`")]
+    NoConsumer(String),
+    /// The channel has the maximum number of consumers.
     #[error(
-        "the channel has {READERS_MAX} readers, the maximum: `tidemill channel forget` unused readers"
+        "the channel has {CONSUMERS_MAX} consumers, the maximum: `tidemill channel forget` unused consumers"
     )]
-    TooManyReaders,
-    /// A reader acknowledges a message that has not been sent.
+    TooManyConsumers,
+    /// A consumer acknowledges a message that has not been sent.
     #[error("message {0} has not been sent yet and can't be acknowledged")]
     NotSent(u64),
 }
 
-/// Reader of a channel.
+/// Consumer of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reader {
-    /// Slot in which the reader is stored: a number below [`READERS_MAX`] that no other reader uses.
+pub struct Consumer {
+    /// Slot in which the consumer is stored: a number below [`CONSUMERS_MAX`] that no other consumer uses.
     pub slot: usize,
-    /// Number of the message that the reader reads next.
+    /// Number of the message that the consumer reads next.
     pub next: u64,
 }
 
@@ -131,20 +131,20 @@ pub struct Producer {
     /// Number of the first message of the batch.
     pub first: u64,
     /// Last batch of the producer.
-    pub batch: Batch,
+    pub batch: MessageBatch,
 }
 
 /// State of a channel; see the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Log {
+pub struct ChannelLog {
     capacity: u64,
-    records: VecDeque<Record>,
+    records: VecDeque<RingRecord>,
     next: u64,
-    readers: BTreeMap<String, Reader>,
+    consumers: BTreeMap<String, Consumer>,
     producers: BTreeMap<u64, Producer>,
 }
 
-impl Log {
+impl ChannelLog {
     /// Returns an empty channel with a ring of `capacity` bytes.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
@@ -152,12 +152,12 @@ impl Log {
             capacity,
             records: VecDeque::new(),
             next: 0,
-            readers: BTreeMap::new(),
+            consumers: BTreeMap::new(),
             producers: BTreeMap::new(),
         }
     }
 
-    /// Restores a channel from its stored state: the position of its first record with the number of its first message, the readers and the
+    /// Restores a channel from its stored state: the position of its first record with the number of its first message, the consumers and the
     /// producers. `record` returns the record at a position of the ring if a whole record is stored there. Batches that are not stored as
     /// whole records were never acknowledged. Before the channel is used, the caller must store its current head and its producers, because
     /// some producers may be known only from records that are dropped next.
@@ -165,14 +165,14 @@ impl Log {
     pub fn recover(
         capacity: u64,
         (mut at, first): (u64, u64),
-        readers: impl IntoIterator<Item = (String, Reader)>,
+        consumers: impl IntoIterator<Item = (String, Consumer)>,
         producers: impl IntoIterator<Item = Producer>,
-        mut record: impl FnMut(u64) -> Option<Record>,
+        mut record: impl FnMut(u64) -> Option<RingRecord>,
     ) -> Self {
         let head = at;
         let mut log = Self::new(capacity);
         log.next = first;
-        log.readers = readers.into_iter().collect();
+        log.consumers = consumers.into_iter().collect();
         for producer in producers {
             log.producers.insert(producer.batch.producer, producer);
         }
@@ -194,8 +194,8 @@ impl Log {
                 None => break,
             }
         }
-        for reader in log.readers.values_mut() {
-            reader.next = reader.next.min(log.next);
+        for consumer in log.consumers.values_mut() {
+            consumer.next = consumer.next.min(log.next);
         }
         log.trim();
         log
@@ -233,10 +233,10 @@ impl Log {
         self.producers.values()
     }
 
-    /// Returns the readers by name.
+    /// Returns the consumers by name.
     #[must_use]
-    pub fn readers(&self) -> &BTreeMap<String, Reader> {
-        &self.readers
+    pub fn consumers(&self) -> &BTreeMap<String, Consumer> {
+        &self.consumers
     }
 
     /// Returns the position for a record of `bytes` bytes, or `None` if the ring has no space for it.
@@ -262,24 +262,24 @@ impl Log {
     ///
     /// # Errors
     /// If the record is larger than the ring, or the batch does not follow the producer's last batch.
-    pub fn append(&self, batch: Batch, bytes: u64) -> Result<Placed, Refusal> {
+    pub fn append(&self, batch: MessageBatch, bytes: u64) -> Result<AppendOutcome, ChannelRefusal> {
         if let Some(last) = self.producers.get(&batch.producer) {
             if last.batch == batch {
-                return Ok(Placed::Known(last.first));
+                return Ok(AppendOutcome::Known(last.first));
             }
             let expected = last.batch.sequence.saturating_add(last.batch.count.into());
             if batch.sequence != expected {
                 let sequence = batch.sequence;
-                return Err(Refusal::Sequence { sequence, expected });
+                return Err(ChannelRefusal::Sequence { sequence, expected });
             }
         }
         if bytes > self.capacity {
             let capacity = self.capacity;
-            return Err(Refusal::TooLong { bytes, capacity });
+            return Err(ChannelRefusal::TooLong { bytes, capacity });
         }
         Ok(match self.place(bytes) {
-            None => Placed::Full,
-            Some(at) => Placed::Here(Record {
+            None => AppendOutcome::Full,
+            Some(at) => AppendOutcome::Here(RingRecord {
                 at,
                 bytes,
                 first: self.next,
@@ -290,11 +290,11 @@ impl Log {
 
     /// Adds the record from [`Self::append`] after it is written. Returns the state of its producer, which the caller must store before it
     /// acknowledges the batch.
-    pub fn kept(&mut self, record: Record) -> Producer {
+    pub fn kept(&mut self, record: RingRecord) -> Producer {
         self.push(record)
     }
 
-    fn push(&mut self, record: Record) -> Producer {
+    fn push(&mut self, record: RingRecord) -> Producer {
         self.records.push_back(record);
         self.next = record.next();
         let id = record.batch.producer;
@@ -328,12 +328,12 @@ impl Log {
 
     /// Returns the records from the one with message `number` on. Their size together is at most `bytes_max` bytes, but at least one record
     /// is returned if there is one.
-    pub fn from(&self, number: u64, bytes_max: u64) -> impl Iterator<Item = Record> {
+    pub fn from(&self, number: u64, bytes_max: u64) -> impl Iterator<Item = RingRecord> {
         let begin = self
             .records
             .partition_point(|record| record.next() <= number);
         let mut sum = 0_u64;
-        let fits = move |record: &&Record| {
+        let fits = move |record: &&RingRecord| {
             let first = sum == 0;
             sum = sum.saturating_add(record.bytes);
             first || sum <= bytes_max
@@ -341,21 +341,21 @@ impl Log {
         self.records.range(begin..).take_while(fits).copied()
     }
 
-    /// Adds a reader that begins at message `from`, or at the first stored message if `from` is `None`. An existing reader continues at
+    /// Adds a consumer that begins at message `from`, or at the first stored message if `from` is `None`. An existing consumer continues at
     /// that message.
     ///
     /// # Errors
-    /// If there are too many readers.
-    pub fn begin(&mut self, name: &str, from: Option<u64>) -> Result<Reader, Refusal> {
+    /// If there are too many consumers.
+    pub fn begin(&mut self, name: &str, from: Option<u64>) -> Result<Consumer, ChannelRefusal> {
         let (_, first) = self.head();
-        let known = self.readers.get(name).copied();
+        let known = self.consumers.get(name).copied();
         let slot = match known {
             Some(known) => known.slot,
             None => {
-                let mut free = 0..READERS_MAX;
-                let used = |slot: &usize| self.readers.values().any(|one| one.slot == *slot);
+                let mut free = 0..CONSUMERS_MAX;
+                let used = |slot: &usize| self.consumers.values().any(|one| one.slot == *slot);
                 free.find(|slot| !used(slot))
-                    .ok_or(Refusal::TooManyReaders)?
+                    .ok_or(ChannelRefusal::TooManyConsumers)?
             }
         };
         let next = match (from, known) {
@@ -363,39 +363,39 @@ impl Log {
             (None, Some(known)) => known.next,
             (None, None) => first,
         };
-        let reader = Reader { slot, next };
-        self.readers.insert(name.to_owned(), reader);
-        Ok(reader)
+        let consumer = Consumer { slot, next };
+        self.consumers.insert(name.to_owned(), consumer);
+        Ok(consumer)
     }
 
-    /// Records that a reader has read all messages before `next`. After the caller has stored the reader, [`Self::trim`] drops the records
-    /// that no reader needs.
+    /// Records that a consumer has read all messages before `next`. After the caller has stored the consumer, [`Self::trim`] drops the records
+    /// that no consumer needs.
     ///
     /// # Errors
-    /// If there is no such reader or message.
-    pub fn acknowledge(&mut self, name: &str, next: u64) -> Result<Reader, Refusal> {
+    /// If there is no such consumer or message.
+    pub fn acknowledge(&mut self, name: &str, next: u64) -> Result<Consumer, ChannelRefusal> {
         if next > self.next {
-            return Err(Refusal::NotSent(next - 1));
+            return Err(ChannelRefusal::NotSent(next - 1));
         }
-        let reader = self.readers.get_mut(name);
-        let reader = reader.ok_or_else(|| Refusal::NoReader(name.to_owned()))?;
-        reader.next = reader.next.max(next);
-        Ok(*reader)
+        let consumer = self.consumers.get_mut(name);
+        let consumer = consumer.ok_or_else(|| ChannelRefusal::NoConsumer(name.to_owned()))?;
+        consumer.next = consumer.next.max(next);
+        Ok(*consumer)
     }
 
-    /// Removes a reader and returns the slot in which it was stored.
+    /// Removes a consumer and returns the slot in which it was stored.
     ///
     /// # Errors
-    /// If there is no such reader.
-    pub fn forget(&mut self, name: &str) -> Result<usize, Refusal> {
-        let gone = self.readers.remove(name);
-        let gone = gone.ok_or_else(|| Refusal::NoReader(name.to_owned()))?;
+    /// If there is no such consumer.
+    pub fn forget(&mut self, name: &str) -> Result<usize, ChannelRefusal> {
+        let gone = self.consumers.remove(name);
+        let gone = gone.ok_or_else(|| ChannelRefusal::NoConsumer(name.to_owned()))?;
         Ok(gone.slot)
     }
 
-    /// Drops the records that all readers have read, and returns whether any record was dropped. Without a reader no record counts as read.
+    /// Drops the records that all consumers have read, and returns whether any record was dropped. Without a consumer no record counts as read.
     pub fn trim(&mut self) -> bool {
-        let Some(least) = self.readers.values().map(|reader| reader.next).min() else {
+        let Some(least) = self.consumers.values().map(|consumer| consumer.next).min() else {
             return false;
         };
         let before = self.records.len();
@@ -418,17 +418,17 @@ mod tests {
 
     /// A ring and the state stored next to it, as a device holds them.
     #[derive(Clone, Default)]
-    struct Kept {
+    struct StoredRing {
         /// Whole records by their position; a torn record is not included.
-        ring: BTreeMap<u64, Record>,
+        ring: BTreeMap<u64, RingRecord>,
         head: (u64, u64),
-        readers: BTreeMap<usize, (String, Reader)>,
+        consumers: BTreeMap<usize, (String, Consumer)>,
         producers: BTreeMap<usize, Producer>,
     }
 
-    impl Kept {
+    impl StoredRing {
         /// Writes a record and removes the records that it overwrites.
-        fn write(&mut self, record: Record, torn: bool) {
+        fn write(&mut self, record: RingRecord, torn: bool) {
             let end = record.at + record.bytes;
             self.ring
                 .retain(|&at, other| at >= end || at + other.bytes <= record.at);
@@ -437,11 +437,11 @@ mod tests {
             }
         }
 
-        fn recover(&mut self, capacity: u64) -> Log {
-            let readers = self.readers.values().cloned();
+        fn recover(&mut self, capacity: u64) -> ChannelLog {
+            let consumers = self.consumers.values().cloned();
             let producers = self.producers.values().copied();
             let record = |at| self.ring.get(&at).copied();
-            let log = Log::recover(capacity, self.head, readers, producers, record);
+            let log = ChannelLog::recover(capacity, self.head, consumers, producers, record);
             self.head = log.head();
             for producer in log.producers() {
                 self.producers.insert(producer.slot, *producer);
@@ -450,8 +450,8 @@ mod tests {
         }
     }
 
-    fn batch(producer: u64, sequence: u64, count: u32) -> Batch {
-        Batch {
+    fn batch(producer: u64, sequence: u64, count: u32) -> MessageBatch {
+        MessageBatch {
             producer,
             sequence,
             count,
@@ -467,11 +467,11 @@ mod tests {
             seeds in proptest::collection::vec((0_u32..100, 0_u64..4, 1_u64..40), 1..200),
         ) {
             const CAPACITY: u64 = 100;
-            let mut kept = Kept::default();
-            let mut log = Log::new(CAPACITY);
+            let mut kept = StoredRing::default();
+            let mut log = ChannelLog::new(CAPACITY);
             // Number of messages sent by each producer, and the numbers of all messages that have not been dropped.
             let mut sent = [0_u64; 4];
-            let mut told: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+            let mut recorded: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
             for (what, who, size) in seeds {
                 let name = format!("r{}", who % 2);
                 match what {
@@ -479,7 +479,7 @@ mod tests {
                         let count = u32::try_from(size % 3 + 1).unwrap();
                         let one = batch(who, sent[who as usize], count);
                         match log.append(one, size).unwrap() {
-                            Placed::Here(record) => {
+                            AppendOutcome::Here(record) => {
                                 // The record is torn, or the process crashes before it acknowledges the batch; the producer then repeats
                                 // the batch.
                                 if what < 10 {
@@ -487,14 +487,14 @@ mod tests {
                                     log = kept.recover(CAPACITY);
                                     let again = log.append(one, size).unwrap();
                                     match again {
-                                        Placed::Known(first) => prop_assert!(what >= 5 && first == record.first),
-                                        Placed::Here(again) => {
+                                        AppendOutcome::Known(first) => prop_assert!(what >= 5 && first == record.first),
+                                        AppendOutcome::Here(again) => {
                                             prop_assert!(what < 5 && again.first == record.first);
                                             kept.write(again, false);
                                             let producer = log.kept(again);
                                             kept.producers.insert(producer.slot, producer);
                                         }
-                                        Placed::Full => prop_assert!(false, "there was room"),
+                                        AppendOutcome::Full => prop_assert!(false, "there was space"),
                                     }
                                 } else {
                                     kept.write(record, false);
@@ -502,24 +502,24 @@ mod tests {
                                     kept.producers.insert(producer.slot, producer);
                                 }
                                 for n in 0..u64::from(count) {
-                                    told.insert(record.first + n, (who, sent[who as usize] + n));
+                                    recorded.insert(record.first + n, (who, sent[who as usize] + n));
                                 }
                                 sent[who as usize] += u64::from(count);
-                                prop_assert_eq!(log.append(one, size).unwrap(), Placed::Known(record.first));
+                                prop_assert_eq!(log.append(one, size).unwrap(), AppendOutcome::Known(record.first));
                             }
-                            Placed::Full => prop_assert!(log.held_bytes() > 0, "an empty one takes all that it can hold"),
-                            Placed::Known(_) => prop_assert!(false, "it is new"),
+                            AppendOutcome::Full => prop_assert!(log.held_bytes() > 0, "an empty one takes all that it can hold"),
+                            AppendOutcome::Known(_) => prop_assert!(false, "it is new"),
                         }
                     }
                     60..70 => {
-                        let reader = log.begin(&name, None).unwrap();
-                        kept.readers.insert(reader.slot, (name, reader));
+                        let consumer = log.begin(&name, None).unwrap();
+                        kept.consumers.insert(consumer.slot, (name, consumer));
                     }
                     70..90 => {
-                        let next = log.readers().get(&name).map(|reader| reader.next + size.min(4));
+                        let next = log.consumers().get(&name).map(|consumer| consumer.next + size.min(4));
                         if let Some(next) = next.filter(|&next| next <= log.next()) {
-                            let reader = log.acknowledge(&name, next).unwrap();
-                            kept.readers.insert(reader.slot, (name, reader));
+                            let consumer = log.acknowledge(&name, next).unwrap();
+                            kept.consumers.insert(consumer.slot, (name, consumer));
                             // The process may crash here, too.
                             if what < 75 {
                                 log = kept.recover(CAPACITY);
@@ -530,7 +530,7 @@ mod tests {
                     }
                     90..93 => {
                         if let Ok(slot) = log.forget(&name) {
-                            kept.readers.remove(&slot);
+                            kept.consumers.remove(&slot);
                             log.trim();
                             kept.head = log.head();
                         }
@@ -542,24 +542,24 @@ mod tests {
                         log = again;
                     }
                 }
-                let held: Vec<Record> = log.from(0, u64::MAX).collect();
+                let held: Vec<RingRecord> = log.from(0, u64::MAX).collect();
                 let mut covered = [false; CAPACITY as usize];
                 let mut number = log.head().1;
                 for record in &held {
                     prop_assert_eq!(record.first, number);
                     number = record.next();
                     for n in 0..u64::from(record.batch.count) {
-                        prop_assert_eq!(told[&(record.first + n)], (record.batch.producer, record.batch.sequence + n));
+                        prop_assert_eq!(recorded[&(record.first + n)], (record.batch.producer, record.batch.sequence + n));
                     }
                     for byte in record.at..record.at + record.bytes {
                         prop_assert!(!std::mem::replace(&mut covered[byte as usize], true));
                     }
                 }
                 prop_assert_eq!(number, log.next());
-                prop_assert_eq!(log.next(), told.len() as u64);
-                // No reader misses a message that it has not read.
-                for reader in log.readers().values() {
-                    prop_assert!(reader.next >= log.head().1 || log.readers().len() > 1 || held.is_empty());
+                prop_assert_eq!(log.next(), recorded.len() as u64);
+                // No consumer misses a message that it has not read.
+                for consumer in log.consumers().values() {
+                    prop_assert!(consumer.next >= log.head().1 || log.consumers().len() > 1 || held.is_empty());
                 }
             }
         }
@@ -567,18 +567,19 @@ mod tests {
 
     #[test]
     fn channel_log_reads_from_any_message_and_trims_after_all_read() {
-        let mut log = Log::new(100);
+        let mut log = ChannelLog::new(100);
         for (producer, count) in [(1, 3), (2, 1), (1, 2)] {
             let sequence = if producer == 1 && count == 2 { 3 } else { 0 };
-            let Placed::Here(record) = log.append(batch(producer, sequence, count), 30).unwrap()
+            let AppendOutcome::Here(record) =
+                log.append(batch(producer, sequence, count), 30).unwrap()
             else {
-                panic!("there is room");
+                panic!("there is space");
             };
             log.kept(record);
         }
         assert_eq!(
             log.append(batch(3, 0, 1), 30).unwrap(),
-            Placed::Full,
+            AppendOutcome::Full,
             "nobody reads"
         );
         let first = |from, bytes| {
@@ -592,10 +593,10 @@ mod tests {
         assert!(first(6, u64::MAX).is_empty());
         log.begin("a", None).unwrap();
         log.begin("late", Some(5)).unwrap();
-        assert_eq!(log.acknowledge("a", 7), Err(Refusal::NotSent(6)));
+        assert_eq!(log.acknowledge("a", 7), Err(ChannelRefusal::NotSent(6)));
         assert_eq!(
             log.acknowledge("b", 1),
-            Err(Refusal::NoReader("b".to_owned()))
+            Err(ChannelRefusal::NoConsumer("b".to_owned()))
         );
         log.acknowledge("a", 4).unwrap();
         assert!(log.trim());
@@ -603,9 +604,9 @@ mod tests {
         // A record that does not fit at the end of the ring is stored at its begin.
         assert!(matches!(
             log.append(batch(3, 0, 1), 30).unwrap(),
-            Placed::Here(Record { at: 0, .. })
+            AppendOutcome::Here(RingRecord { at: 0, .. })
         ));
-        // A reader can go neither back to a dropped message nor forward to a message that does not exist.
+        // A consumer can go neither back to a dropped message nor forward to a message that does not exist.
         assert_eq!(log.begin("a", Some(0)).unwrap().next, 4);
         assert_eq!(log.begin("a", Some(99)).unwrap().next, 6);
         log.forget("late").unwrap();
@@ -613,31 +614,38 @@ mod tests {
         assert_eq!(log.head(), (0, 6));
         assert!(matches!(
             log.append(batch(3, 0, 1), 101),
-            Err(Refusal::TooLong { .. })
+            Err(ChannelRefusal::TooLong { .. })
         ));
     }
 
     #[test]
-    fn channel_log_bounds_readers_and_remembered_producers() {
-        let mut log = Log::new(1 << 20);
-        for number in 0..READERS_MAX {
+    fn channel_log_bounds_consumers_and_remembered_producers() {
+        let mut log = ChannelLog::new(1 << 20);
+        for number in 0..CONSUMERS_MAX {
             log.begin(&number.to_string(), None).unwrap();
         }
-        assert_eq!(log.begin("more", None), Err(Refusal::TooManyReaders));
+        assert_eq!(
+            log.begin("more", None),
+            Err(ChannelRefusal::TooManyConsumers)
+        );
         let slot = log.forget("7").unwrap();
         assert_eq!(log.begin("more", None).unwrap().slot, slot);
         for producer in 0..=PRODUCERS_MAX as u64 {
-            let Placed::Here(record) = log.append(batch(producer, 0, 1), 10).unwrap() else {
-                panic!("there is room");
+            let AppendOutcome::Here(record) = log.append(batch(producer, 0, 1), 10).unwrap() else {
+                panic!("there is space");
             };
             log.kept(record);
         }
-        let known =
-            |producer| matches!(log.append(batch(producer, 0, 1), 10), Ok(Placed::Known(_)));
+        let known = |producer| {
+            matches!(
+                log.append(batch(producer, 0, 1), 10),
+                Ok(AppendOutcome::Known(_))
+            )
+        };
         assert!(!known(0) && known(1) && known(PRODUCERS_MAX as u64));
         assert_eq!(
             log.append(batch(5, 4, 1), 10),
-            Err(Refusal::Sequence {
+            Err(ChannelRefusal::Sequence {
                 sequence: 4,
                 expected: 1
             })

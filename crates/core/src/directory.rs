@@ -6,7 +6,7 @@
 //! itself, which no object has. The other ids are for its files, in order of their names.
 
 use crate::id::ObjectId;
-use crate::label::Sealed;
+use crate::label::SealedOutput;
 use std::ops::Range;
 
 /// Maximum number of files in all directories among a task's outputs together.
@@ -41,10 +41,14 @@ pub fn objects(name: &str, first: ObjectId) -> Range<u64> {
 /// Returns the sealed outputs of a label that belong to the directory with the first id `first`, in order of names. Returns `None` if there
 /// are none, or if they can't be the content of a directory.
 #[must_use]
-pub fn files<'a>(name: &str, first: ObjectId, sealed: &'a [Sealed]) -> Option<Vec<&'a Sealed>> {
+pub fn files<'a>(
+    name: &str,
+    first: ObjectId,
+    sealed: &'a [SealedOutput],
+) -> Option<Vec<&'a SealedOutput>> {
     let range = objects(name, first);
     let own = sealed.iter().filter(|one| range.contains(&one.object.0));
-    let own: Vec<&Sealed> = own.collect();
+    let own: Vec<&SealedOutput> = own.collect();
     let in_order = own
         .windows(2)
         .all(|two| two[0].object < two[1].object && two[0].name < two[1].name);
@@ -88,8 +92,8 @@ pub fn is_below(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn sealed(object: u64, name: &str) -> Sealed {
-        Sealed {
+    fn sealed(object: u64, name: &str) -> SealedOutput {
+        SealedOutput {
             object: ObjectId(object),
             size: 1,
             name: name.into(),
@@ -116,7 +120,7 @@ mod tests {
     #[test]
     fn directory_files_need_ids_in_range_and_valid_names() {
         let first = ObjectId(10);
-        let of = |sealed: &[Sealed]| {
+        let of = |sealed: &[SealedOutput]| {
             let files = files("d/", first, sealed)?;
             Some(files.iter().map(|one| one.object.0).collect::<Vec<_>>())
         };

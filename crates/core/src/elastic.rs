@@ -6,15 +6,15 @@ use crate::time::{Span, Time};
 
 /// Time that a node is assumed to take to resume before it has been resumed once. Later this time is learned. The power that a
 /// suspended node draws is configured by its administrator.
-pub const WAKE_UNKNOWN: Span = Span::from_secs(10);
+pub const RESUME_UNKNOWN: Span = Span::from_secs(10);
 
 /// Time limits of suspending and resuming.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ElasticLimits {
     /// Maximum time from the request to suspend until the node is suspended or refuses.
-    pub fall: Span,
+    pub suspend: Span,
     /// Maximum time from the request to resume until the node is online.
-    pub wake: Span,
+    pub resume: Span,
     /// Pause before the next attempt to resume after a failed one; it doubles with each attempt.
     pub pause: Span,
     /// Longest pause.
@@ -23,11 +23,11 @@ pub struct Limits {
     pub tries: u32,
 }
 
-impl Default for Limits {
+impl Default for ElasticLimits {
     fn default() -> Self {
         Self {
-            fall: Span::from_secs(20),
-            wake: Span::from_secs(300),
+            suspend: Span::from_secs(20),
+            resume: Span::from_secs(300),
             pause: Span::from_secs(1),
             pause_max: Span::from_secs(60),
             tries: 3,
@@ -37,32 +37,32 @@ impl Default for Limits {
 
 /// Phase of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// The node is awake, or it is offline without having reported that it is suspended.
-    Awake,
+enum ElasticPhase {
+    /// The node is active, or it is offline without having reported that it is suspended.
+    Active,
     /// The node was asked to suspend and gets no new work.
-    Falling { until: Time },
+    Suspending { until: Time },
     /// The node is suspended.
-    Asleep,
+    Suspended,
     /// The node is being resumed; the first attempt began at `since`.
-    Waking { since: Time, until: Time },
+    Resuming { since: Time, until: Time },
     /// The node did not resume; the next attempt begins at `until`.
-    Resting { since: Time, until: Time },
+    Pausing { since: Time, until: Time },
 }
 
 /// Event of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ElasticEvent {
     /// The node is online.
     Up,
     /// The node reports that it is suspended.
-    Fell,
+    Suspended,
     /// The node was asked to suspend and refuses, because it has work.
     Stays,
     /// The node's connection has ended without a report that it is suspended.
     Left,
     /// Nothing needs the node, and it may be suspended.
-    Tired,
+    Idle,
     /// Some work needs the node.
     Wanted,
     /// The attempt to resume the node failed.
@@ -73,14 +73,14 @@ pub enum Event {
 
 /// Action that the server carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum ElasticAction {
     /// Ask the node to suspend.
     Suspend,
     /// Record that the node is suspended, and power off its host if that was requested.
     Keep,
     /// Resume the node.
-    Wake,
-    /// Delete the record that the node was suspended: it is awake.
+    Resume,
+    /// Delete the record that the node was suspended: it is active.
     Forget,
     /// Treat the node as offline from now on, because it has not resumed.
     Abandon,
@@ -88,14 +88,14 @@ pub enum Action {
 
 /// Statistics of the time that a node takes to resume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wakes {
+pub struct Resumes {
     /// Number of times that the node was resumed.
     pub count: u64,
     /// Sum of these times, in nanoseconds.
     pub total_ns: u64,
 }
 
-impl Wakes {
+impl Resumes {
     /// Returns the mean time; `None` if the node was never resumed.
     #[must_use]
     pub fn mean(&self) -> Option<Span> {
@@ -110,107 +110,117 @@ impl Wakes {
 
 /// State of one node that may be suspended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sleeper {
-    phase: Phase,
+pub struct Suspension {
+    phase: ElasticPhase,
     /// Whether some work waits for the node. It is also set while the node is being suspended, to resume it afterwards.
     wanted: bool,
     /// Number of failed attempts to resume the node.
     tries: u32,
     /// Time at which some work last needed the node.
     used: Time,
-    wakes: Wakes,
+    resumes: Resumes,
 }
 
-impl Sleeper {
-    /// Returns a node that is awake and was in use until `now`.
+impl Suspension {
+    /// Returns a node that is active and was in use until `now`.
     #[must_use]
-    pub fn awake(wakes: Wakes, now: Time) -> Self {
+    pub fn active(resumes: Resumes, now: Time) -> Self {
         Self {
-            phase: Phase::Awake,
+            phase: ElasticPhase::Active,
             wanted: false,
             tries: 0,
             used: now,
-            wakes,
+            resumes,
         }
     }
 
     /// Returns a node that was suspended according to its last report.
     #[must_use]
-    pub fn asleep(wakes: Wakes, now: Time) -> Self {
+    pub fn suspended(resumes: Resumes, now: Time) -> Self {
         Self {
-            phase: Phase::Asleep,
-            ..Self::awake(wakes, now)
+            phase: ElasticPhase::Suspended,
+            ..Self::active(resumes, now)
         }
     }
 
     /// Handles an event and returns the action to carry out.
-    pub fn on(&mut self, event: Event, now: Time, limits: &Limits) -> Option<Action> {
+    pub fn on(
+        &mut self,
+        event: ElasticEvent,
+        now: Time,
+        limits: &ElasticLimits,
+    ) -> Option<ElasticAction> {
         match event {
-            Event::Up => self.on_up(now),
-            Event::Fell => self.on_fell(),
-            Event::Stays => {
+            ElasticEvent::Up => self.on_up(now),
+            ElasticEvent::Suspended => self.on_suspended(),
+            ElasticEvent::Stays => {
                 self.rise(now);
                 None
             }
-            Event::Left => {
-                if matches!(self.phase, Phase::Falling { .. }) {
+            ElasticEvent::Left => {
+                if matches!(self.phase, ElasticPhase::Suspending { .. }) {
                     // The node may still report that it is suspended; until then it counts as offline.
-                    self.phase = Phase::Awake;
+                    self.phase = ElasticPhase::Active;
                 }
                 None
             }
-            Event::Tired if self.phase == Phase::Awake && !self.wanted => {
-                let until = now + limits.fall;
-                self.phase = Phase::Falling { until };
-                Some(Action::Suspend)
+            ElasticEvent::Idle if self.phase == ElasticPhase::Active && !self.wanted => {
+                let until = now + limits.suspend;
+                self.phase = ElasticPhase::Suspending { until };
+                Some(ElasticAction::Suspend)
             }
-            Event::Tired => None,
-            Event::Wanted => self.on_wanted(now, limits),
-            Event::Failed => self.on_failed(now, limits),
-            Event::Tick => self.on_tick(now, limits),
+            ElasticEvent::Idle => None,
+            ElasticEvent::Wanted => self.on_wanted(now, limits),
+            ElasticEvent::Failed => self.on_failed(now, limits),
+            ElasticEvent::Tick => self.on_tick(now, limits),
         }
     }
 
-    fn on_up(&mut self, now: Time) -> Option<Action> {
-        let slept = !matches!(self.phase, Phase::Awake | Phase::Falling { .. });
-        if let Phase::Waking { since, .. } | Phase::Resting { since, .. } = self.phase {
-            self.wakes.add(now.since(since));
+    fn on_up(&mut self, now: Time) -> Option<ElasticAction> {
+        let was_suspended = !matches!(
+            self.phase,
+            ElasticPhase::Active | ElasticPhase::Suspending { .. }
+        );
+        if let ElasticPhase::Resuming { since, .. } | ElasticPhase::Pausing { since, .. } =
+            self.phase
+        {
+            self.resumes.add(now.since(since));
         }
         self.rise(now);
-        slept.then_some(Action::Forget)
+        was_suspended.then_some(ElasticAction::Forget)
     }
 
     fn rise(&mut self, now: Time) {
-        self.phase = Phase::Awake;
+        self.phase = ElasticPhase::Active;
         self.wanted = false;
         self.tries = 0;
         self.used = now;
     }
 
-    fn on_fell(&mut self) -> Option<Action> {
+    fn on_suspended(&mut self) -> Option<ElasticAction> {
         match self.phase {
-            Phase::Awake | Phase::Falling { .. } => {
-                self.phase = Phase::Asleep;
+            ElasticPhase::Active | ElasticPhase::Suspending { .. } => {
+                self.phase = ElasticPhase::Suspended;
                 self.tries = 0;
-                Some(Action::Keep)
+                Some(ElasticAction::Keep)
             }
             // The node can be resumed, no matter how many attempts failed.
-            Phase::Asleep => None,
-            Phase::Waking { .. } | Phase::Resting { .. } => {
+            ElasticPhase::Suspended => None,
+            ElasticPhase::Resuming { .. } | ElasticPhase::Pausing { .. } => {
                 self.tries = 0;
-                Some(Action::Wake)
+                Some(ElasticAction::Resume)
             }
         }
     }
 
-    fn on_wanted(&mut self, now: Time, limits: &Limits) -> Option<Action> {
+    fn on_wanted(&mut self, now: Time, limits: &ElasticLimits) -> Option<ElasticAction> {
         self.used = now;
         match self.phase {
-            Phase::Asleep => {
+            ElasticPhase::Suspended => {
                 self.wanted = true;
-                Some(self.wake(now, now, limits))
+                Some(self.resume(now, now, limits))
             }
-            Phase::Awake => None,
+            ElasticPhase::Active => None,
             _ => {
                 self.wanted = true;
                 None
@@ -218,73 +228,81 @@ impl Sleeper {
         }
     }
 
-    fn wake(&mut self, since: Time, now: Time, limits: &Limits) -> Action {
-        let until = now + limits.wake;
-        self.phase = Phase::Waking { since, until };
-        Action::Wake
+    fn resume(&mut self, since: Time, now: Time, limits: &ElasticLimits) -> ElasticAction {
+        let until = now + limits.resume;
+        self.phase = ElasticPhase::Resuming { since, until };
+        ElasticAction::Resume
     }
 
-    fn on_failed(&mut self, now: Time, limits: &Limits) -> Option<Action> {
-        let Phase::Waking { since, .. } = self.phase else {
+    fn on_failed(&mut self, now: Time, limits: &ElasticLimits) -> Option<ElasticAction> {
+        let ElasticPhase::Resuming { since, .. } = self.phase else {
             return None;
         };
         let doubled = limits.pause.0.saturating_mul(1 << self.tries.min(20));
         let pause = Span(doubled).min(limits.pause_max);
         self.tries = self.tries.saturating_add(1);
         let until = now + pause;
-        self.phase = Phase::Resting { since, until };
-        (self.tries == limits.tries).then_some(Action::Abandon)
+        self.phase = ElasticPhase::Pausing { since, until };
+        (self.tries == limits.tries).then_some(ElasticAction::Abandon)
     }
 
-    fn on_tick(&mut self, now: Time, limits: &Limits) -> Option<Action> {
+    fn on_tick(&mut self, now: Time, limits: &ElasticLimits) -> Option<ElasticAction> {
         match self.phase {
-            Phase::Falling { until } if now >= until => {
+            ElasticPhase::Suspending { until } if now >= until => {
                 // The node reports any later change of its state.
                 self.rise(now);
                 None
             }
-            Phase::Asleep if self.wanted => Some(self.wake(now, now, limits)),
-            Phase::Waking { until, .. } if now >= until => self.on_failed(now, limits),
-            Phase::Resting { since, until } if now >= until => Some(self.wake(since, now, limits)),
+            ElasticPhase::Suspended if self.wanted => Some(self.resume(now, now, limits)),
+            ElasticPhase::Resuming { until, .. } if now >= until => self.on_failed(now, limits),
+            ElasticPhase::Pausing { since, until } if now >= until => {
+                Some(self.resume(since, now, limits))
+            }
             _ => None,
         }
     }
 
     /// Returns whether the node is not missing: it is suspended, or it is being resumed and the attempts have not been exhausted.
     #[must_use]
-    pub fn sleeps(&self, limits: &Limits) -> bool {
-        let awake = matches!(self.phase, Phase::Awake | Phase::Falling { .. });
-        !awake && self.tries < limits.tries
+    pub fn is_suspended(&self, limits: &ElasticLimits) -> bool {
+        let active = matches!(
+            self.phase,
+            ElasticPhase::Active | ElasticPhase::Suspending { .. }
+        );
+        !active && self.tries < limits.tries
     }
 
     /// Returns whether the node is being suspended, so that it gets no new work.
     #[must_use]
-    pub fn falls(&self) -> bool {
-        matches!(self.phase, Phase::Falling { .. })
+    pub fn is_suspending(&self) -> bool {
+        matches!(self.phase, ElasticPhase::Suspending { .. })
     }
 
     /// Returns whether the node is being resumed.
     #[must_use]
-    pub fn wakes(&self) -> bool {
-        matches!(self.phase, Phase::Waking { .. } | Phase::Resting { .. })
+    pub fn is_resuming(&self) -> bool {
+        matches!(
+            self.phase,
+            ElasticPhase::Resuming { .. } | ElasticPhase::Pausing { .. }
+        )
     }
 
-    /// Returns the time for which nothing has needed the node, if it is awake.
+    /// Returns the time for which nothing has needed the node, if it is active.
     #[must_use]
     pub fn unused(&self, now: Time) -> Option<Span> {
-        (self.phase == Phase::Awake && !self.wanted).then(|| now.since(self.used))
+        (self.phase == ElasticPhase::Active && !self.wanted).then(|| now.since(self.used))
     }
 
     /// Returns the learned times that the node takes to resume.
     #[must_use]
-    pub fn learnt(&self) -> Wakes {
-        self.wakes
+    pub fn learnt(&self) -> Resumes {
+        self.resumes
     }
 }
 
 /// Power of a node, in thousandths of a watt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Power {
+pub struct NodePower {
     /// Power at full load and during resume.
     pub busy_milli: u64,
     /// Power when idle.
@@ -296,7 +314,7 @@ pub struct Power {
 /// Maximum energy of a run above idle, in millionths of a joule, whatever processor time is reported for it.
 pub const RUN_MICROJOULES_MAX: u64 = 1 << 52;
 
-impl Power {
+impl NodePower {
     /// Returns the energy of this processor time above the idle energy of the node, in millionths of a joule: each core has its share of
     /// the difference. Returns `None` if the busy or the idle power is not configured.
     #[must_use]
@@ -326,33 +344,33 @@ impl Power {
 
 /// Properties of a node that decide whether resuming it pays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Worker {
+pub struct ResumeCandidate {
     /// Work per second: in bytes, or in billionths of a second of core time.
     pub rate: u64,
     /// Power of the node; `None` if it is not configured.
-    pub power: Option<Power>,
-    /// Time that the node takes to resume; zero if it is awake.
-    pub wake: Span,
+    pub power: Option<NodePower>,
+    /// Time that the node takes to resume; zero if it is active.
+    pub resume: Span,
 }
 
-impl Worker {
+impl ResumeCandidate {
     /// Returns a node whose work is counted in core time.
     #[must_use]
-    pub fn of_cores(cores: u32, power: Power, wake: Span) -> Self {
+    pub fn of_cores(cores: u32, power: NodePower, resume: Span) -> Self {
         let known = power.busy_milli > 0 && power.suspended_milli > 0;
         Self {
             rate: u64::from(cores) * 1_000_000_000,
             power: known.then_some(power),
-            wake,
+            resume,
         }
     }
 }
 
 /// Effect of resuming some nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allocation {
+pub struct ResumeEffect {
     /// Number of suspended nodes to resume, in the order of the list. 0 is static allocation, a larger number is elastic.
-    pub woken: usize,
+    pub resumed: usize,
     /// Time until all work is done; `None` means never.
     pub time: Option<Span>,
     /// Energy that all nodes draw until then, in millijoules; `None` if the power of a node is unknown.
@@ -361,23 +379,27 @@ pub struct Allocation {
 
 const SECOND_NS: u128 = 1_000_000_000;
 
-/// Returns how many suspended nodes to resume for `work`. The awake nodes continue to work while the others resume. If the power of
+/// Returns how many suspended nodes to resume for `work`. The active nodes continue to work while the others resume. If the power of
 /// each node is known, the number is chosen that makes the total energy until the end of the work smallest. Otherwise the number is
 /// chosen with which the resumed nodes then work for at least as long as they took to resume.
 #[must_use]
-pub fn allocate(work: u64, awake: &[Worker], asleep: &[Worker]) -> Allocation {
-    let mut best = reckon(work, awake, asleep, 0);
-    for woken in 1..=asleep.len() {
-        let next = reckon(work, awake, asleep, woken);
+pub fn allocate(
+    work: u64,
+    active: &[ResumeCandidate],
+    suspended: &[ResumeCandidate],
+) -> ResumeEffect {
+    let mut best = estimate(work, active, suspended, 0);
+    for resumed in 1..=suspended.len() {
+        let next = estimate(work, active, suspended, resumed);
         let better = match (best.time, next.time, best.energy_milli, next.energy_milli) {
             (_, None, ..) => false,
             (None, Some(_), ..) => true,
             (Some(_), Some(time), Some(least), Some(energy)) => {
-                energy < least && last_to_wake(asleep, woken) < time
+                energy < least && last_to_resume(suspended, resumed) < time
             }
             (Some(before), Some(time), ..) => {
-                let wake = last_to_wake(asleep, woken);
-                time < before && time.0 >= wake.0.saturating_mul(2)
+                let resume = last_to_resume(suspended, resumed);
+                time < before && time.0 >= resume.0.saturating_mul(2)
             }
         };
         if better {
@@ -387,19 +409,24 @@ pub fn allocate(work: u64, awake: &[Worker], asleep: &[Worker]) -> Allocation {
     best
 }
 
-fn last_to_wake(asleep: &[Worker], woken: usize) -> Span {
-    let wake = asleep[..woken].iter().map(|worker| worker.wake);
-    wake.max().unwrap_or_default()
+fn last_to_resume(suspended: &[ResumeCandidate], resumed: usize) -> Span {
+    let resume = suspended[..resumed].iter().map(|worker| worker.resume);
+    resume.max().unwrap_or_default()
 }
 
-/// Returns the effect of resuming `woken` of the suspended nodes.
+/// Returns the effect of resuming `resumed` of the suspended nodes.
 #[must_use]
-pub fn reckon(work: u64, awake: &[Worker], asleep: &[Worker], woken: usize) -> Allocation {
-    let woken = woken.min(asleep.len());
-    let (wakes, sleeps) = asleep.split_at(woken);
-    let all = awake.iter().chain(wakes);
-    // Each node begins when it is awake: the work ends at the first time at which all nodes together have done it.
-    let mut starts: Vec<(Span, u64)> = all.map(|worker| (worker.wake, worker.rate)).collect();
+pub fn estimate(
+    work: u64,
+    active: &[ResumeCandidate],
+    suspended: &[ResumeCandidate],
+    resumed: usize,
+) -> ResumeEffect {
+    let resumed = resumed.min(suspended.len());
+    let (resuming, still) = suspended.split_at(resumed);
+    let all = active.iter().chain(resuming);
+    // Each node begins when it is active: the work ends at the first time at which all nodes together have done it.
+    let mut starts: Vec<(Span, u64)> = all.map(|worker| (worker.resume, worker.rate)).collect();
     starts.sort_unstable();
     let (mut now, mut rate, mut left) = (Span::default(), 0_u128, u128::from(work) * SECOND_NS);
     let mut time = (left == 0).then_some(now);
@@ -416,8 +443,8 @@ pub fn reckon(work: u64, awake: &[Worker], asleep: &[Worker], woken: usize) -> A
         time = Some(after(now, left, rate));
     }
     let energy = |time: Span| {
-        let busy = awake.iter().chain(wakes).map(|worker| (worker, true));
-        let all = busy.chain(sleeps.iter().map(|worker| (worker, false)));
+        let busy = active.iter().chain(resuming).map(|worker| (worker, true));
+        let all = busy.chain(still.iter().map(|worker| (worker, false)));
         let each = all.map(|(worker, busy)| {
             let power = worker.power?;
             let milli = if busy {
@@ -425,14 +452,14 @@ pub fn reckon(work: u64, awake: &[Worker], asleep: &[Worker], woken: usize) -> A
             } else {
                 power.suspended_milli
             };
-            // A node that is resumed in vain draws power until it is awake.
-            let until = if busy { time.max(worker.wake) } else { time };
+            // A node that is resumed in vain draws power until it is active.
+            let until = if busy { time.max(worker.resume) } else { time };
             Some(u128::from(milli) * u128::from(until.0))
         });
         Some(each.sum::<Option<u128>>()? / SECOND_NS)
     };
-    Allocation {
-        woken,
+    ResumeEffect {
+        resumed,
         time,
         energy_milli: time.and_then(energy),
     }

@@ -3,11 +3,11 @@
 
 use crate::directory;
 use crate::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
-use crate::label::{Failure, Kernel, Label, Limits, Operation, Outcome, Owner, Sealed};
-use crate::layout::{Layout, Selection, Striped};
+use crate::label::{Failure, Kernel, Label, Limits, Operation, Outcome, Owner, SealedOutput};
+use crate::layout::{Layout, Selection, StripedLayout};
 use crate::object::Placed;
 use crate::resources::{Needs, Offers};
-use crate::surroundings::Surroundings;
+use crate::runtime_environment::RuntimeEnvironment;
 use crate::time::Time;
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ use std::collections::BTreeMap;
 pub enum Role {
     /// Node that stores files and runs kernels.
     Store,
-    /// The server's own cores: they run reduce and unaligned tasks under the hybrid policy and store only the outputs of these tasks
+    /// The server cores: they run reduce and unaligned tasks under the hybrid policy and store only the outputs of these tasks
     /// (AnalyzeThis §3.2, "Hybrid").
-    Host,
+    ServerCores,
 }
 
 /// Number of runs of a kernel on a node, and their duration.
@@ -43,7 +43,7 @@ pub struct NodeView {
     pub capacity_bytes: u64,
     /// Free space, in bytes.
     pub free_bytes: u64,
-    /// Rate at which it can pull from another node, in bytes per second (measured, or configured).
+    /// Rate at which it can fetch from another node, in bytes per second (measured, or configured).
     pub link_bytes_per_sec: u64,
     /// Rate of its device in bytes per second, as configured; 0 if no rate is configured.
     pub device_bytes_per_sec: u64,
@@ -74,7 +74,7 @@ pub enum Event {
     },
     /// A node is suspended. It is not lost: its data is not recreated, its work is not revoked, and tasks that need data of this
     /// node alone wait.
-    NodeAsleep {
+    NodeSuspended {
         /// Id of the node.
         node: NodeId,
     },
@@ -128,7 +128,7 @@ pub enum Event {
         job: JobId,
     },
     /// A node is to execute an operation that belongs to no job. The dispatcher drops the operation if it can't be sent now.
-    Errand {
+    MaintenanceTask {
         /// Id of the node.
         node: NodeId,
         /// User whose rights the operation has.
@@ -161,7 +161,7 @@ pub enum Event {
         emptied: bool,
     },
     /// A label that belongs to no job is under way since before a restart.
-    ErrandSent {
+    MaintenanceSent {
         /// Id of the node.
         node: NodeId,
         /// Id of the label.
@@ -214,31 +214,31 @@ pub struct TaskSpec {
     /// Bounds on a run.
     pub limits: Limits,
     /// Environment of the task.
-    pub surroundings: Surroundings,
+    pub runtime_environment: RuntimeEnvironment,
     /// Role of this task within the task that the script names.
-    pub share: Share,
+    pub share: TaskRole,
     /// End of the task before a restart. `None` if the job is not restored or the task did not end.
-    pub ended: Option<Ended>,
+    pub ended: Option<RecoveredState>,
 }
 
 /// Role of a task within the task that a script names (Active Storage §4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Share {
+pub enum TaskRole {
     /// The whole task.
     #[default]
     All,
-    /// One of its components: it runs where its first input is stored.
-    Component,
-    /// Its outputs: files that are striped like its first input, and whose parts were written by components. The other inputs are these
+    /// One of its task instances: it runs where its first input is stored.
+    Instance,
+    /// Its outputs: files that are striped like its first input, and whose parts were written by task instances. The other inputs are these
     /// parts, those of the first output first. No kernel runs.
     Join,
-    /// Its result: a kernel merges the results of the components.
+    /// Its result: a kernel merges the results of the task instances.
     Merge,
 }
 
 /// State of a task before a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum RecoveredState {
     /// The task succeeded with these outputs, in the order of `outputs`.
     Done(Vec<Placed>),
     /// The task failed.
@@ -268,7 +268,7 @@ pub struct InputSpec {
     /// Selection of the input that the task reads.
     pub selection: Selection,
     /// Whether the task reads the input forward, so that the task may begin while the producer of the input runs.
-    pub pipelined: bool,
+    pub streaming: bool,
 }
 
 /// Origin of an input.
@@ -293,7 +293,7 @@ pub struct OutputSpec {
     pub inode: Inode,
     /// Whether the output is a part of a named file and has no name of its own.
     pub part: bool,
-    /// Whether the output is to be stored in memory; see [`Output`](crate::label::Output).
+    /// Whether the output is to be stored in memory; see [`Output`](crate::label::LabelOutput).
     pub memory: bool,
 }
 
@@ -315,12 +315,12 @@ impl OutputSpec {
     /// Returns the files of this output as outputs of their own: the output itself, or the files of `sealed` that belong to the output
     /// directory.
     #[must_use]
-    pub fn files(&self, placed: Placed, sealed: &[Sealed]) -> Vec<(Self, Placed)> {
+    pub fn files(&self, placed: Placed, sealed: &[SealedOutput]) -> Vec<(Self, Placed)> {
         if !self.is_directory() {
             return vec![(self.clone(), placed)];
         }
         let first = placed.object;
-        let file = |one: &Sealed| {
+        let file = |one: &SealedOutput| {
             let output = Self {
                 name: format!("{}{}", self.name, one.name),
                 path: format!("{}/{}", self.path, one.name),
@@ -377,7 +377,7 @@ pub struct Estimate {
     pub node: NodeId,
     /// Time until a core is free, in nanoseconds.
     pub wait_ns: u64,
-    /// Time to pull inputs that are stored elsewhere, in nanoseconds.
+    /// Time to fetch inputs that are stored elsewhere, in nanoseconds.
     pub transfer_ns: u64,
     /// Size of inputs that are stored elsewhere, in bytes.
     pub transfer_bytes: u64,
@@ -409,7 +409,7 @@ pub struct Decision {
 /// Action that the driver must carry out. The driver carries out actions in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send a batch of labels (whole mini DAGs, errands) to a node. Each label is now the try of its task. A label that was revoked
+    /// Send a batch of labels (whole mini DAGs, maintenance tasks) to a node. Each label is now the try of its task. A label that was revoked
     /// with its node and is resumed is sent again.
     Send {
         /// Id of the node.
@@ -425,8 +425,8 @@ pub enum Action {
         label: LabelId,
     },
     /// Ask a node to return a label unless the label has begun. The label stays the try of its task until the node reports its end
-    /// as [`Recalled`](crate::label::FailureKind::Recalled) or with another result.
-    Recall {
+    /// as [`Rescheduled`](crate::label::FailureKind::Rescheduled) or with another result.
+    Reschedule {
         /// Id of the node.
         node: NodeId,
         /// Id of the label.
@@ -447,15 +447,15 @@ pub enum Action {
         /// Outputs of the task in the order of the spec. A directory has the first of its ids and the total size of all its files in bytes.
         outputs: Vec<Placed>,
     },
-    /// All components of a task succeeded: publish the names of its outputs, whose parts the components wrote. This action occurs as often
+    /// All instances of a task succeeded: publish the names of its outputs, whose parts the task instances wrote. This action occurs as often
     /// as [`Self::Publish`].
     Join {
-        /// Task that joins the components.
+        /// Task that joins the task instances.
         task: TaskId,
         /// Outputs of the task, each with the node of its first part.
         outputs: Vec<Placed>,
         /// Layout of each output.
-        layouts: Vec<Striped>,
+        layouts: Vec<StripedLayout>,
     },
     /// The state of a task changed.
     Task {

@@ -3,11 +3,11 @@
 //! ([0067](../../../docs/decisions/0067-attached-directories.md)).
 
 use crate::id::ObjectId;
-use There::File;
+use ExistingEntry::File;
 
 /// Known versions of the current content of a store's file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct KnownVersions {
     /// Version that the cluster has written to the store, if the content is one.
     pub ours: Option<ObjectId>,
     /// Versions that have this content.
@@ -18,7 +18,7 @@ pub struct Seen {
 
 /// Entry of the directory with the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum There {
+pub enum ExistingEntry {
     /// No entry.
     Nothing,
     /// A directory.
@@ -49,7 +49,7 @@ pub enum Passed {
 
 /// Step for a file of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum FollowStep {
     /// Record that the content is this version.
     Note(ObjectId),
     /// Create a new file with the content.
@@ -70,8 +70,8 @@ pub fn directory_mode(mode: u32) -> u32 {
 
 /// Decides the step. A version that was written in the cluster is never replaced, unless the store contained it, too.
 #[must_use]
-pub fn step(seen: &Seen, there: There) -> Step {
-    let ours = seen.ours.map(Step::Note);
+pub fn step(seen: &KnownVersions, there: ExistingEntry) -> FollowStep {
+    let ours = seen.ours.map(FollowStep::Note);
     let File {
         object,
         writing,
@@ -79,21 +79,21 @@ pub fn step(seen: &Seen, there: There) -> Step {
     } = there
     else {
         return ours.unwrap_or(match there {
-            There::Directory => Step::Pass(Passed::Directory),
-            There::Other => Step::Pass(Passed::Other),
-            _ => Step::Make,
+            ExistingEntry::Directory => FollowStep::Pass(Passed::Directory),
+            ExistingEntry::Other => FollowStep::Pass(Passed::Other),
+            _ => FollowStep::Make,
         });
     };
     if seen.versions.contains(&object) {
-        return Step::Note(object);
+        return FollowStep::Note(object);
     }
     let follows = seen.before.contains(&object);
     match ours {
         Some(ours) if !follows => ours,
-        _ if writing => Step::Later,
-        _ if follows || object == ObjectId(0) => Step::Next(object),
-        _ if waiting => Step::Later,
-        _ => Step::Pass(Passed::Both),
+        _ if writing => FollowStep::Later,
+        _ if follows || object == ObjectId(0) => FollowStep::Next(object),
+        _ if waiting => FollowStep::Later,
+        _ => FollowStep::Pass(Passed::Both),
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn file(object: u64) -> There {
+    fn file(object: u64) -> ExistingEntry {
         File {
             object: ObjectId(object),
             writing: false,
@@ -110,8 +110,8 @@ mod tests {
         }
     }
 
-    fn seen(ours: Option<u64>, versions: &[u64], before: Option<u64>) -> Seen {
-        Seen {
+    fn seen(ours: Option<u64>, versions: &[u64], before: Option<u64>) -> KnownVersions {
+        KnownVersions {
             ours: ours.map(ObjectId),
             versions: versions.iter().copied().map(ObjectId).collect(),
             before: before.into_iter().map(ObjectId).collect(),
@@ -121,42 +121,45 @@ mod tests {
     #[test]
     fn follow_step_separates_outer_changes_from_own_writes() {
         let (new, changed) = (seen(None, &[], None), seen(None, &[], Some(5)));
-        assert_eq!(step(&new, There::Nothing), Step::Make);
-        assert_eq!(step(&changed, file(5)), Step::Next(ObjectId(5)));
-        assert_eq!(step(&changed, file(6)), Step::Pass(Passed::Both));
-        assert_eq!(step(&new, file(6)), Step::Pass(Passed::Both));
-        assert_eq!(step(&new, There::Directory), Step::Pass(Passed::Directory));
+        assert_eq!(step(&new, ExistingEntry::Nothing), FollowStep::Make);
+        assert_eq!(step(&changed, file(5)), FollowStep::Next(ObjectId(5)));
+        assert_eq!(step(&changed, file(6)), FollowStep::Pass(Passed::Both));
+        assert_eq!(step(&new, file(6)), FollowStep::Pass(Passed::Both));
+        assert_eq!(
+            step(&new, ExistingEntry::Directory),
+            FollowStep::Pass(Passed::Directory)
+        );
         // The cluster has written or linked the file, and was killed before it recorded the version.
         assert_eq!(
             step(&seen(Some(7), &[7], Some(5)), file(7)),
-            Step::Note(ObjectId(7))
+            FollowStep::Note(ObjectId(7))
         );
         assert_eq!(
             step(&seen(None, &[7], Some(5)), file(7)),
-            Step::Note(ObjectId(7))
+            FollowStep::Note(ObjectId(7))
         );
         // The store has again a content that the cluster wrote there earlier.
         assert_eq!(
             step(&seen(Some(3), &[3], Some(5)), file(5)),
-            Step::Next(ObjectId(5))
+            FollowStep::Next(ObjectId(5))
         );
         let writing = File {
             object: ObjectId(5),
             writing: true,
             waiting: false,
         };
-        assert_eq!(step(&changed, writing), Step::Later);
+        assert_eq!(step(&changed, writing), FollowStep::Later);
         let waiting = File {
             object: ObjectId(6),
             writing: false,
             waiting: true,
         };
-        assert_eq!(step(&changed, waiting), Step::Later);
+        assert_eq!(step(&changed, waiting), FollowStep::Later);
     }
 
     /// One name of a store and of its directory.
     #[derive(Debug, Default)]
-    struct Name {
+    struct FollowedName {
         /// Content of the store: its tag, and the version that the cluster wrote there.
         store: Option<(u64, Option<u64>)>,
         /// Version of the file, and whether the cluster wrote the version.
@@ -170,7 +173,7 @@ mod tests {
         made: Vec<u64>,
     }
 
-    impl Name {
+    impl FollowedName {
         fn new_number(&mut self) -> u64 {
             self.next += 1;
             self.next
@@ -208,29 +211,31 @@ mod tests {
         }
 
         /// Compares store and file. With `killed`, the node is killed before it records the version.
-        fn looks(&mut self, killed: bool) -> Option<Step> {
+        fn looks(&mut self, killed: bool) -> Option<FollowStep> {
             let (tag, ours) = self.store?;
             if self.noted.is_some_and(|(noted, _)| noted == tag) {
                 return None;
             }
             let versions = self.tags.iter().filter(|&&(known, _)| known == tag);
-            let seen = Seen {
+            let seen = KnownVersions {
                 ours: ours.map(ObjectId),
                 versions: versions.map(|&(_, object)| ObjectId(object)).collect(),
                 before: self.before(tag),
             };
-            let there = self.file.map_or(There::Nothing, |(object, _)| file(object));
+            let there = self
+                .file
+                .map_or(ExistingEntry::Nothing, |(object, _)| file(object));
             let step = step(&seen, there);
             let object = match step {
-                Step::Note(ObjectId(object)) => object,
-                Step::Make | Step::Next(_) => {
+                FollowStep::Note(ObjectId(object)) => object,
+                FollowStep::Make | FollowStep::Next(_) => {
                     let object = self.new_number();
                     self.tags.push((tag, object));
                     self.file = Some((object, false));
                     self.made.push(tag);
                     object
                 }
-                Step::Later | Step::Pass(_) => return Some(step),
+                FollowStep::Later | FollowStep::Pass(_) => return Some(step),
             };
             if !killed {
                 self.noted = Some((tag, object));
@@ -244,7 +249,7 @@ mod tests {
         fn follow_never_loses_own_writes_or_repeats_versions(
             steps in proptest::collection::vec(0..5_u8, 1..40),
         ) {
-            let mut name = Name::default();
+            let mut name = FollowedName::default();
             for one in steps {
                 let written = name.file.filter(|&(_, ours)| ours);
                 match one {
@@ -265,7 +270,7 @@ mod tests {
             name.settles();
             let last = name.looks(false);
             let again = name.looks(false);
-            let both = matches!(last, Some(Step::Pass(Passed::Both)));
+            let both = matches!(last, Some(FollowStep::Pass(Passed::Both)));
             prop_assert_eq!(again.is_some(), both);
             if let (Some((tag, _)), Some((object, _)), false) = (name.store, name.file, both) {
                 prop_assert!(name.tags.contains(&(tag, object)));

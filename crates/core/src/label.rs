@@ -7,7 +7,7 @@ use crate::directory;
 use crate::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::layout::{PartOf, Selection};
 use crate::resources::Needs;
-use crate::surroundings::Surroundings;
+use crate::runtime_environment::RuntimeEnvironment;
 use crate::time::{Span, Time};
 use std::ops::Range;
 
@@ -39,12 +39,12 @@ pub struct Label {
 pub enum Operation {
     /// Run a kernel over inputs and keep its outputs.
     Analyse(Box<Analysis>),
-    /// Pull a sealed object from another node and keep it on this one: as another replica under the same id, or as an object of its own.
+    /// Fetch a sealed object from another node and keep it on this one: as another replica under the same id, or as an object of its own.
     Copy {
         /// Source object and its location.
-        from: Input,
+        from: LabelInput,
         /// Id of the replica, and its file.
-        to: Output,
+        to: LabelOutput,
         /// Striped file to which the object belongs as a part.
         part: Option<PartOf>,
     },
@@ -119,7 +119,7 @@ impl Operation {
         match self {
             Self::Analyse(analysis) => {
                 let outputs = analysis.outputs.iter();
-                outputs.map(Output::objects).collect()
+                outputs.map(LabelOutput::objects).collect()
             }
             Self::Copy { to, .. } => std::iter::once(to.objects()).collect(),
             Self::Remove { .. } | Self::Verify { .. } => Vec::new(),
@@ -141,22 +141,22 @@ pub struct Analysis {
     /// Arguments, without the kernel's own name.
     pub args: Vec<String>,
     /// All inputs that the kernel may read.
-    pub inputs: Vec<Input>,
+    pub inputs: Vec<LabelInput>,
     /// All outputs that the kernel must write.
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<LabelOutput>,
     /// Name of the input that is its standard input.
     pub stdin: Option<String>,
     /// Name of the output that takes its standard output.
     pub stdout: Option<String>,
     /// Indices of `inputs` that may be streamed through a pipe while the label that writes them runs. That label is one of those in
     /// `after`.
-    pub pipelined: Vec<u32>,
+    pub streaming: Vec<u32>,
     /// Resources that must be free before the kernel runs, and that are taken while it runs.
     pub needs: Needs,
     /// Bounds on the run.
     pub limits: Limits,
     /// Environment of the kernel.
-    pub surroundings: Surroundings,
+    pub runtime_environment: RuntimeEnvironment,
 }
 
 /// Location of a kernel's code.
@@ -182,12 +182,12 @@ pub enum Kernel {
     /// Program that is installed on the node's host: an absolute path, or a name that is looked up in PATH.
     Program(String),
     /// Pipeline of kernels: each kernel reads the output of the previous one while it is written.
-    Stack(Box<Stack>),
+    Pipeline(Box<Pipeline>),
 }
 
 /// Pipeline of kernels in one label (LABIOS §3.2: an operation stack). The data between its kernels is not stored.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Stack {
+pub struct Pipeline {
     /// Text of the pipeline as the user wrote it.
     pub text: String,
     /// Kernels in their order; none is a pipeline itself.
@@ -210,7 +210,7 @@ impl Kernel {
         match self {
             Self::Builtin(name) | Self::Program(name) => name,
             Self::Native { input } | Self::Wasm { input } | Self::Stored { input } => input,
-            Self::Stack(stack) => &stack.text,
+            Self::Pipeline(pipeline) => &pipeline.text,
         }
     }
 
@@ -219,8 +219,8 @@ impl Kernel {
     pub fn programs(&self) -> Vec<String> {
         let mut programs = match self {
             Self::Program(name) => vec![name.clone()],
-            Self::Stack(stack) => {
-                let stages = stack.stages.iter();
+            Self::Pipeline(pipeline) => {
+                let stages = pipeline.stages.iter();
                 stages.flat_map(|stage| stage.kernel.programs()).collect()
             }
             Self::Builtin(_) | Self::Native { .. } | Self::Wasm { .. } | Self::Stored { .. } => {
@@ -238,19 +238,21 @@ impl Kernel {
         match self {
             Self::Builtin(_) | Self::Program(_) => false,
             Self::Native { input } | Self::Wasm { input } | Self::Stored { input } => input == name,
-            Self::Stack(stack) => stack.stages.iter().any(|stage| stage.kernel.is_in(name)),
+            Self::Pipeline(pipeline) => {
+                pipeline.stages.iter().any(|stage| stage.kernel.is_in(name))
+            }
         }
     }
 }
 
 /// Input of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Input {
+pub struct LabelInput {
     /// Path that the kernel sees, relative to its private directory.
     pub name: String,
     /// Exact sealed object.
     pub object: ObjectId,
-    /// Node that holds the object. If it is not the label's own node, the object is pulled first.
+    /// Node that holds the object. If it is not the label's own node, the object is fetched first.
     pub node: NodeId,
     /// Size of the whole object in bytes, whatever the selection; an estimate for an output of an earlier label of the same batch.
     pub size: u64,
@@ -260,7 +262,7 @@ pub struct Input {
 
 /// Output of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Output {
+pub struct LabelOutput {
     /// Path that the kernel writes, relative to its private directory; the path of a [directory] ends in a slash.
     pub name: String,
     /// Id of the bytes once they are sealed; for a directory, the first of its ids.
@@ -275,7 +277,7 @@ pub struct Output {
     pub memory: bool,
 }
 
-impl Output {
+impl LabelOutput {
     /// Returns the objects that the output may have.
     #[must_use]
     pub fn objects(&self) -> Range<u64> {
@@ -315,8 +317,8 @@ pub const TAIL_BYTES_MAX: usize = 16 << 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Sealed outputs, or the failure.
-    pub result: Result<Vec<Sealed>, Failure>,
-    /// Time at which the pull of its inputs began, by the node's clock.
+    pub result: Result<Vec<SealedOutput>, Failure>,
+    /// Time at which the fetch of its inputs began, by the node's clock.
     pub start: Time,
     /// Time at which its kernel began to run, by the node's clock.
     pub kernel_start: Time,
@@ -324,8 +326,8 @@ pub struct Outcome {
     pub end: Time,
     /// Last part of that time, in which its inputs were hashed.
     pub hashing: Span,
-    /// Bytes that were pulled from other nodes.
-    pub moved_bytes: u64,
+    /// Bytes that were fetched from other nodes.
+    pub transferred_bytes: u64,
     /// Size of all its inputs, in bytes.
     pub read_bytes: u64,
     /// Size of all its outputs, in bytes.
@@ -334,7 +336,7 @@ pub struct Outcome {
     pub in_memory_bytes: u64,
     /// Number of inputs that were streamed to the kernel while they were written. If it is not zero, the kernel's time does not tell how
     /// long the kernel takes.
-    pub fed: u32,
+    pub streamed: u32,
     /// User and system time of the kernel.
     pub cpu: Span,
     /// Largest resident set, in bytes.
@@ -358,18 +360,18 @@ pub struct Outcome {
 impl Outcome {
     /// Returns the outcome of a label without any effect except its end at this time.
     #[must_use]
-    pub fn at(time: Time, result: Result<Vec<Sealed>, Failure>) -> Self {
+    pub fn at(time: Time, result: Result<Vec<SealedOutput>, Failure>) -> Self {
         Self {
             result,
             start: time,
             kernel_start: time,
             end: time,
             hashing: Span(0),
-            moved_bytes: 0,
+            transferred_bytes: 0,
             read_bytes: 0,
             written_bytes: 0,
             in_memory_bytes: 0,
-            fed: 0,
+            streamed: 0,
             cpu: Span(0),
             memory_bytes: 0,
             reused: None,
@@ -406,7 +408,7 @@ pub struct Corrupt {
 
 /// Sealed output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sealed {
+pub struct SealedOutput {
     /// Id of the object.
     pub object: ObjectId,
     /// Final size, in bytes.
@@ -415,7 +417,7 @@ pub struct Sealed {
     pub name: String,
 }
 
-impl Sealed {
+impl SealedOutput {
     /// Returns an output that is a file.
     #[must_use]
     pub fn file(object: ObjectId, size: u64) -> Self {
@@ -450,7 +452,7 @@ pub enum FailureKind {
     MemoryLimit,
     /// The kernel succeeded but did not write one of its outputs.
     MissingOutput,
-    /// One of its inputs could not be read or pulled.
+    /// One of its inputs could not be read or fetched.
     Input,
     /// The node's device is full or failed.
     Device,
@@ -460,8 +462,8 @@ pub enum FailureKind {
     Dependency,
     /// The node was lost while the label ran.
     NodeLost,
-    /// The server recalled the label before it began, for an idle node.
-    Recalled,
+    /// The server rescheduled the label before it began, for an idle node.
+    Rescheduled,
     /// The node lacks a resource that the label needs: the resource belongs to another node, or the node waits for it.
     Unfit,
 }

@@ -11,17 +11,17 @@ pub mod search;
 pub mod svg;
 pub mod text;
 
+use crate::display::civil;
 use crate::id::{Inode, JobId, NodeId, ObjectId, TaskId};
-use crate::job::own::OwnName;
+use crate::job::user_kernels::OwnName;
 use crate::label::Owner;
-use crate::shown::civil;
-use crate::surroundings::Surroundings;
+use crate::runtime_environment::RuntimeEnvironment;
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One successful run of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Record {
+pub struct LineageRecord {
     /// Id of the task.
     pub task: TaskId,
     /// Job of the task.
@@ -37,10 +37,10 @@ pub struct Record {
     /// Arguments of the task.
     pub args: Vec<String>,
     /// Environment that the task requested.
-    pub surroundings: Surroundings,
+    pub runtime_environment: RuntimeEnvironment,
     /// Node that ran the task.
     pub node: NodeId,
-    /// Time at which the pull of its inputs began, since the Unix epoch.
+    /// Time at which the fetch of its inputs began, since the Unix epoch.
     pub start: Time,
     /// Time at which its outputs were sealed, since the Unix epoch.
     pub end: Time,
@@ -50,8 +50,8 @@ pub struct Record {
     pub inputs: Vec<(String, ObjectId)>,
     /// Outputs: the names that the kernel wrote, and the versions.
     pub outputs: Vec<(String, ObjectId)>,
-    /// Bytes pulled from other nodes.
-    pub moved_bytes: u64,
+    /// Bytes fetched from other nodes.
+    pub transferred_bytes: u64,
     /// Size of all its inputs, in bytes.
     pub read_bytes: u64,
     /// Size of all its outputs, in bytes.
@@ -66,7 +66,7 @@ pub struct Record {
 
 /// Writer of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Writer {
+pub enum VersionWriter {
     /// A task.
     Task(TaskId),
     /// A client, with this user's rights.
@@ -75,7 +75,7 @@ pub enum Writer {
 
 /// One sealed version of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Version {
+pub struct LineageVersion {
     /// Object of the version.
     pub object: ObjectId,
     /// Path of the file when it was sealed.
@@ -89,7 +89,7 @@ pub struct Version {
     /// Node that stores its bytes.
     pub node: NodeId,
     /// Writer of the version.
-    pub writer: Writer,
+    pub writer: VersionWriter,
     /// Time at which the version was sealed, since the Unix epoch.
     pub sealed_at: Time,
     /// Number of the version within its file, from 1.
@@ -111,7 +111,7 @@ pub struct Version {
 /// Placeholder for data that the viewer has no right to see.
 pub const HIDDEN: &str = "(not yours to see)";
 
-impl Version {
+impl LineageVersion {
     /// Returns the path to show: the current path, or the path at the seal if the file is deleted.
     #[must_use]
     pub fn shown_path(&self) -> &str {
@@ -143,7 +143,7 @@ pub struct Edge<'a> {
     pub name: &'a str,
 }
 
-impl Record {
+impl LineageRecord {
     /// Returns whether the kernel has this name: as the task names it, or without directory, version and extension.
     #[must_use]
     pub fn is_of(&self, kernel: &str) -> bool {
@@ -177,8 +177,8 @@ impl Record {
 /// Versions and the runs between them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Graph {
-    versions: BTreeMap<ObjectId, Version>,
-    records: BTreeMap<TaskId, Record>,
+    versions: BTreeMap<ObjectId, LineageVersion>,
+    records: BTreeMap<TaskId, LineageRecord>,
     makers: BTreeMap<ObjectId, TaskId>,
     readers: BTreeMap<ObjectId, BTreeSet<TaskId>>,
     /// Description of omitted data, if any; each representation of the graph shows it.
@@ -187,12 +187,12 @@ pub struct Graph {
 
 impl Graph {
     /// Adds a version, or replaces an older description of it.
-    pub fn add_version(&mut self, version: Version) {
+    pub fn add_version(&mut self, version: LineageVersion) {
         self.versions.insert(version.object, version);
     }
 
     /// Adds a run, or replaces an older description of it.
-    pub fn add_record(&mut self, record: Record) {
+    pub fn add_record(&mut self, record: LineageRecord) {
         for (_, object) in &record.outputs {
             self.makers.insert(*object, record.task);
         }
@@ -203,12 +203,12 @@ impl Graph {
     }
 
     /// Returns all versions, by object.
-    pub fn versions(&self) -> impl Iterator<Item = &Version> {
+    pub fn versions(&self) -> impl Iterator<Item = &LineageVersion> {
         self.versions.values()
     }
 
     /// Returns all runs, by task.
-    pub fn records(&self) -> impl Iterator<Item = &Record> {
+    pub fn records(&self) -> impl Iterator<Item = &LineageRecord> {
         self.records.values()
     }
 
@@ -232,19 +232,19 @@ impl Graph {
 
     /// Returns one version.
     #[must_use]
-    pub fn version(&self, object: ObjectId) -> Option<&Version> {
+    pub fn version(&self, object: ObjectId) -> Option<&LineageVersion> {
         self.versions.get(&object)
     }
 
     /// Returns one run.
     #[must_use]
-    pub fn record(&self, task: TaskId) -> Option<&Record> {
+    pub fn record(&self, task: TaskId) -> Option<&LineageRecord> {
         self.records.get(&task)
     }
 
     /// Returns the run that wrote a version; `None` if a client wrote it or the run is not known.
     #[must_use]
-    pub fn maker(&self, object: ObjectId) -> Option<&Record> {
+    pub fn maker(&self, object: ObjectId) -> Option<&LineageRecord> {
         self.records.get(self.makers.get(&object)?)
     }
 
@@ -255,7 +255,7 @@ impl Graph {
         &self,
         roots: &[Vertex],
         (up, down): (bool, bool),
-        stop: impl Fn(&Record) -> bool,
+        stop: impl Fn(&LineageRecord) -> bool,
     ) -> Self {
         let mut part = Self {
             cut: self.cut.clone(),
@@ -307,7 +307,7 @@ impl Graph {
     }
 
     /// Returns the runs that read a version, by task.
-    pub fn readers(&self, object: ObjectId) -> impl Iterator<Item = &Record> {
+    pub fn readers(&self, object: ObjectId) -> impl Iterator<Item = &LineageRecord> {
         self.readers
             .get(&object)
             .into_iter()
@@ -331,8 +331,8 @@ pub fn iso_time(time: Time) -> String {
 mod tests {
     use super::*;
 
-    fn version(object: u64, path: &str, writer: Writer) -> Version {
-        Version {
+    fn version(object: u64, path: &str, writer: VersionWriter) -> LineageVersion {
+        LineageVersion {
             object: ObjectId(object),
             path: path.into(),
             current_path: Some(path.into()),
@@ -351,14 +351,14 @@ mod tests {
         }
     }
 
-    fn record(task: u64, name: &str, inputs: &[u64], outputs: &[u64]) -> Record {
+    fn record(task: u64, name: &str, inputs: &[u64], outputs: &[u64]) -> LineageRecord {
         let named = |objects: &[u64]| {
             objects
                 .iter()
                 .map(|&id| (format!("o{id}"), ObjectId(id)))
                 .collect()
         };
-        Record {
+        LineageRecord {
             task: TaskId(task),
             job: JobId(5),
             job_name: "mosaic".into(),
@@ -375,23 +375,27 @@ mod tests {
             },
             inputs: named(inputs),
             outputs: named(outputs),
-            ..Record::default()
+            ..LineageRecord::default()
         }
     }
 
     /// Two raw files are projected and then added; the sum is drawn.
     pub(super) fn mosaic() -> Graph {
         let mut graph = Graph::default();
-        let client = Writer::Client(Owner {
+        let client = VersionWriter::Client(Owner {
             uid: 1000,
             gid: 100,
         });
         graph.add_version(version(1, "/raw/1.fits", client));
         graph.add_version(version(2, "/raw/2.fits", client));
-        graph.add_version(version(3, "/p/1.fits", Writer::Task(TaskId(11))));
-        graph.add_version(version(4, "/p/2.fits", Writer::Task(TaskId(12))));
-        graph.add_version(version(5, "/mosaic.fits", Writer::Task(TaskId(13))));
-        graph.add_version(version(6, "/mosaic <1>.png", Writer::Task(TaskId(14))));
+        graph.add_version(version(3, "/p/1.fits", VersionWriter::Task(TaskId(11))));
+        graph.add_version(version(4, "/p/2.fits", VersionWriter::Task(TaskId(12))));
+        graph.add_version(version(5, "/mosaic.fits", VersionWriter::Task(TaskId(13))));
+        graph.add_version(version(
+            6,
+            "/mosaic <1>.png",
+            VersionWriter::Task(TaskId(14)),
+        ));
         graph.add_record(record(11, "project1", &[1], &[3]));
         graph.add_record(record(12, "project2", &[2], &[4]));
         graph.add_record(record(13, "add", &[3, 4], &[5]));
@@ -402,13 +406,13 @@ mod tests {
     /// `count` raw files are projected and added; the sum is drawn.
     pub(super) fn wide(count: u64) -> Graph {
         let mut graph = Graph::default();
-        let client = Writer::Client(Owner {
+        let client = VersionWriter::Client(Owner {
             uid: 1000,
             gid: 100,
         });
         let (sum, picture) = (2 * count + 1, 2 * count + 2);
         for at in 1..=count {
-            let made = Writer::Task(TaskId(at));
+            let made = VersionWriter::Task(TaskId(at));
             graph.add_version(version(at, &format!("/raw/{at}.fits"), client));
             graph.add_version(version(count + at, &format!("/p/{at}.fits"), made));
             let mut run = record(at, "project", &[at], &[count + at]);
@@ -416,11 +420,15 @@ mod tests {
             graph.add_record(run);
         }
         let projected: Vec<u64> = (count + 1..=2 * count).collect();
-        graph.add_version(version(sum, "/mosaic.fits", Writer::Task(TaskId(sum))));
+        graph.add_version(version(
+            sum,
+            "/mosaic.fits",
+            VersionWriter::Task(TaskId(sum)),
+        ));
         graph.add_version(version(
             picture,
             "/mosaic.png",
-            Writer::Task(TaskId(picture)),
+            VersionWriter::Task(TaskId(picture)),
         ));
         graph.add_record(record(sum, "add", &projected, &[sum]));
         graph.add_record(record(picture, "view", &[sum], &[picture]));

@@ -9,7 +9,7 @@
 
 use crate::id::LabelId;
 use crate::label::Lane;
-use crate::resources::{Ledger, Needs, Offers, first_to_start};
+use crate::resources::{Needs, Offers, ResourceLedger, first_to_start};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
@@ -21,14 +21,14 @@ const FORGOTTEN_MAX: usize = 10_000;
 
 /// Queue of a node.
 #[derive(Debug)]
-pub struct Queue {
-    labels: BTreeMap<LabelId, Entry>,
+pub struct NodeQueue {
+    labels: BTreeMap<LabelId, QueueEntry>,
     /// Ready labels by lane, user and arrival.
-    ready: BTreeMap<Place, LabelId>,
+    ready: BTreeMap<QueuePosition, LabelId>,
     /// Number of running kernels by user; a user without running kernels has no entry.
     turns: BTreeMap<u32, u64>,
     /// Resources that running labels have taken.
-    ledger: Ledger,
+    ledger: ResourceLedger,
     /// Labels of `ready` that need more than cores, by arrival.
     choosy: BTreeSet<u64>,
     forgotten: VecDeque<LabelId>,
@@ -37,7 +37,7 @@ pub struct Queue {
 }
 
 /// Lane of a label, its user and its position in the order of arrival. Labels in lanes other than those of kernels have the user 0.
-type Place = (Lane, u32, u64);
+type QueuePosition = (Lane, u32, u64);
 
 /// Returns whether users take turns in a lane.
 fn has_turns(lane: Lane) -> bool {
@@ -45,22 +45,22 @@ fn has_turns(lane: Lane) -> bool {
 }
 
 #[derive(Debug)]
-struct Entry {
-    place: Place,
-    state: State,
+struct QueueEntry {
+    place: QueuePosition,
+    state: EntryState,
     /// Resources that the label takes while it runs; `None` if no counted resource is taken.
     needs: Option<Needs>,
     /// Labels that must succeed before this label does.
     missing: BTreeSet<LabelId>,
     /// Labels of `missing` that stream an input to this one: this label may start as soon as they run.
-    feeding: BTreeSet<LabelId>,
+    streaming: BTreeSet<LabelId>,
     /// Labels that wait for this one.
     dependants: Vec<LabelId>,
     acknowledged: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum EntryState {
     Waiting,
     Ready,
     Running,
@@ -71,7 +71,7 @@ enum State {
 /// Result of adding a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Added {
-    /// [`Queue::take`] will return the label.
+    /// [`NodeQueue::take`] will return the label.
     Queued,
     /// The label is known already.
     Known,
@@ -92,7 +92,7 @@ pub enum Aborted {
     Removed(Vec<LabelId>),
 }
 
-impl Queue {
+impl NodeQueue {
     /// Returns an empty queue for a node with these offers.
     #[must_use]
     pub fn new(offers: Offers) -> Self {
@@ -100,7 +100,7 @@ impl Queue {
             labels: BTreeMap::new(),
             ready: BTreeMap::new(),
             turns: BTreeMap::new(),
-            ledger: Ledger::new(offers),
+            ledger: ResourceLedger::new(offers),
             choosy: BTreeSet::new(),
             forgotten: VecDeque::new(),
             running: 0,
@@ -123,12 +123,12 @@ impl Queue {
         needs: Option<&Needs>,
         after: &[LabelId],
     ) -> Added {
-        self.add_fed(label, place, needs, (after, &[]))
+        self.add_streaming(label, place, needs, (after, &[]))
     }
 
     /// Adds a label like [`Self::add`]; some of the labels that it follows stream inputs to it. The label may start as soon as these labels
     /// run, if its own needs are free as well. The executor must let it succeed only after they have succeeded.
-    pub fn add_fed(
+    pub fn add_streaming(
         &mut self,
         label: LabelId,
         place: (Lane, u64),
@@ -138,13 +138,13 @@ impl Queue {
         self.add_of(label, (place, 0), needs, relatives)
     }
 
-    /// Adds a label of a user like [`Self::add_fed`].
+    /// Adds a label of a user like [`Self::add_streaming`].
     pub fn add_of(
         &mut self,
         label: LabelId,
         ((lane, arrival), user): ((Lane, u64), u32),
         needs: Option<&Needs>,
-        (after, feeding): (&[LabelId], &[LabelId]),
+        (after, streaming): (&[LabelId], &[LabelId]),
     ) -> Added {
         let place = (lane, if has_turns(lane) { user } else { 0 }, arrival);
         if self.labels.contains_key(&label) {
@@ -154,23 +154,23 @@ impl Queue {
         let mut failed = None;
         for &before in after {
             match self.labels.get(&before).map(|entry| entry.state) {
-                None | Some(State::Done) => {}
-                Some(State::Failed) => failed = Some(before),
+                None | Some(EntryState::Done) => {}
+                Some(EntryState::Failed) => failed = Some(before),
                 Some(_) => {
                     missing.insert(before);
                 }
             }
         }
-        let feeding = feeding.iter().copied().filter(|id| missing.contains(id));
-        let feeding: BTreeSet<LabelId> = feeding.collect();
+        let streaming = streaming.iter().copied().filter(|id| missing.contains(id));
+        let streaming: BTreeSet<LabelId> = streaming.collect();
         let state = match failed {
-            Some(_) => State::Failed,
-            None if self.may_start(&missing, &feeding) => State::Ready,
-            None => State::Waiting,
+            Some(_) => EntryState::Failed,
+            None if self.may_start(&missing, &streaming) => EntryState::Ready,
+            None => EntryState::Waiting,
         };
         match state {
-            State::Ready => self.make_ready(place, label, needs),
-            State::Waiting => self.waiting += 1,
+            EntryState::Ready => self.make_ready(place, label, needs),
+            EntryState::Waiting => self.waiting += 1,
             _ => missing.clear(),
         }
         for before in &missing {
@@ -178,12 +178,12 @@ impl Queue {
                 entry.dependants.push(label);
             }
         }
-        let entry = Entry {
+        let entry = QueueEntry {
             place,
             state,
             needs: needs.cloned(),
             missing,
-            feeding,
+            streaming,
             dependants: Vec::new(),
             acknowledged: false,
         };
@@ -194,17 +194,17 @@ impl Queue {
     /// Records a label that ended before a restart.
     pub fn add_ended(&mut self, label: LabelId, succeeded: bool) {
         let state = if succeeded {
-            State::Done
+            EntryState::Done
         } else {
-            State::Failed
+            EntryState::Failed
         };
-        let entry = Entry {
-            // [`Queue::take`] will never return this label.
+        let entry = QueueEntry {
+            // [`NodeQueue::take`] will never return this label.
             place: (Lane::Kernel, 0, 0),
             state,
             needs: None,
             missing: BTreeSet::new(),
-            feeding: BTreeSet::new(),
+            streaming: BTreeSet::new(),
             dependants: Vec::new(),
             acknowledged: false,
         };
@@ -217,22 +217,22 @@ impl Queue {
         self.first(lane).is_some()
     }
 
-    /// Returns whether a label can start while the labels in `missing` have not ended; those in `feeding` stream inputs to it.
-    fn may_start(&self, missing: &BTreeSet<LabelId>, feeding: &BTreeSet<LabelId>) -> bool {
+    /// Returns whether a label can start while the labels in `missing` have not ended; those in `streaming` stream inputs to it.
+    fn may_start(&self, missing: &BTreeSet<LabelId>, streaming: &BTreeSet<LabelId>) -> bool {
         missing.iter().all(|before| {
-            let runs = |entry: &Entry| entry.state == State::Running;
-            feeding.contains(before) && self.labels.get(before).is_some_and(runs)
+            let runs = |entry: &QueueEntry| entry.state == EntryState::Running;
+            streaming.contains(before) && self.labels.get(before).is_some_and(runs)
         })
     }
 
-    fn make_ready(&mut self, place: Place, label: LabelId, needs: Option<&Needs>) {
+    fn make_ready(&mut self, place: QueuePosition, label: LabelId, needs: Option<&Needs>) {
         self.ready.insert(place, label);
         if needs.is_some_and(|needs| !needs.only_cores()) {
             self.choosy.insert(place.2);
         }
     }
 
-    fn unmake_ready(&mut self, place: Place) -> Option<LabelId> {
+    fn unmake_ready(&mut self, place: QueuePosition) -> Option<LabelId> {
         self.choosy.remove(&place.2);
         self.ready.remove(&place)
     }
@@ -254,20 +254,24 @@ impl Queue {
 
     /// Returns the ready labels of a user. Leaves out a label whose streamed inputs are still being written and whose needs are not free:
     /// it could wait, too, and holds up no other label.
-    fn ready_of(&self, lane: Lane, user: u32) -> impl Iterator<Item = (Place, &Entry)> {
+    fn ready_of(
+        &self,
+        lane: Lane,
+        user: u32,
+    ) -> impl Iterator<Item = (QueuePosition, &QueueEntry)> {
         let ready = self.ready.range((lane, user, 0)..=(lane, user, u64::MAX));
         let ready = ready.filter_map(|(&place, label)| Some((place, self.labels.get(label)?)));
-        ready.filter(|(_, entry)| entry.missing.is_empty() || self.has_room(entry))
+        ready.filter(|(_, entry)| entry.missing.is_empty() || self.has_space(entry))
     }
 
-    fn has_room(&self, entry: &Entry) -> bool {
+    fn has_space(&self, entry: &QueueEntry) -> bool {
         let needs = entry.needs.as_ref();
         needs.is_none_or(|needs| self.ledger.has(needs))
     }
 
     /// Returns the ready kernels of all users, with a core or without, in the order of their turns: the second kernel of a user follows the
     /// first kernels of users with equally many running kernels.
-    fn by_turn(&self) -> impl Iterator<Item = (Place, &Needs)> {
+    fn by_turn(&self) -> impl Iterator<Item = (QueuePosition, &Needs)> {
         let of_user = |user: u32| {
             let [mut light, mut kernels] = [Lane::Light, Lane::Kernel].map(|lane| {
                 let ready = self.ready_of(lane, user);
@@ -303,14 +307,14 @@ impl Queue {
     }
 
     /// Returns the next label of a lane that can start.
-    fn first(&self, lane: Lane) -> Option<Place> {
+    fn first(&self, lane: Lane) -> Option<QueuePosition> {
         if self.choosy.is_empty() || !has_turns(lane) {
             // No label waits for a resource of another lane, and the first label of a lane blocks the other ones of the lane.
             let firsts = self
                 .users(lane)
                 .filter_map(|user| self.ready_of(lane, user).next());
             let (place, entry) = firsts.min_by_key(|(place, _)| (self.runs(place.1), place.2))?;
-            return self.has_room(entry).then_some(place);
+            return self.has_space(entry).then_some(place);
         }
         let has_light = lane == Lane::Light;
         first_to_start(&self.ledger, self.by_turn(), has_light, |place| {
@@ -323,7 +327,7 @@ impl Queue {
         let place = self.first(lane)?;
         let label = self.unmake_ready(place)?;
         if let Some(entry) = self.labels.get_mut(&label) {
-            entry.state = State::Running;
+            entry.state = EntryState::Running;
             let taken = entry
                 .needs
                 .as_ref()
@@ -342,10 +346,10 @@ impl Queue {
     /// Records the end of a running label. Returns the labels that can't run any more because of it.
     pub fn end(&mut self, label: LabelId, succeeded: bool) -> Vec<LabelId> {
         let (lane, user, _) = match self.labels.get_mut(&label) {
-            Some(entry) if entry.state == State::Running => {
+            Some(entry) if entry.state == EntryState::Running => {
                 debug_assert!(
                     !succeeded || entry.missing.is_empty(),
-                    "what feeds a label ends before it"
+                    "a label that streams an input to another one ends before it"
                 );
                 entry.place
             }
@@ -376,46 +380,46 @@ impl Queue {
 
     /// Returns whether a running label streams an output to a label that is ready because of it.
     #[must_use]
-    pub fn feeds(&self, label: LabelId) -> bool {
+    pub fn streams(&self, label: LabelId) -> bool {
         let entry = self.labels.get(&label);
         let mut dependants = entry.into_iter().flat_map(|entry| &entry.dependants);
         dependants.any(|dependant| {
             let entry = self.labels.get(dependant);
-            entry.is_some_and(|entry| entry.state == State::Ready)
+            entry.is_some_and(|entry| entry.state == EntryState::Ready)
         })
     }
 
     /// Returns the running labels whose streamed input came from a failed label: they have to fail, too.
     #[must_use]
-    pub fn fed_in_vain(&self, label: LabelId) -> Vec<LabelId> {
+    pub fn streamed_in_vain(&self, label: LabelId) -> Vec<LabelId> {
         let failed = self.labels.get(&label);
-        let failed = failed.filter(|entry| entry.state == State::Failed);
+        let failed = failed.filter(|entry| entry.state == EntryState::Failed);
         failed.map_or_else(Vec::new, |entry| entry.dependants.clone())
     }
 
     /// Aborts a label.
     pub fn abort(&mut self, label: LabelId) -> Aborted {
         match self.labels.get(&label).map(|entry| entry.state) {
-            Some(State::Waiting | State::Ready) => Aborted::Removed(self.fail(label)),
-            Some(State::Running) => Aborted::Running,
-            Some(State::Done | State::Failed) => Aborted::Nothing,
+            Some(EntryState::Waiting | EntryState::Ready) => Aborted::Removed(self.fail(label)),
+            Some(EntryState::Running) => Aborted::Running,
+            Some(EntryState::Done | EntryState::Failed) => Aborted::Nothing,
             None => Aborted::Unknown,
         }
     }
 
     /// Aborts a label that has not begun and returns the labels that follow it. Returns `None` if the label is not known, runs or has
     /// ended.
-    pub fn recall(&mut self, label: LabelId) -> Option<Vec<LabelId>> {
+    pub fn reschedule(&mut self, label: LabelId) -> Option<Vec<LabelId>> {
         match self.labels.get(&label)?.state {
-            State::Waiting | State::Ready => Some(self.fail(label)),
-            State::Running | State::Done | State::Failed => None,
+            EntryState::Waiting | EntryState::Ready => Some(self.fail(label)),
+            EntryState::Running | EntryState::Done | EntryState::Failed => None,
         }
     }
 
     /// Forgets an ended label whose outcome the server has; a bounded number of them stays known.
     pub fn acknowledge(&mut self, label: LabelId) {
         match self.labels.get_mut(&label) {
-            Some(entry) if matches!(entry.state, State::Done | State::Failed) => {
+            Some(entry) if matches!(entry.state, EntryState::Done | EntryState::Failed) => {
                 if std::mem::replace(&mut entry.acknowledged, true) {
                     return;
                 }
@@ -446,11 +450,11 @@ impl Queue {
         let Some(entry) = self.labels.get_mut(&label) else {
             return;
         };
-        entry.state = State::Done;
+        entry.state = EntryState::Done;
         for &dependant in &entry.dependants.clone() {
             if let Some(entry) = self.labels.get_mut(&dependant) {
                 entry.missing.remove(&label);
-                entry.feeding.remove(&label);
+                entry.streaming.remove(&label);
             }
         }
         self.look_at_dependants(label);
@@ -467,14 +471,16 @@ impl Queue {
             let Some(entry) = self.labels.get(&dependant) else {
                 continue;
             };
-            if entry.state != State::Waiting || !self.may_start(&entry.missing, &entry.feeding) {
+            if entry.state != EntryState::Waiting
+                || !self.may_start(&entry.missing, &entry.streaming)
+            {
                 continue;
             }
             let (place, needs) = (entry.place, entry.needs.clone());
             self.waiting -= 1;
             self.make_ready(place, dependant, needs.as_ref());
             if let Some(entry) = self.labels.get_mut(&dependant) {
-                entry.state = State::Ready;
+                entry.state = EntryState::Ready;
             }
         }
     }
@@ -489,28 +495,29 @@ impl Queue {
                 continue;
             };
             match entry.state {
-                State::Done | State::Failed => continue,
-                State::Waiting => self.waiting -= 1,
-                State::Ready => {
+                EntryState::Done | EntryState::Failed => continue,
+                EntryState::Waiting => self.waiting -= 1,
+                EntryState::Ready => {
                     let place = entry.place;
                     self.unmake_ready(place);
                 }
-                State::Running => {}
+                EntryState::Running => {}
             }
             let Some(entry) = self.labels.get_mut(&id) else {
                 continue;
             };
-            entry.state = State::Failed;
+            entry.state = EntryState::Failed;
             entry.missing.clear();
-            entry.feeding.clear();
+            entry.streaming.clear();
             let dependants = std::mem::take(&mut entry.dependants);
-            let (fed, others): (Vec<_>, Vec<_>) = dependants.into_iter().partition(|dependant| {
-                let entry = self.labels.get(dependant);
-                entry.is_some_and(|entry| entry.state == State::Running)
-            });
+            let (streamed, others): (Vec<_>, Vec<_>) =
+                dependants.into_iter().partition(|dependant| {
+                    let entry = self.labels.get(dependant);
+                    entry.is_some_and(|entry| entry.state == EntryState::Running)
+                });
             next.extend(others);
             if let Some(entry) = self.labels.get_mut(&id) {
-                entry.dependants = fed;
+                entry.dependants = streamed;
             }
             if id != label {
                 failed.push(id);
@@ -531,8 +538,8 @@ mod tests {
         LabelId(n)
     }
 
-    fn queue() -> Queue {
-        Queue::new(Offers::of_cores(1))
+    fn queue() -> NodeQueue {
+        NodeQueue::new(Offers::of_cores(1))
     }
 
     fn kernel(seq: u64) -> (Lane, u64) {
@@ -580,7 +587,7 @@ mod tests {
 
     #[test]
     fn queue_never_lets_small_labels_starve_a_large_one() {
-        let mut queue = Queue::new(Offers::of_cores(4));
+        let mut queue = NodeQueue::new(Offers::of_cores(4));
         for n in 0..4 {
             queue.add(id(n), kernel(n), Some(&needs(1, 0, 0)), &[]);
             assert_eq!(queue.take(Lane::Kernel), Some(id(n)));
@@ -609,7 +616,7 @@ mod tests {
     #[test]
     fn queue_gives_next_turn_to_user_with_fewer_running() {
         for choosy in [false, true] {
-            let mut queue = Queue::new(offers(2, 1_000_000, 1));
+            let mut queue = NodeQueue::new(offers(2, 1_000_000, 1));
             let of = needs(1, u64::from(choosy), 0);
             let none: (&[LabelId], &[LabelId]) = (&[], &[]);
             for n in 0..1000 {
@@ -636,7 +643,7 @@ mod tests {
 
     #[test]
     fn queue_never_starves_large_label_of_another_user() {
-        let mut queue = Queue::new(offers(2, 10, 1));
+        let mut queue = NodeQueue::new(offers(2, 10, 1));
         let none: (&[LabelId], &[LabelId]) = (&[], &[]);
         let (small, large) = (needs(1, 1, 0), needs(2, 1, 0));
         queue.add_of(id(0), (kernel(0), 7), Some(&small), none);
@@ -686,26 +693,29 @@ mod tests {
         assert_eq!(queue.abort(id(2)), Aborted::Removed(vec![id(3)]));
         assert_eq!(queue.abort(id(2)), Aborted::Nothing);
         assert_eq!(queue.abort(id(9)), Aborted::Unknown);
-        assert_eq!(queue.recall(id(1)), None, "it runs");
-        assert_eq!((queue.recall(id(2)), queue.recall(id(9))), (None, None));
+        assert_eq!(queue.reschedule(id(1)), None, "it runs");
+        assert_eq!(
+            (queue.reschedule(id(2)), queue.reschedule(id(9))),
+            (None, None)
+        );
         assert_eq!(queue.take(Lane::Kernel), None);
         assert_eq!((queue.running(), queue.queued()), (1, 0));
     }
 
     #[test]
-    fn fed_label_starts_with_its_feeder_and_fails_with_it() {
-        let mut queue = Queue::new(Offers::of_cores(2));
+    fn streaming_label_starts_with_its_producer_and_fails_with_it() {
+        let mut queue = NodeQueue::new(Offers::of_cores(2));
         let one = needs(1, 0, 0);
-        let fed = |queue: &mut Queue, n: u64, by: u64| {
+        let streaming = |queue: &mut NodeQueue, n: u64, by: u64| {
             let by = [id(by)];
-            queue.add_fed(id(n), kernel(n), Some(&needs(1, 0, 0)), (&by, &by))
+            queue.add_streaming(id(n), kernel(n), Some(&needs(1, 0, 0)), (&by, &by))
         };
         queue.add(id(1), kernel(1), Some(&one), &[]);
-        fed(&mut queue, 2, 1);
-        fed(&mut queue, 3, 2);
+        streaming(&mut queue, 2, 1);
+        streaming(&mut queue, 3, 2);
         queue.add(id(4), kernel(4), Some(&one), &[id(2)]);
         assert_eq!(queue.take(Lane::Kernel), Some(id(1)));
-        assert!(queue.feeds(id(1)) && !queue.feeds(id(2)));
+        assert!(queue.streams(id(1)) && !queue.streams(id(2)));
         assert_eq!(queue.take(Lane::Kernel), Some(id(2)), "beside it");
         assert_eq!(queue.take(Lane::Kernel), None, "3 finds no core, 4 waits");
         assert_eq!(
@@ -713,32 +723,32 @@ mod tests {
             [],
             "2 runs, and the others wait for it"
         );
-        assert_eq!(queue.fed_in_vain(id(1)), [id(2)]);
-        assert_eq!(queue.fed_in_vain(id(2)), []);
+        assert_eq!(queue.streamed_in_vain(id(1)), [id(2)]);
+        assert_eq!(queue.streamed_in_vain(id(2)), []);
         assert_eq!(queue.end(id(2), false), [id(3), id(4)]);
         assert_eq!((queue.running(), queue.queued()), (0, 0));
         assert!(queue.ledger.is_whole());
         // The label is ready when the label that streams its input runs, or has ended.
         queue.add(id(5), kernel(5), Some(&one), &[]);
         assert_eq!(queue.take(Lane::Kernel), Some(id(5)));
-        fed(&mut queue, 6, 5);
+        streaming(&mut queue, 6, 5);
         assert_eq!(queue.take(Lane::Kernel), Some(id(6)));
         queue.end(id(5), true);
-        assert_eq!(queue.fed_in_vain(id(5)), []);
+        assert_eq!(queue.streamed_in_vain(id(5)), []);
         queue.end(id(6), true);
-        fed(&mut queue, 7, 5);
+        streaming(&mut queue, 7, 5);
         assert_eq!(queue.take(Lane::Kernel), Some(id(7)));
-        assert_eq!(fed(&mut queue, 8, 2), Added::DependencyFailed(id(2)));
+        assert_eq!(streaming(&mut queue, 8, 2), Added::DependencyFailed(id(2)));
     }
 
     #[test]
-    fn fed_label_without_free_core_blocks_nobody() {
+    fn streaming_label_without_free_core_blocks_nobody() {
         for choosy in [false, true] {
-            let mut queue = Queue::new(offers(2, 10, 1));
+            let mut queue = NodeQueue::new(offers(2, 10, 1));
             let of = |cores| needs(cores, u64::from(choosy), 0);
             queue.add(id(1), kernel(1), Some(&of(1)), &[]);
             let by = [id(1)];
-            queue.add_fed(id(2), kernel(2), Some(&of(2)), (&by, &by));
+            queue.add_streaming(id(2), kernel(2), Some(&of(2)), (&by, &by));
             queue.add(id(3), kernel(3), Some(&of(1)), &[]);
             assert_eq!(queue.take(Lane::Kernel), Some(id(1)));
             assert_eq!(queue.take(Lane::Kernel), Some(id(3)));
@@ -758,15 +768,15 @@ mod tests {
         fn queue_runs_each_label_once_and_after_its_dependencies(
             after in proptest::collection::vec(proptest::collection::vec(0usize..40, 0..4), 1..40),
             fates in proptest::collection::vec(any::<bool>(), 40),
-            feeds in proptest::collection::vec(any::<bool>(), 40),
+            streams in proptest::collection::vec(any::<bool>(), 40),
             cores in 1usize..4,
         ) {
             let mut queue = queue();
             for (n, before) in after.iter().enumerate() {
                 let before: Vec<LabelId> =
                     before.iter().filter(|&&b| b < n).map(|&b| id(b as u64)).collect();
-                let feeding: Vec<LabelId> = before.iter().copied().filter(|b| feeds[usize::try_from(b.0).unwrap()]).collect();
-                let added = queue.add_fed(id(n as u64), kernel(n as u64), None, (&before, &feeding));
+                let streaming: Vec<LabelId> = before.iter().copied().filter(|b| streams[usize::try_from(b.0).unwrap()]).collect();
+                let added = queue.add_streaming(id(n as u64), kernel(n as u64), None, (&before, &streaming));
                 prop_assert_eq!(added, Added::Queued);
             }
             let mut ended = BTreeMap::new();
@@ -777,8 +787,8 @@ mod tests {
                     let Some(label) = queue.take(Lane::Kernel) else { break };
                     let n = usize::try_from(label.0).unwrap();
                     for &before in after[n].iter().filter(|&&before| before < n) {
-                        let feeding = feeds[before] && running.contains(&id(before as u64));
-                        prop_assert!(feeding || ended.get(&id(before as u64)) == Some(&true));
+                        let streaming = streams[before] && running.contains(&id(before as u64));
+                        prop_assert!(streaming || ended.get(&id(before as u64)) == Some(&true));
                     }
                     prop_assert!(!ended.contains_key(&label));
                     running.push_back(label);
@@ -796,9 +806,9 @@ mod tests {
                 for lost in queue.end(label, fate) {
                     prop_assert!(ended.insert(lost, false).is_none());
                 }
-                let fed = queue.fed_in_vain(label);
-                prop_assert!(fed.iter().all(|fed| running.contains(fed)));
-                vain.extend(fed);
+                let streamed = queue.streamed_in_vain(label);
+                prop_assert!(streamed.iter().all(|streamed| running.contains(streamed)));
+                vain.extend(streamed);
             }
             prop_assert_eq!(ended.len(), after.len());
             prop_assert_eq!(queue.queued(), 0);
@@ -811,7 +821,7 @@ mod tests {
             all in proptest::collection::vec((0_u32..4, 0_u64..11, 0_u64..2), 1..60),
             steps in proptest::collection::vec((0_u8..8, 0_usize..1000), 0..300),
         ) {
-            let mut queue = Queue::new(offers(3, 10, 1));
+            let mut queue = NodeQueue::new(offers(3, 10, 1));
             let all: Vec<Needs> = all.into_iter().map(|(c, m, g)| needs(c, m, g)).collect();
             let mut running: Vec<usize> = Vec::new();
             let mut waiting: BTreeSet<usize> = BTreeSet::new();

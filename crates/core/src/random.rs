@@ -1,15 +1,15 @@
 //! Pseudorandom numbers that depend only on the seed.
 
-/// Increment of one step of [`Source`]: 2⁶⁴ over the golden ratio, odd.
+/// Increment of one step of [`RandomSource`]: 2⁶⁴ over the golden ratio, odd.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Seeded random number generator: SplitMix64 (Steele, Lea, Flood 2014). It needs one addition per step and mixes well for any seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct RandomSource {
     state: u64,
 }
 
-impl Source {
+impl RandomSource {
     /// Returns a generator with `seed`.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
@@ -44,15 +44,15 @@ mod tests {
 
     #[test]
     fn random_source_replays_seed_and_resumes_from_state() {
-        let mut source = Source::seeded(7);
+        let mut source = RandomSource::seeded(7);
         let total: u64 = (0..100_000).map(|_| u64::from(source.below(1000))).sum();
         assert!((49_000_000..51_000_000).contains(&total), "sum {total}");
         assert_eq!(source.clone().below(0), 0);
-        let mut again = Source::seeded(source.state());
+        let mut again = RandomSource::seeded(source.state());
         assert_eq!(source.next_u64(), again.next_u64());
         // The first number of the reference implementation for this seed.
         assert_eq!(
-            Source::seeded(1_234_567).next_u64(),
+            RandomSource::seeded(1_234_567).next_u64(),
             6_457_827_717_110_365_317
         );
     }

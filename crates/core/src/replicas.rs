@@ -4,7 +4,7 @@
 
 use crate::id::{NodeId, ObjectId};
 use crate::layout::RESERVE_BYTES;
-use crate::random::Source;
+use crate::random::RandomSource;
 use std::fmt;
 use std::str::FromStr;
 
@@ -13,14 +13,14 @@ pub const REPLICAS_MAX: u32 = 8;
 
 /// Wanted number of replicas of a version, in the user's notation: `2`, or `2,now`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedReplicas {
     /// Number of replicas, including the first.
     pub replicas: u32,
     /// Whether callers that wait for the seal also wait for the replicas.
     pub now: bool,
 }
 
-impl Wanted {
+impl WantedReplicas {
     /// A single replica.
     pub const ONE: Self = Self {
         replicas: 1,
@@ -28,7 +28,7 @@ impl Wanted {
     };
 }
 
-impl FromStr for Wanted {
+impl FromStr for WantedReplicas {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -48,7 +48,7 @@ impl FromStr for Wanted {
     }
 }
 
-impl fmt::Display for Wanted {
+impl fmt::Display for WantedReplicas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let now = if self.now { ",now" } else { "" };
         write!(f, "{}{now}", self.replicas)
@@ -79,7 +79,7 @@ pub enum ReplicaState {
 
 /// Node that is online.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Site {
+pub struct OnlineNode {
     /// Id of the node.
     pub node: NodeId,
     /// Failure domain of the node: its host.
@@ -92,14 +92,14 @@ pub struct Site {
     pub memory: bool,
     /// Whether the node belongs to the burst tier, which gets no replicas.
     pub burst: bool,
-    /// Whether the node stores its files in a store outside of the cluster. Drained files prefer such a node. It gets other replicas
+    /// Whether the node stores its files in a backend. Staged-out files prefer such a node. It gets other replicas
     /// only if no other node can take them.
-    pub outside: bool,
+    pub backend: bool,
 }
 
 /// Object and the nodes that hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct ReplicaSet {
     /// Id of the object.
     pub object: ObjectId,
     /// Size, in bytes.
@@ -116,7 +116,7 @@ pub struct Kept {
 
 /// Next step for an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum ReplicaStep {
     /// No step: there are enough replicas.
     Enough,
     /// No step before a label has ended.
@@ -146,7 +146,7 @@ pub enum Next {
     Stay,
 }
 
-impl Kept {
+impl ReplicaSet {
     /// Returns the number of replicas that would remain if no replica under way succeeded and all replicas that are to be removed were removed.
     #[must_use]
     pub fn left(&self) -> usize {
@@ -201,10 +201,10 @@ impl Kept {
 
     /// Returns the next step, given the nodes that are online.
     #[must_use]
-    pub fn next(&self, sites: &[Site]) -> Next {
+    pub fn next(&self, sites: &[OnlineNode]) -> ReplicaStep {
         let site = |node: NodeId| sites.iter().find(|site| site.node == node);
         let current = self.of(&[ReplicaState::Current]);
-        let up: Vec<&Site> = current.filter_map(site).collect();
+        let up: Vec<&OnlineNode> = current.filter_map(site).collect();
         let target = self.target.filter(|target| {
             let mut current = self.of(&[ReplicaState::Current]);
             !current.any(|node| node == *target)
@@ -212,7 +212,8 @@ impl Kept {
         let others = [ReplicaState::Burst, ReplicaState::Leaving];
         let others = self.of(&others).filter_map(site);
         let from = up.iter().copied().chain(others).next();
-        let corrupt: Vec<&Site> = self.of(&[ReplicaState::Corrupt]).filter_map(site).collect();
+        let corrupt: Vec<&OnlineNode> =
+            self.of(&[ReplicaState::Corrupt]).filter_map(site).collect();
         if up.len() <= self.wanted.max(1)
             && let Some(next) = self.repair(&corrupt, from)
         {
@@ -226,13 +227,13 @@ impl Kept {
         if let Some(target) = target
             && self.of(&[ReplicaState::Coming]).any(|node| node == target)
         {
-            return Next::Wait;
+            return ReplicaStep::Wait;
         }
         let Some(from) = from else {
-            return Next::NoSource;
+            return ReplicaStep::NoSource;
         };
         let has = |node: NodeId| self.holders.iter().any(|(holder, _)| *holder == node);
-        let takes = |one: &&Site| one.takes && self.fits(one) && !has(one.node);
+        let takes = |one: &&OnlineNode| one.takes && self.fits(one) && !has(one.node);
         let to = match target {
             Some(target) => site(target).filter(takes),
             None => {
@@ -241,23 +242,23 @@ impl Kept {
             }
         };
         match to {
-            Some(to) => Next::Make {
+            Some(to) => ReplicaStep::Make {
                 from: from.node,
                 to: to.node,
             },
-            None if target.is_none() && self.target.is_some() => Next::Stay,
-            None => Next::NoPlace,
+            None if target.is_none() && self.target.is_some() => ReplicaStep::Stay,
+            None => ReplicaStep::NoPlace,
         }
     }
 
     /// Returns the next step if no other replica is to be made now. `up` lists the nodes that are online and have current replicas.
-    fn settled(&self, up: &[&Site]) -> Option<Next> {
+    fn settled(&self, up: &[&OnlineNode]) -> Option<ReplicaStep> {
         let leaving: Vec<NodeId> = self
             .of(&[ReplicaState::Leaving, ReplicaState::LostLeaving])
             .collect();
         // Replicas that are to be removed are removed even if there are too few nodes for the wanted number of replicas.
         if up.len() >= self.enough() && !leaving.is_empty() {
-            return Some(Next::Remove {
+            return Some(ReplicaStep::Remove {
                 goes: leaving,
                 first: up[0].node,
             });
@@ -266,7 +267,7 @@ impl Kept {
             return Some(self.surplus(up));
         }
         if self.left() > self.wanted {
-            return Some(Next::Later);
+            return Some(ReplicaStep::Later);
         }
         let coming = self.of(&[ReplicaState::Coming]).count();
         if self.left() + coming < self.wanted {
@@ -274,49 +275,49 @@ impl Kept {
         }
         let waits = !leaving.is_empty() || self.of(&[ReplicaState::Corrupt]).next().is_some();
         Some(match (coming, waits) {
-            (0, false) => Next::Enough,
-            (0, true) => Next::Later,
-            _ => Next::Wait,
+            (0, false) => ReplicaStep::Enough,
+            (0, true) => ReplicaStep::Later,
+            _ => ReplicaStep::Wait,
         })
     }
 
     /// Returns the node for another replica: a node on a host without a replica, if there is one.
     fn best<'a>(
         &self,
-        takes: impl Iterator<Item = &'a Site>,
-        site: &impl Fn(NodeId) -> Option<&'a Site>,
-    ) -> Option<&'a Site> {
+        takes: impl Iterator<Item = &'a OnlineNode>,
+        site: &impl Fn(NodeId) -> Option<&'a OnlineNode>,
+    ) -> Option<&'a OnlineNode> {
         let stays = self.of(&[ReplicaState::Current, ReplicaState::Coming]);
         let hosts = stays.filter_map(site).map(|one| one.host.as_str());
         let hosts: Vec<&str> = hosts.collect();
-        let drains = hosts.is_empty() && self.of(&[ReplicaState::Burst]).next().is_some();
+        let stages_out = hosts.is_empty() && self.of(&[ReplicaState::Burst]).next().is_some();
         takes.min_by_key(|one| {
             let shared = hosts.contains(&one.host.as_str());
-            let other = one.outside != drains;
+            let other = one.backend != stages_out;
             (shared, other, self.draw(one.node), one.node)
         })
     }
 
     /// Returns the step for corrupt replicas. A corrupt replica is rewritten where it is stored, so that the places of the object do not change.
     /// If there are enough replicas without a corrupt replica, and it is not the first, it is removed instead.
-    fn repair(&self, corrupt: &[&Site], from: Option<&Site>) -> Option<Next> {
+    fn repair(&self, corrupt: &[&OnlineNode], from: Option<&OnlineNode>) -> Option<ReplicaStep> {
         let from = from?.node;
         let coming = self.of(&[ReplicaState::Coming]).count();
         let enough = self.left() + coming >= self.wanted;
         let first = self.holders.first().map(|(node, _)| *node);
-        let surplus = |one: &&&Site| enough && Some(one.node) != first;
+        let surplus = |one: &&&OnlineNode| enough && Some(one.node) != first;
         if let Some(one) = corrupt.iter().find(surplus) {
-            return Some(Next::Remove {
+            return Some(ReplicaStep::Remove {
                 goes: vec![one.node],
                 first: first.unwrap_or(from),
             });
         }
         let to = corrupt.iter().find(|one| self.fits(one))?.node;
-        Some(Next::Make { from, to })
+        Some(ReplicaStep::Make { from, to })
     }
 
     /// Returns whether a node has space for the object.
-    fn fits(&self, site: &Site) -> bool {
+    fn fits(&self, site: &OnlineNode) -> bool {
         site.free_bytes >= self.size.saturating_add(RESERVE_BYTES)
     }
 
@@ -342,14 +343,14 @@ impl Kept {
 
     /// Returns a pseudorandom number for each pair of object and node, so that replicas of many objects spread over equal nodes.
     fn draw(&self, node: NodeId) -> u64 {
-        let node = Source::seeded(node.0.into()).next_u64();
-        Source::seeded(self.object.0 ^ node).next_u64()
+        let node = RandomSource::seeded(node.0.into()).next_u64();
+        RandomSource::seeded(self.object.0 ^ node).next_u64()
     }
 
     /// Returns the step that removes surplus replicas: never the first replica, and preferably a replica that shares its host with another one.
-    fn surplus(&self, up: &[&Site]) -> Next {
+    fn surplus(&self, up: &[&OnlineNode]) -> ReplicaStep {
         let first = self.holders.first().map(|(node, _)| *node);
-        let mut stays: Vec<&Site> = up.to_vec();
+        let mut stays: Vec<&OnlineNode> = up.to_vec();
         let mut goes = Vec::new();
         while stays.len() > self.wanted.max(1) {
             let shared = |at: usize| {
@@ -366,7 +367,7 @@ impl Kept {
             goes.push(stays.remove(at).node);
         }
         let first = first.unwrap_or(stays[0].node);
-        Next::Remove { goes, first }
+        ReplicaStep::Remove { goes, first }
     }
 }
 
@@ -377,22 +378,22 @@ mod tests {
 
     const MUCH: u64 = 1 << 40;
 
-    fn sites(hosts: &[&str]) -> Vec<Site> {
-        let site = |(id, host): (u32, &&str)| Site {
+    fn sites(hosts: &[&str]) -> Vec<OnlineNode> {
+        let site = |(id, host): (u32, &&str)| OnlineNode {
             node: NodeId(id),
             host: (*host).to_owned(),
             free_bytes: MUCH,
             takes: true,
             memory: false,
             burst: false,
-            outside: false,
+            backend: false,
         };
         (0..).zip(hosts).map(site).collect()
     }
 
-    fn kept(wanted: usize, holders: &[(u32, ReplicaState)]) -> Kept {
+    fn kept(wanted: usize, holders: &[(u32, ReplicaState)]) -> ReplicaSet {
         let holders = holders.iter();
-        Kept {
+        ReplicaSet {
             object: ObjectId(7),
             size: 100,
             wanted,
@@ -402,31 +403,31 @@ mod tests {
         }
     }
 
-    fn made(next: Next) -> (u32, u32) {
+    fn made(next: ReplicaStep) -> (u32, u32) {
         match next {
-            Next::Make { from, to } => (from.0, to.0),
+            ReplicaStep::Make { from, to } => (from.0, to.0),
             other => panic!("{other:?}"),
         }
     }
 
-    fn removed(goes: &[u32], first: u32) -> Next {
-        Next::Remove {
+    fn removed(goes: &[u32], first: u32) -> ReplicaStep {
+        ReplicaStep::Remove {
             goes: goes.iter().copied().map(NodeId).collect(),
             first: NodeId(first),
         }
     }
 
     #[test]
-    fn drained_replicas_are_placed_outside_and_others_inside() {
-        let mut some = sites(&["a", "b", "c", "c (outside)"]);
-        (some[0].burst, some[3].outside) = (true, true);
+    fn staged_replicas_are_placed_in_backends_and_others_elsewhere() {
+        let mut some = sites(&["a", "b", "c", "c (backend)"]);
+        (some[0].burst, some[3].backend) = (true, true);
         for object in 0..20 {
             let mut kept = kept(1, &[(0, ReplicaState::Burst)]);
             kept.object = ObjectId(object);
-            assert!(matches!(kept.next(&some), Next::Make { to, .. } if to == NodeId(3)));
+            assert!(matches!(kept.next(&some), ReplicaStep::Make { to, .. } if to == NodeId(3)));
             let mut kept = self::kept(2, &[(1, Current)]);
             kept.object = ObjectId(object);
-            assert!(matches!(kept.next(&some), Next::Make { to, .. } if to == NodeId(2)));
+            assert!(matches!(kept.next(&some), ReplicaStep::Make { to, .. } if to == NodeId(2)));
         }
     }
 
@@ -438,15 +439,15 @@ mod tests {
         some[1].burst = true;
         assert_eq!(made(kept(1, &[(0, Burst)]).next(&some)), (0, 2));
         let coming = kept(1, &[(0, Burst), (2, Coming)]);
-        assert_eq!(coming.next(&some), Next::Wait);
+        assert_eq!(coming.next(&some), ReplicaStep::Wait);
         assert_eq!(
             kept(1, &[(0, Leaving), (2, Coming)]).next(&some),
-            Next::Wait
+            ReplicaStep::Wait
         );
         let both = kept(1, &[(0, Burst), (2, Current)]);
         assert_eq!(
             (both.next(&some), both.left(), both.has()),
-            (Next::Enough, 1, 2)
+            (ReplicaStep::Enough, 1, 2)
         );
         let leaving = kept(1, &[(0, Leaving), (2, Current)]);
         assert_eq!(leaving.next(&some), removed(&[0], 2));
@@ -456,11 +457,11 @@ mod tests {
         assert_ne!(offline.next(&some), removed(&[0], 3));
         assert_eq!(
             kept(2, &[(0, Burst), (2, Current)]).next(&some),
-            Next::NoPlace
+            ReplicaStep::NoPlace
         );
         some.pop();
-        assert_eq!(kept(1, &[(0, Burst)]).next(&some), Next::NoPlace);
-        assert_eq!(kept(1, &[(0, Leaving)]).next(&some), Next::NoPlace);
+        assert_eq!(kept(1, &[(0, Burst)]).next(&some), ReplicaStep::NoPlace);
+        assert_eq!(kept(1, &[(0, Leaving)]).next(&some), ReplicaStep::NoPlace);
     }
 
     #[test]
@@ -473,7 +474,7 @@ mod tests {
         assert_eq!(made(kept(2, &[(0, Current)]).next(&one)), (0, 1));
         assert_eq!(
             kept(3, &[(0, Current), (1, Current)]).next(&one),
-            Next::NoPlace
+            ReplicaStep::NoPlace
         );
     }
 
@@ -482,7 +483,7 @@ mod tests {
         let many = sites(&["a", "b", "c", "d", "e"]);
         let mut counts = [0; 5];
         for object in 0..400 {
-            let one = Kept {
+            let one = ReplicaSet {
                 object: ObjectId(object),
                 ..kept(2, &[(0, Current)])
             };
@@ -500,10 +501,10 @@ mod tests {
         assert_eq!(made(lost.next(&left)), (1, 2));
         // A node that is only temporarily offline is waited for.
         let offline = kept(2, &[(0, Current), (1, Current)]);
-        assert_eq!(offline.next(&left), Next::Enough);
-        assert_eq!(kept(2, &[(0, Lost)]).next(&left), Next::NoSource);
+        assert_eq!(offline.next(&left), ReplicaStep::Enough);
+        assert_eq!(kept(2, &[(0, Lost)]).next(&left), ReplicaStep::NoSource);
         let under_way = kept(2, &[(0, Lost), (1, Current), (2, Coming)]);
-        assert_eq!(under_way.next(&left), Next::Wait);
+        assert_eq!(under_way.next(&left), ReplicaStep::Wait);
     }
 
     #[test]
@@ -514,7 +515,7 @@ mod tests {
         assert_eq!(made(first.next(&all)), (1, 0));
         first.comes(NodeId(0));
         assert_eq!(first.holders.len(), 2);
-        assert_eq!(first.next(&all), Next::Wait);
+        assert_eq!(first.next(&all), ReplicaStep::Wait);
         assert_eq!(
             made(kept(2, &[(0, Current), (1, Corrupt)]).next(&all)),
             (0, 1)
@@ -523,7 +524,7 @@ mod tests {
         let three = kept(2, &[(0, Current), (1, Corrupt), (2, Current)]);
         assert_eq!(
             three.next(&all),
-            Next::Remove {
+            ReplicaStep::Remove {
                 goes: vec![NodeId(1)],
                 first: NodeId(0)
             }
@@ -531,9 +532,9 @@ mod tests {
         let three = kept(2, &[(0, Corrupt), (1, Current), (2, Current)]);
         assert_eq!(made(three.next(&all)), (1, 0));
         // Nothing can be done for the only replica.
-        assert_eq!(kept(1, &[(0, Corrupt)]).next(&all), Next::NoSource);
+        assert_eq!(kept(1, &[(0, Corrupt)]).next(&all), ReplicaStep::NoSource);
         let gone = kept(2, &[(0, Corrupt), (1, Lost)]);
-        assert_eq!(gone.next(&all), Next::NoSource);
+        assert_eq!(gone.next(&all), ReplicaStep::NoSource);
     }
 
     #[test]
@@ -543,7 +544,7 @@ mod tests {
         let mut corrupt = kept(2, &[(0, Corrupt), (1, Current)]);
         assert_eq!(made(corrupt.next(&all)), (1, 2));
         corrupt.holders.push((NodeId(2), Current));
-        assert_eq!(corrupt.next(&all), Next::Later);
+        assert_eq!(corrupt.next(&all), ReplicaStep::Later);
         all[0].free_bytes = MUCH;
         assert_eq!(made(corrupt.next(&all)), (1, 0));
         // The same holds if the replica's node is offline.
@@ -557,7 +558,7 @@ mod tests {
         let mut all = sites(&["a", "b", "c"]);
         all[1].free_bytes = RESERVE_BYTES + 99;
         all[2].takes = false;
-        assert_eq!(kept(2, &[(0, Current)]).next(&all), Next::NoPlace);
+        assert_eq!(kept(2, &[(0, Current)]).next(&all), ReplicaStep::NoPlace);
         all[1].free_bytes += 1;
         assert_eq!(made(kept(2, &[(0, Current)]).next(&all)), (0, 1));
     }
@@ -571,7 +572,11 @@ mod tests {
         assert_eq!(same_host.next(&all), removed(&[1], 2));
         let mut two = all.clone();
         two.truncate(2);
-        assert_eq!(four.next(&two), Next::Later, "the others are offline");
+        assert_eq!(
+            four.next(&two),
+            ReplicaStep::Later,
+            "the others are offline"
+        );
     }
 
     #[test]
@@ -584,15 +589,21 @@ mod tests {
         );
         assert_eq!(made(sole.next(&all)), (0, 1));
         sole.holders.push((NodeId(1), Coming));
-        assert_eq!(sole.next(&all), Next::Wait);
+        assert_eq!(sole.next(&all), ReplicaStep::Wait);
         sole.holders[1].1 = Current;
         assert_eq!(sole.next(&all), removed(&[0], 1));
         // The node of the replica is temporarily offline: both replicas are kept until it is online again.
-        assert_eq!(sole.next(&all[..1]), Next::Later);
+        assert_eq!(sole.next(&all[..1]), ReplicaStep::Later);
         sole.holders = vec![(NodeId(1), Current), (NodeId(0), Going)];
-        assert_eq!(sole.next(&all), Next::Enough);
-        assert_eq!(kept(1, &[(0, Leaving)]).next(&all[..1]), Next::NoPlace);
-        assert_eq!(kept(1, &[(0, Leaving)]).next(&all[1..]), Next::NoSource);
+        assert_eq!(sole.next(&all), ReplicaStep::Enough);
+        assert_eq!(
+            kept(1, &[(0, Leaving)]).next(&all[..1]),
+            ReplicaStep::NoPlace
+        );
+        assert_eq!(
+            kept(1, &[(0, Leaving)]).next(&all[1..]),
+            ReplicaStep::NoSource
+        );
     }
 
     #[test]
@@ -603,7 +614,10 @@ mod tests {
         assert_eq!(made(two.next(left)), (1, 2));
         let two = kept(2, &[(0, LostLeaving), (1, Current), (2, Current)]);
         assert_eq!(two.next(left), removed(&[0], 1));
-        assert_eq!(kept(1, &[(0, LostLeaving)]).next(left), Next::NoSource);
+        assert_eq!(
+            kept(1, &[(0, LostLeaving)]).next(left),
+            ReplicaStep::NoSource
+        );
     }
 
     #[test]
@@ -611,7 +625,7 @@ mod tests {
         let all = sites(&["a", "b"]);
         let mut two = kept(2, &[(0, Leaving), (1, Current)]);
         // Another node exists, but it is full or offline.
-        assert_eq!(two.next(&all), Next::NoPlace);
+        assert_eq!(two.next(&all), ReplicaStep::NoPlace);
         two.places = 1;
         assert_eq!(two.next(&all), removed(&[0], 1));
     }
@@ -619,32 +633,35 @@ mod tests {
     #[test]
     fn move_uses_only_its_target() {
         let mut all = sites(&["a", "b", "c"]);
-        let mut moved = Kept {
+        let mut moved = ReplicaSet {
             target: Some(NodeId(2)),
             ..kept(1, &[(0, Leaving)])
         };
         assert!(moved.can_wait());
         assert_eq!(made(moved.next(&all)), (0, 2));
         moved.holders.push((NodeId(2), Coming));
-        assert_eq!(moved.next(&all), Next::Wait);
+        assert_eq!(moved.next(&all), ReplicaStep::Wait);
         moved.holders[1].1 = Current;
         assert_eq!(moved.next(&all), removed(&[0], 2));
         // The wanted number of replicas needs the node that is to be emptied.
         moved.wanted = 2;
         moved.places = 2;
         assert_eq!(made(moved.next(&all)).1, 1);
-        assert_eq!(moved.next(&[all[0].clone(), all[2].clone()]), Next::Stay);
+        assert_eq!(
+            moved.next(&[all[0].clone(), all[2].clone()]),
+            ReplicaStep::Stay
+        );
         moved.wanted = 1;
         moved.holders.pop();
         all[2].free_bytes = RESERVE_BYTES;
-        assert_eq!(moved.next(&all), Next::NoPlace);
+        assert_eq!(moved.next(&all), ReplicaStep::NoPlace);
     }
 
     /// For all behaviour of the nodes, the steps lead to replicas at the wanted places, and at least one replica exists at all times.
     #[test]
     fn replica_steps_reach_wanted_count_and_never_lose_last_replica() {
         for seed in 0..2000 {
-            let mut dice = Source::seeded(seed);
+            let mut dice = RandomSource::seeded(seed);
             let mut roll = |sides: u64| dice.next_u64() % sides;
             let hosts = ["a", "b", "c", "d"].map(|host| if roll(2) == 0 { "a" } else { host });
             let all = sites(&hosts[..2 + usize::try_from(roll(3)).unwrap()]);
@@ -672,8 +689,8 @@ mod tests {
             }
             let end = loop {
                 match one.next(&sites) {
-                    Next::Make { to, .. } => one.holders.push((to, Current)),
-                    Next::Remove { goes, first } => one.go(&goes, first),
+                    ReplicaStep::Make { to, .. } => one.holders.push((to, Current)),
+                    ReplicaStep::Remove { goes, first } => one.go(&goes, first),
                     end => break end,
                 }
                 assert!(one.has() > 0, "seed {seed}");
@@ -683,7 +700,11 @@ mod tests {
             let short = one.wanted > stay;
             assert_eq!(
                 end,
-                if short { Next::NoPlace } else { Next::Enough },
+                if short {
+                    ReplicaStep::NoPlace
+                } else {
+                    ReplicaStep::Enough
+                },
                 "seed {seed}"
             );
         }

@@ -6,7 +6,7 @@
 //! starts at the latest when all labels that ran before have ended. Resources that the label does not need are not reserved.
 
 use crate::id::NodeId;
-use crate::surroundings::named;
+use crate::runtime_environment::named;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -101,7 +101,7 @@ impl fmt::Display for Needs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cores = {}", self.cores)?;
         if self.memory_bytes > 0 {
-            let memory = crate::shown::bytes(self.memory_bytes);
+            let memory = crate::display::bytes(self.memory_bytes);
             write!(f, ", memory = {memory}")?;
         }
         for (name, amount) in &self.named {
@@ -134,17 +134,17 @@ impl Offers {
 
     /// Returns the first resource that the node can't offer in the needed amount, even when it is idle.
     #[must_use]
-    pub fn lacks(&self, needs: &Needs) -> Option<Lack> {
+    pub fn lacks(&self, needs: &Needs) -> Option<ScarceResource> {
         // A node that lends no cores runs no task, not even one that needs no core.
         if needs.cores.max(1) > self.cores {
-            return Some(Lack {
+            return Some(ScarceResource {
                 what: "cores".to_owned(),
                 needs: needs.cores.max(1).into(),
                 offered: self.cores.into(),
             });
         }
         if self.memory_bytes > 0 && needs.memory_bytes > self.memory_bytes {
-            return Some(Lack {
+            return Some(ScarceResource {
                 what: "memory".to_owned(),
                 needs: needs.memory_bytes,
                 offered: self.memory_bytes,
@@ -153,7 +153,7 @@ impl Offers {
         let offered = |name: &String| self.named.get(name).copied().unwrap_or(0);
         let mut named = needs.named.iter();
         let (name, amount) = named.find(|(name, amount)| offered(name) < **amount)?;
-        Some(Lack {
+        Some(ScarceResource {
             what: name.clone(),
             needs: *amount,
             offered: offered(name),
@@ -163,7 +163,7 @@ impl Offers {
 
 /// Resource that is too scarce.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lack {
+pub struct ScarceResource {
     /// `cores`, `memory` or the name of a resource.
     pub what: String,
     /// Needed amount.
@@ -172,12 +172,12 @@ pub struct Lack {
     pub offered: u64,
 }
 
-impl Lack {
+impl ScarceResource {
     /// Formats an amount of the resource for people.
     #[must_use]
     pub fn shown(&self, amount: u64) -> String {
         match self.what.as_str() {
-            "memory" => format!("{amount} bytes ({})", crate::shown::bytes(amount)),
+            "memory" => format!("{amount} bytes ({})", crate::display::bytes(amount)),
             _ => amount.to_string(),
         }
     }
@@ -185,14 +185,14 @@ impl Lack {
 
 /// Ledger of one node: its offers and the free part of them.
 #[derive(Clone, Debug)]
-pub struct Ledger {
+pub struct ResourceLedger {
     offers: Offers,
-    free: Free,
+    free: FreeResources,
 }
 
 /// Free resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Free {
+struct FreeResources {
     cores: u32,
     light: u32,
     /// Free memory, in bytes; `None` if it is not counted.
@@ -200,7 +200,7 @@ struct Free {
     named: BTreeMap<String, u64>,
 }
 
-impl Free {
+impl FreeResources {
     fn of(offers: &Offers) -> Self {
         Self {
             cores: offers.cores,
@@ -245,11 +245,11 @@ fn back<N: TryFrom<u64> + Default>(free: u64, amount: u64, all: u64) -> N {
     N::try_from(free.min(all)).unwrap_or_default()
 }
 
-impl Ledger {
+impl ResourceLedger {
     /// Returns a ledger with nothing taken.
     #[must_use]
     pub fn new(offers: Offers) -> Self {
-        let free = Free::of(&offers);
+        let free = FreeResources::of(&offers);
         Self { offers, free }
     }
 
@@ -294,7 +294,7 @@ impl Ledger {
     /// Returns whether nothing is taken.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.free == Free::of(&self.offers)
+        self.free == FreeResources::of(&self.offers)
     }
 
     fn cores_free(&self) -> bool {
@@ -305,7 +305,7 @@ impl Ledger {
 /// Returns the first wanted label, in their order, that can start with the free resources that are not reserved for earlier labels. `light`
 /// tells whether some of the labels may need no core: without it, the search ends when no core is free.
 pub fn first_to_start<'a, K>(
-    ledger: &Ledger,
+    ledger: &ResourceLedger,
     labels: impl Iterator<Item = (K, &'a Needs)>,
     light: bool,
     wanted: impl Fn(&K) -> bool,
@@ -313,7 +313,7 @@ pub fn first_to_start<'a, K>(
     if !light && !ledger.cores_free() {
         return None;
     }
-    let mut left: Option<Free> = None;
+    let mut left: Option<FreeResources> = None;
     for (label, needs) in labels.take(LOOKS_MAX) {
         let free = left.as_ref().unwrap_or(&ledger.free);
         if free.has(needs) && wanted(&label) {
@@ -330,14 +330,14 @@ pub fn first_to_start<'a, K>(
 
 /// Requirements of a task on its node, apart from its inputs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Wants {
+pub struct TaskRequirements {
     /// Cores, memory and named resources.
     pub needs: Needs,
     /// Programs of the host, in order, each once, and directories of the host, each with a slash at the end.
     pub programs: Vec<String>,
 }
 
-impl fmt::Display for Wants {
+impl fmt::Display for TaskRequirements {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.needs)?;
         for program in &self.programs {
@@ -349,11 +349,11 @@ impl fmt::Display for Wants {
 
 /// Properties of a node that decide whether a task can ever run on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct NodeOffer {
     /// Id of the node.
     pub node: NodeId,
-    /// Whether this is the host's node, to which most policies send no tasks.
-    pub host: bool,
+    /// Whether these are the server cores, to which most policies send no tasks.
+    pub server_cores: bool,
     /// Resources of the node.
     pub offers: Offers,
     /// Those of the requested programs and directories that the node has, and all directories that it exposes; `None` if it has not reported
@@ -363,19 +363,23 @@ pub struct Place {
 
 /// Returns the reason for which no node can ever run a task, for people. Returns `None` if a node can run it, or if this is unknown.
 #[must_use]
-pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<NodeId>) -> Option<String> {
-    let mine = |place: &&Place| pinned.is_none_or(|node| place.node == node);
-    let mine: Vec<&Place> = places.iter().filter(mine).collect();
+pub fn why_nowhere(
+    wants: &TaskRequirements,
+    places: &[NodeOffer],
+    pinned: Option<NodeId>,
+) -> Option<String> {
+    let mine = |place: &&NodeOffer| pinned.is_none_or(|node| place.node == node);
+    let mine: Vec<&NodeOffer> = places.iter().filter(mine).collect();
     if mine.is_empty() {
         return None;
     }
-    let told = mine.iter().any(|place| place.programs.is_some());
+    let reported = mine.iter().any(|place| place.programs.is_some());
     // A node that is offline may have the program, but it does not count while other nodes have reported their programs.
-    let lacks = |place: &Place, name: &String| {
+    let lacks = |place: &NodeOffer, name: &String| {
         let programs = place.programs.as_ref();
-        programs.map_or(told, |programs| !programs.contains(name))
+        programs.map_or(reported, |programs| !programs.contains(name))
     };
-    let can = |place: &&Place| {
+    let can = |place: &&NodeOffer| {
         let mut programs = wants.programs.iter();
         place.offers.lacks(&wants.needs).is_none() && !programs.any(|name| lacks(place, name))
     };
@@ -384,7 +388,7 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<NodeId>) -> O
     }
     // If all nodes lack the same resource, the message names this resource.
     let short = mine.iter().map(|place| place.offers.lacks(&wants.needs));
-    if let Some(lacks) = short.collect::<Option<Vec<Lack>>>()
+    if let Some(lacks) = short.collect::<Option<Vec<ScarceResource>>>()
         && let Some(most) = lacks.iter().max_by_key(|lack| lack.offered)
         && lacks.iter().all(|lack| lack.what == most.what)
     {
@@ -401,7 +405,7 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<NodeId>) -> O
     }
     let mut programs = wants.programs.iter();
     if let Some(program) = programs.find(|name| mine.iter().all(|place| lacks(place, name))) {
-        let has = |place: &&Place| {
+        let has = |place: &&NodeOffer| {
             place
                 .programs
                 .as_ref()
@@ -436,7 +440,7 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<NodeId>) -> O
 }
 
 /// Lists the directories that nodes expose to tasks that request them.
-fn offered(places: &[Place]) -> String {
+fn offered(places: &[NodeOffer]) -> String {
     let programs = places.iter().filter_map(|place| place.programs.as_ref());
     let directories = programs.flatten().filter_map(|name| name.strip_suffix('/'));
     let directories: BTreeSet<&str> = directories.collect();
@@ -518,9 +522,9 @@ pub(crate) mod tests {
             ..Needs::default()
         };
         assert_eq!(lack(other), Some(("licence".into(), 1, 0)));
-        let unsaid = Offers::of_cores(1);
+        let unstated = Offers::of_cores(1);
         assert_eq!(
-            unsaid.lacks(&needs(1, u64::MAX, 0)),
+            unstated.lacks(&needs(1, u64::MAX, 0)),
             None,
             "it does not say how much it has"
         );
@@ -528,7 +532,7 @@ pub(crate) mod tests {
 
     #[test]
     fn waiting_label_reserves_only_the_resources_it_needs() {
-        let mut ledger = Ledger::new(offers(4, 100, 2));
+        let mut ledger = ResourceLedger::new(offers(4, 100, 2));
         assert!(ledger.take(&needs(2, 0, 1)));
         // This label needs a third core; the two free cores stay reserved for it.
         let waiting = [
@@ -537,7 +541,7 @@ pub(crate) mod tests {
             needs(0, 0, 1),
             needs(0, 0, 1),
         ];
-        let first = |ledger: &Ledger, skip: usize| {
+        let first = |ledger: &ResourceLedger, skip: usize| {
             let labels = waiting.iter().enumerate().skip(skip);
             first_to_start(ledger, labels, true, |_| true)
         };
@@ -553,10 +557,10 @@ pub(crate) mod tests {
         assert_eq!(first(&ledger, 0), Some(0));
     }
 
-    fn place(node: u32, cores: u32, programs: Option<&[&str]>) -> Place {
-        Place {
+    fn place(node: u32, cores: u32, programs: Option<&[&str]>) -> NodeOffer {
+        NodeOffer {
             node: NodeId(node),
-            host: false,
+            server_cores: false,
             offers: Offers::of_cores(cores),
             programs: programs.map(|all| all.iter().map(|&name| name.to_owned()).collect()),
         }
@@ -564,7 +568,7 @@ pub(crate) mod tests {
 
     #[test]
     fn why_nowhere_names_missing_resource_and_its_holder() {
-        let wants = |cores, programs: &[&str]| Wants {
+        let wants = |cores, programs: &[&str]| TaskRequirements {
             needs: needs(cores, 0, 0),
             programs: programs.iter().map(|&name| name.to_owned()).collect(),
         };
@@ -573,7 +577,7 @@ pub(crate) mod tests {
             place(1, 8, Some(&[])),
             place(2, 16, None),
         ];
-        let why = |wants: &Wants, pinned: Option<u32>| {
+        let why = |wants: &TaskRequirements, pinned: Option<u32>| {
             why_nowhere(wants, &all, pinned.map(NodeId)).unwrap_or_default()
         };
         assert_eq!(why(&wants(8, &[]), None), "");
@@ -608,7 +612,7 @@ pub(crate) mod tests {
         fn resource_ledger_never_overdraws_and_gets_all_back(
             steps in proptest::collection::vec((any::<bool>(), 0_u32..6, 0_u64..150, 0_u64..4), 0..100),
         ) {
-            let mut ledger = Ledger::new(offers(4, 100, 2));
+            let mut ledger = ResourceLedger::new(offers(4, 100, 2));
             let mut taken: Vec<Needs> = Vec::new();
             for (take, cores, memory, gpu) in steps {
                 if take || taken.is_empty() {

@@ -48,7 +48,7 @@ fn count(few: impl Iterator) -> u8 {
 
 /// Properties from which a score is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct ScoreInputs {
     /// Whether a core is idle.
     pub available: bool,
     /// Free share of its capacity, in thousandths; 0 if it has no capacity.
@@ -136,7 +136,7 @@ impl Weights {
     /// Returns the score of a node, in thousandths: the weighted mean of its five properties. A queue counts by its free share, and a
     /// class by its share of the highest class.
     #[must_use]
-    pub fn score(&self, of: &Standing) -> u16 {
+    pub fn score(&self, of: &ScoreInputs) -> u16 {
         let class = |class: u8| u16::from(class.min(CLASS_MAX)) * (ONE / u16::from(CLASS_MAX));
         let parts = [
             (self.availability, if of.available { ONE } else { 0 }),
@@ -210,7 +210,7 @@ fn thousandths(text: &str) -> Option<u32> {
     Some(number).filter(|number| *number <= WEIGHT_MAX)
 }
 
-impl fmt::Display for Standing {
+impl fmt::Display for ScoreInputs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let class = |class: u8| match class {
             0 => "unknown".to_owned(),
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn profiles_are_those_of_table_2() {
-        let standing = Standing {
+        let standing = ScoreInputs {
             available: true,
             capacity: 500,
             load: 250,
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn score_is_bounded_for_any_claim() {
-        let lie = Standing {
+        let lie = ScoreInputs {
             available: true,
             capacity: u16::MAX,
             load: u16::MAX,

@@ -5,16 +5,17 @@
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 use tidemill_core::locks::{
-    Action, Answer, Arbiter, Effect, Holder, How, LOCKS_PER_USER_MAX, Lock, Owner, Space, Table,
+    Arbiter, Effect, Holder, LOCKS_PER_USER_MAX, Lock, LockAnswer, LockHolder, LockMessage,
+    LockMode, LockSpace, LockTable,
 };
 
 const MOUNTS: usize = 3;
 const BYTES: u64 = 6;
 
 #[derive(Clone, Debug)]
-enum Step {
-    Want(usize, u64, u64, Space, (u64, u64), bool, How),
-    Unlock(usize, u64, u64, Space, (u64, u64)),
+enum LockStep {
+    Want(usize, u64, u64, LockSpace, (u64, u64), bool, LockMode),
+    Unlock(usize, u64, u64, LockSpace, (u64, u64)),
     Cancel(usize),
     Up(usize),
     Down(usize),
@@ -29,34 +30,35 @@ fn range() -> impl Strategy<Value = (u64, u64)> {
     (0..BYTES, 0..BYTES).prop_map(|(a, b)| (a.min(b), a.max(b)))
 }
 
-fn space() -> impl Strategy<Value = Space> {
-    prop_oneof![4 => Just(Space::Ranges), 1 => Just(Space::Files)]
+fn space() -> impl Strategy<Value = LockSpace> {
+    prop_oneof![4 => Just(LockSpace::Ranges), 1 => Just(LockSpace::Files)]
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = LockStep> {
     let (m, ino, owner) = (0..MOUNTS, 1..3_u64, 1..4_u64);
-    let how = prop_oneof![3 => Just(How::Wait), 2 => Just(How::Try), 1 => Just(How::Test)];
+    let how =
+        prop_oneof![3 => Just(LockMode::Wait), 2 => Just(LockMode::Try), 1 => Just(LockMode::Test)];
     prop_oneof![
         12 => (m.clone(), ino.clone(), owner.clone(), space(), range(), any::<bool>(), how)
             .prop_map(|(m, ino, owner, space, range, exclusive, how)| {
-                Step::Want(m, ino, owner, space, range, exclusive, how)
+                LockStep::Want(m, ino, owner, space, range, exclusive, how)
             }),
         10 => (m.clone(), ino, owner, space(), range())
-            .prop_map(|(m, ino, owner, space, range)| Step::Unlock(m, ino, owner, space, range)),
-        2 => m.clone().prop_map(Step::Cancel),
-        16 => m.clone().prop_map(Step::Up),
-        16 => m.clone().prop_map(Step::Down),
-        4 => m.clone().prop_map(Step::Return),
-        1 => m.clone().prop_map(Step::Break),
-        1 => m.prop_map(Step::Crash),
-        1 => Just(Step::Gone),
-        1 => Just(Step::Restart),
+            .prop_map(|(m, ino, owner, space, range)| LockStep::Unlock(m, ino, owner, space, range)),
+        2 => m.clone().prop_map(LockStep::Cancel),
+        16 => m.clone().prop_map(LockStep::Up),
+        16 => m.clone().prop_map(LockStep::Down),
+        4 => m.clone().prop_map(LockStep::Return),
+        1 => m.clone().prop_map(LockStep::Break),
+        1 => m.prop_map(LockStep::Crash),
+        1 => Just(LockStep::Gone),
+        1 => Just(LockStep::Restart),
     ]
 }
 
 #[derive(Clone, Debug)]
 enum Message {
-    Want(u64, u64, Lock, How),
+    Want(u64, u64, Lock, LockMode),
     Cancel(u64, u64),
     State(u64, Vec<Lock>, u64),
     Join(Vec<u64>, Vec<(u64, Lock)>),
@@ -68,13 +70,13 @@ struct Asked {
     mount: usize,
     ino: u64,
     lock: Lock,
-    how: How,
+    how: LockMode,
 }
 
 impl Asked {
     /// Returns whether the request may turn an exclusive lock of its owner into a shared one.
     fn shares(&self) -> bool {
-        !self.lock.exclusive && self.how != How::Test
+        !self.lock.exclusive && self.how != LockMode::Test
     }
 }
 
@@ -82,14 +84,14 @@ struct Mount {
     session: u64,
     holder: Holder,
     up: VecDeque<Message>,
-    down: VecDeque<Action>,
+    down: VecDeque<LockMessage>,
     returning: Vec<u64>,
 }
 
 /// File, kind, byte, mount, owner.
-type Held = (u64, Space, u64, usize, u64);
+type Held = (u64, LockSpace, u64, usize, u64);
 
-struct World {
+struct LockWorld {
     arbiter: Arbiter,
     mounts: Vec<Mount>,
     next: u64,
@@ -99,7 +101,7 @@ struct World {
     held: BTreeMap<Held, bool>,
 }
 
-impl World {
+impl LockWorld {
     fn new() -> Self {
         let mount = |number| Mount {
             session: number as u64 + 1,
@@ -123,12 +125,12 @@ impl World {
         self.next
     }
 
-    fn waits(&self, mount: usize, owner: Owner) -> bool {
+    fn waits(&self, mount: usize, owner: LockHolder) -> bool {
         let mut asked = self.asked.values();
         asked.any(|asked| asked.mount == mount && asked.lock.owner == owner)
     }
 
-    fn clear(&mut self, mount: usize, ino: u64, owner: Owner, (start, end): (u64, u64)) {
+    fn clear(&mut self, mount: usize, ino: u64, owner: LockHolder, (start, end): (u64, u64)) {
         for byte in start..=end {
             self.held.remove(&(ino, owner.space, byte, mount, owner.id));
         }
@@ -175,7 +177,7 @@ impl World {
             match effect {
                 Effect::Answer(request, answer) => {
                     let asked = self.asked.remove(&request).unwrap();
-                    if answer != Answer::Granted {
+                    if answer != LockAnswer::Granted {
                         continue;
                     }
                     assert!(
@@ -213,12 +215,12 @@ impl World {
         }
     }
 
-    fn actions(&mut self, actions: Vec<Action>) {
+    fn actions(&mut self, actions: Vec<LockMessage>) {
         for action in actions {
-            let (Action::Recall { mount, .. }
-            | Action::Lend { mount, .. }
-            | Action::Grant { mount, .. }
-            | Action::Deny { mount, .. }) = action;
+            let (LockMessage::Recall { mount, .. }
+            | LockMessage::Delegate { mount, .. }
+            | LockMessage::Grant { mount, .. }
+            | LockMessage::Deny { mount, .. }) = action;
             let mount = self.mounts.iter_mut().find(|m| m.session == mount);
             if let Some(mount) = mount {
                 mount.down.push_back(action);
@@ -231,11 +233,11 @@ impl World {
         let it = &mut self.mounts[mount];
         it.up.clear();
         it.down.clear();
-        let (lent, locks) = it.holder.join(&mut out);
-        it.up.push_back(Message::Join(lent, locks));
+        let (delegated, locks) = it.holder.join(&mut out);
+        it.up.push_back(Message::Join(delegated, locks));
         for effect in &out {
             if let &Effect::Ask { ino, lock, how, .. } = effect
-                && how != How::Test
+                && how != LockMode::Test
                 && !lock.exclusive
             {
                 self.weaken(mount, ino, &lock);
@@ -262,7 +264,9 @@ impl World {
             Message::State(ino, locks, seen) => {
                 arbiter.on_state((session, seen), ino, &locks, &mut out)
             }
-            Message::Join(lent, locks) => arbiter.on_join(session, &lent, &locks, &mut out),
+            Message::Join(delegated, locks) => {
+                arbiter.on_join(session, &delegated, &locks, &mut out)
+            }
         };
         self.actions(out);
         assert!(
@@ -279,24 +283,24 @@ impl World {
         let mut out = Vec::new();
         let it = &mut self.mounts[mount];
         match action {
-            Action::Recall { ino, .. } => {
+            LockMessage::Recall { ino, .. } => {
                 if it.holder.on_recall(ino) {
                     it.returning.push(ino);
                 }
             }
-            Action::Lend {
+            LockMessage::Delegate {
                 ino,
                 request,
                 number,
                 ..
-            } => it.holder.on_lent(ino, request, number, &mut out),
-            Action::Grant {
+            } => it.holder.on_delegated(ino, request, number, &mut out),
+            LockMessage::Grant {
                 ino,
                 request,
                 number,
                 ..
             } => it.holder.on_granted(ino, request, number, &mut out),
-            Action::Deny { request, by, .. } => it.holder.on_denied(request, by, &mut out),
+            LockMessage::Deny { request, by, .. } => it.holder.on_denied(request, by, &mut out),
         }
         self.effects(mount, out);
         true
@@ -322,10 +326,10 @@ impl World {
         true
     }
 
-    fn program(&mut self, step: &Step) {
+    fn program(&mut self, step: &LockStep) {
         let mut out = Vec::new();
         match *step {
-            Step::Want(mount, ino, id, space, range, exclusive, how) => {
+            LockStep::Want(mount, ino, id, space, range, exclusive, how) => {
                 let lock = lock(id, space, range, exclusive);
                 if self.waits(mount, lock.owner) {
                     return;
@@ -342,7 +346,7 @@ impl World {
                 holder.want(request, ino, lock, how, &mut out);
                 self.effects(mount, out);
             }
-            Step::Unlock(mount, ino, id, space, range) => {
+            LockStep::Unlock(mount, ino, id, space, range) => {
                 let owner = lock(id, space, range, true).owner;
                 let range = whole(space, range);
                 if self.waits(mount, owner) {
@@ -354,7 +358,7 @@ impl World {
                 assert!(holder.unlock(ino, owner, range, &mut out));
                 self.effects(mount, out);
             }
-            Step::Cancel(mount) => {
+            LockStep::Cancel(mount) => {
                 let mut asked = self.asked.iter();
                 let Some((&request, &of)) = asked.find(|(_, asked)| asked.mount == mount) else {
                     return;
@@ -372,17 +376,17 @@ impl World {
         }
     }
 
-    fn step(&mut self, step: &Step) {
+    fn step(&mut self, step: &LockStep) {
         match *step {
-            Step::Up(mount) => drop(self.up(mount)),
-            Step::Down(mount) => drop(self.down(mount)),
-            Step::Return(mount) => drop(self.give_back(mount)),
-            Step::Break(mount) => {
+            LockStep::Up(mount) => drop(self.up(mount)),
+            LockStep::Down(mount) => drop(self.down(mount)),
+            LockStep::Return(mount) => drop(self.give_back(mount)),
+            LockStep::Break(mount) => {
                 self.arbiter.on_broken(self.mounts[mount].session);
                 self.join(mount);
             }
-            Step::Gone => drop(self.gone()),
-            Step::Crash(mount) => {
+            LockStep::Gone => drop(self.gone()),
+            LockStep::Crash(mount) => {
                 self.held.retain(|key, _| key.3 != mount);
                 self.asked.retain(|_, asked| asked.mount != mount);
                 let session = self.number();
@@ -396,7 +400,7 @@ impl World {
                     returning: Vec::new(),
                 };
             }
-            Step::Restart => {
+            LockStep::Restart => {
                 self.arbiter = Arbiter::awaiting(self.arbiter.mounts());
                 for mount in 0..MOUNTS {
                     self.join(mount);
@@ -420,17 +424,17 @@ impl World {
     }
 }
 
-fn whole(space: Space, range: (u64, u64)) -> (u64, u64) {
-    if space == Space::Files {
+fn whole(space: LockSpace, range: (u64, u64)) -> (u64, u64) {
+    if space == LockSpace::Files {
         (0, BYTES - 1)
     } else {
         range
     }
 }
 
-fn lock(id: u64, space: Space, range: (u64, u64), exclusive: bool) -> Lock {
+fn lock(id: u64, space: LockSpace, range: (u64, u64), exclusive: bool) -> Lock {
     let (start, end) = whole(space, range);
-    let owner = Owner {
+    let owner = LockHolder {
         mount: 0,
         space,
         id,
@@ -445,8 +449,8 @@ fn lock(id: u64, space: Space, range: (u64, u64), exclusive: bool) -> Lock {
     }
 }
 
-fn holds(steps: &[Step]) {
-    let mut world = World::new();
+fn holds(steps: &[LockStep]) {
+    let mut world = LockWorld::new();
     for step in steps {
         world.step(step);
     }
@@ -463,12 +467,12 @@ fn holds(steps: &[Step]) {
 /// These orders of messages failed once. Some of them occur once in a million runs.
 #[test]
 fn lock_request_is_answered_once_for_known_message_orders() {
-    use Step::{Cancel, Crash, Down, Restart, Return, Unlock, Up};
+    use LockStep::{Cancel, Crash, Down, Restart, Return, Unlock, Up};
     let want = |mount, ino, id, space, range, exclusive| {
-        Step::Want(mount, ino, id, space, range, exclusive, How::Wait)
+        LockStep::Want(mount, ino, id, space, range, exclusive, LockMode::Wait)
     };
-    let shared = |mount, ino, id, range| want(mount, ino, id, Space::Ranges, range, false);
-    let alone = |mount, ino, id, range| want(mount, ino, id, Space::Ranges, range, true);
+    let shared = |mount, ino, id, range| want(mount, ino, id, LockSpace::Ranges, range, false);
+    let alone = |mount, ino, id, range| want(mount, ino, id, LockSpace::Ranges, range, true);
     // The mount decides while its request to the server is under way.
     holds(&[
         shared(0, 1, 1, (0, 0)),
@@ -505,7 +509,7 @@ fn lock_request_is_answered_once_for_known_message_orders() {
         alone(0, 2, 1, (0, 3)),
         shared(0, 1, 1, (0, 0)),
         Up(0),
-        Unlock(0, 1, 1, Space::Ranges, (0, 0)),
+        Unlock(0, 1, 1, LockSpace::Ranges, (0, 0)),
         Down(0),
         Up(1),
         shared(0, 2, 1, (5, 5)),
@@ -518,9 +522,9 @@ fn lock_request_is_answered_once_for_known_message_orders() {
     ]);
     // The mount returns a table that it requested before the server's restart, and requests it again.
     holds(&[
-        want(0, 1, 2, Space::Files, (0, 0), true),
+        want(0, 1, 2, LockSpace::Files, (0, 0), true),
         alone(0, 1, 2, (0, 0)),
-        want(0, 1, 1, Space::Files, (0, 0), false),
+        want(0, 1, 1, LockSpace::Files, (0, 0), false),
         Up(0),
         shared(0, 1, 1, (0, 1)),
         Up(2),
@@ -530,7 +534,7 @@ fn lock_request_is_answered_once_for_known_message_orders() {
         Crash(2),
         Down(0),
         Down(0),
-        Unlock(0, 1, 2, Space::Ranges, (0, 0)),
+        Unlock(0, 1, 2, LockSpace::Ranges, (0, 0)),
         Restart,
         alone(1, 1, 1, (0, 0)),
         Up(0),
@@ -553,9 +557,9 @@ proptest! {
     fn lock_table_equals_reference_by_byte(
         steps in prop::collection::vec((1..4_u64, range(), any::<bool>(), any::<bool>()), 1..40)
     ) {
-        let (mut table, mut bytes) = (Table::default(), BTreeMap::new());
+        let (mut table, mut bytes) = (LockTable::default(), BTreeMap::new());
         for (id, range, exclusive, unlock) in steps {
-            let lock = lock(id, Space::Ranges, range, exclusive);
+            let lock = lock(id, LockSpace::Ranges, range, exclusive);
             if unlock {
                 table.clear(lock.owner, range.0, range.1);
             } else if table.conflict(&lock).is_none() {
@@ -569,14 +573,14 @@ proptest! {
                     bytes.insert((byte, id), exclusive);
                 }
             }
-            let mut said = BTreeMap::new();
+            let mut held_bytes = BTreeMap::new();
             for held in table.iter() {
                 for byte in held.start..=held.end {
-                    let before = said.insert((byte, held.owner.id), held.exclusive);
+                    let before = held_bytes.insert((byte, held.owner.id), held.exclusive);
                     prop_assert_eq!(before, None);
                 }
             }
-            prop_assert_eq!(&said, &bytes);
+            prop_assert_eq!(&held_bytes, &bytes);
             for (one, other) in table.iter().flat_map(|a| table.iter().map(move |b| (a, b))) {
                 prop_assert!(!one.hinders(other));
                 let beside = one.owner == other.owner && one.exclusive == other.exclusive;
@@ -587,76 +591,76 @@ proptest! {
 }
 
 /// Returns a mount that decides about the file.
-fn lent(ino: u64) -> Holder {
+fn delegated(ino: u64) -> Holder {
     let mut holder = Holder::default();
     let mut out = Vec::new();
-    let first = lock(1, Space::Ranges, (0, 0), true);
-    holder.want(1, ino, first, How::Try, &mut out);
-    holder.on_lent(ino, 1, 1, &mut out);
-    assert_eq!(out.pop(), Some(Effect::Answer(1, Answer::Granted)));
+    let first = lock(1, LockSpace::Ranges, (0, 0), true);
+    holder.want(1, ino, first, LockMode::Try, &mut out);
+    holder.on_delegated(ino, 1, 1, &mut out);
+    assert_eq!(out.pop(), Some(Effect::Answer(1, LockAnswer::Granted)));
     holder
 }
 
 #[test]
 fn lone_mount_asks_server_for_lock_once() {
-    let mut holder = lent(5);
+    let mut holder = delegated(5);
     let mut out = Vec::new();
     for request in 2..100 {
-        let one = lock(1, Space::Ranges, (0, 3), request % 2 == 0);
-        holder.want(request, 5, one, How::Wait, &mut out);
+        let one = lock(1, LockSpace::Ranges, (0, 3), request % 2 == 0);
+        holder.want(request, 5, one, LockMode::Wait, &mut out);
         assert!(holder.unlock(5, one.owner, (0, 3), &mut out));
     }
     assert!(
         out.iter()
-            .all(|effect| matches!(effect, Effect::Answer(_, Answer::Granted)))
+            .all(|effect| matches!(effect, Effect::Answer(_, LockAnswer::Granted)))
     );
 }
 
 #[test]
 fn lock_deadlock_is_refused_to_last_waiter() {
-    let mut holder = lent(5);
+    let mut holder = delegated(5);
     let mut out = Vec::new();
-    let byte = |id, byte| lock(id, Space::Ranges, (byte, byte), true);
-    holder.want(2, 5, byte(2, 1), How::Wait, &mut out);
-    holder.want(3, 5, byte(3, 2), How::Wait, &mut out);
+    let byte = |id, byte| lock(id, LockSpace::Ranges, (byte, byte), true);
+    holder.want(2, 5, byte(2, 1), LockMode::Wait, &mut out);
+    holder.want(3, 5, byte(3, 2), LockMode::Wait, &mut out);
     out.clear();
-    holder.want(4, 5, byte(1, 1), How::Wait, &mut out);
-    holder.want(5, 5, byte(2, 2), How::Wait, &mut out);
+    holder.want(4, 5, byte(1, 1), LockMode::Wait, &mut out);
+    holder.want(5, 5, byte(2, 2), LockMode::Wait, &mut out);
     assert_eq!(out, []);
-    holder.want(6, 5, byte(3, 0), How::Wait, &mut out);
-    assert_eq!(out, [Effect::Answer(6, Answer::Deadlock)]);
+    holder.want(6, 5, byte(3, 0), LockMode::Wait, &mut out);
+    assert_eq!(out, [Effect::Answer(6, LockAnswer::Deadlock)]);
     // The others continue when the owner unlocks its bytes.
     out.clear();
     assert!(holder.unlock(5, byte(3, 2).owner, (0, u64::MAX), &mut out));
-    assert_eq!(out, [Effect::Answer(5, Answer::Granted)]);
+    assert_eq!(out, [Effect::Answer(5, LockAnswer::Granted)]);
 }
 
 #[test]
 fn locks_of_a_user_are_bounded_in_number() {
-    let mut holder = lent(5);
+    let mut holder = delegated(5);
     let mut out = Vec::new();
     let most = LOCKS_PER_USER_MAX as u64;
     for number in 1..=most {
         let place = 2 * number;
-        let one = lock(1, Space::Ranges, (place, place), true);
-        holder.want(number + 1, 5, one, How::Try, &mut out);
+        let one = lock(1, LockSpace::Ranges, (place, place), true);
+        holder.want(number + 1, 5, one, LockMode::Try, &mut out);
         let expected = if number < most {
-            Answer::Granted
+            LockAnswer::Granted
         } else {
-            Answer::TooMany
+            LockAnswer::TooMany
         };
         assert_eq!(out.pop(), Some(Effect::Answer(number + 1, expected)));
     }
     // Splitting a lock is refused as well; another user still has locks left.
-    let mut other = lock(2, Space::Ranges, (1, 1), true);
+    let mut other = lock(2, LockSpace::Ranges, (1, 1), true);
     other.uid = 8;
-    holder.want(1, 5, other, How::Try, &mut out);
-    assert_eq!(out.pop(), Some(Effect::Answer(1, Answer::Granted)));
-    let owner = lock(1, Space::Ranges, (0, 0), true).owner;
-    let wide = lock(1, Space::Ranges, (most * 4, most * 4 + 2), true);
+    holder.want(1, 5, other, LockMode::Try, &mut out);
+    assert_eq!(out.pop(), Some(Effect::Answer(1, LockAnswer::Granted)));
+    let owner = lock(1, LockSpace::Ranges, (0, 0), true).owner;
+    let wide = lock(1, LockSpace::Ranges, (most * 4, most * 4 + 2), true);
     assert!(holder.unlock(5, owner, (0, 0), &mut out));
-    holder.want(2, 5, wide, How::Try, &mut out);
-    assert_eq!(out.pop(), Some(Effect::Answer(2, Answer::Granted)));
+    holder.want(2, 5, wide, LockMode::Try, &mut out);
+    assert_eq!(out.pop(), Some(Effect::Answer(2, LockAnswer::Granted)));
     assert!(!holder.unlock(5, owner, (most * 4 + 1, most * 4 + 1), &mut out));
     assert!(holder.unlock(5, owner, (most * 4, most * 4), &mut out));
 }
@@ -665,16 +669,16 @@ fn locks_of_a_user_are_bounded_in_number() {
 fn arbiter_after_restart_waits_for_state_of_all_mounts() {
     let mut arbiter = Arbiter::awaiting([1, 2]);
     let mut out = Vec::new();
-    let mine = lock(1, Space::Ranges, (0, 3), true);
+    let mine = lock(1, LockSpace::Ranges, (0, 3), true);
     arbiter.on_join(3, &[], &[], &mut out).unwrap();
     arbiter
-        .on_want((3, 9), 5, mine, How::Wait, &mut out)
+        .on_want((3, 9), 5, mine, LockMode::Wait, &mut out)
         .unwrap();
     arbiter.on_join(1, &[5], &[], &mut out).unwrap();
     assert_eq!(out, []);
     // The other mount never reconnects.
     arbiter.on_gone(2, &mut out);
-    assert_eq!(out, [Action::Recall { mount: 1, ino: 5 }]);
+    assert_eq!(out, [LockMessage::Recall { mount: 1, ino: 5 }]);
     // Later reports of this mount are refused.
     assert!(arbiter.on_join(2, &[], &[(5, mine)], &mut out).is_err());
     assert!(arbiter.on_state((2, 0), 5, &[mine], &mut out).is_err());

@@ -11,7 +11,7 @@ use std::io;
 use std::path::Path;
 
 use tidemill_format::zip::Zip;
-use tidemill_format::{Bytes, Range, Store, pieces, read};
+use tidemill_format::{Bytes, IndexRange, VariableSource, pieces, read};
 
 /// Maximum number of bytes that a reader may fetch for a header, or for an index of chunks. The reader's own limit is half of it, and
 /// pages are fetched completely.
@@ -20,9 +20,9 @@ const FETCHED_MAX: u64 = 2 << 30;
 const PIECES: usize = 64;
 
 /// Pseudo-random numbers (xorshift).
-pub(crate) struct Chance(u64);
+pub(crate) struct DamageRandom(u64);
 
-impl Chance {
+impl DamageRandom {
     /// Returns the same sequence for the same seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
@@ -58,7 +58,7 @@ pub(crate) fn fixtures() -> Vec<(String, Vec<u8>)> {
 
 /// Returns a file with some bytes changed or its end cut off. Some new bytes look like sizes. Most corruption is near bytes that look like a
 /// header.
-pub(crate) fn corrupt(file: &[u8], chance: &mut Chance) -> Vec<u8> {
+pub(crate) fn corrupt(file: &[u8], chance: &mut DamageRandom) -> Vec<u8> {
     let mut file = file.to_vec();
     for _ in 0..=chance.below(6) {
         let near = if chance.below(2) == 0 {
@@ -87,12 +87,12 @@ pub(crate) fn corrupt(file: &[u8], chance: &mut Chance) -> Vec<u8> {
     file
 }
 
-struct Counted<'a> {
+struct CountedReads<'a> {
     file: &'a Vec<u8>,
     fetched: Cell<u64>,
 }
 
-impl Bytes for Counted<'_> {
+impl Bytes for CountedReads<'_> {
     fn size(&self) -> u64 {
         self.file.size()
     }
@@ -110,7 +110,7 @@ impl Bytes for Counted<'_> {
 
 /// Reads all parts of a file. Returns whether its header could be read.
 pub(crate) fn one(name: &str, file: &Vec<u8>) -> bool {
-    let counted = Counted {
+    let counted = CountedReads {
         file,
         fetched: Cell::new(0),
     };
@@ -124,10 +124,10 @@ pub(crate) fn one(name: &str, file: &Vec<u8>) -> bool {
     let zip = name.ends_with(".zip").then(|| Zip::open(&counted).unwrap());
     for variable in &header.variables {
         counted.fetched.set(0);
-        let all: Vec<Range> = variable.shape().into_iter().map(Range::all).collect();
-        let thin: Vec<Range> = all
+        let all: Vec<IndexRange> = variable.shape().into_iter().map(IndexRange::all).collect();
+        let thin: Vec<IndexRange> = all
             .iter()
-            .map(|range| Range {
+            .map(|range| IndexRange {
                 start: range.end / 3,
                 end: range.end,
                 step: 7,
@@ -137,16 +137,18 @@ pub(crate) fn one(name: &str, file: &Vec<u8>) -> bool {
             let Ok(some) = pieces(
                 variable,
                 &ranges,
-                zip.as_ref()
-                    .map_or(Store::File(&counted), |zip| Store::Directory(zip)),
+                zip.as_ref().map_or(VariableSource::File(&counted), |zip| {
+                    VariableSource::Directory(zip)
+                }),
                 1 << 16,
             ) else {
                 continue;
             };
             for piece in some.take(PIECES) {
                 let Ok(piece) = piece else { break };
-                let inside =
-                    |(range, size): (&Range, &u64)| range.end <= *size && range.start <= range.end;
+                let inside = |(range, size): (&IndexRange, &u64)| {
+                    range.end <= *size && range.start <= range.end
+                };
                 assert!(
                     piece.within.iter().zip(&piece.shape).all(inside),
                     "{name}: {piece:?}"
@@ -172,7 +174,7 @@ fn main() {
         arguments.next().unwrap_or(1),
     );
     let files = fixtures();
-    let mut chance = Chance::new(seed);
+    let mut chance = DamageRandom::new(seed);
     let (mut done, mut read) = (0, 0_u64);
     let start = std::time::Instant::now();
     while done < runs {

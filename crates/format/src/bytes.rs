@@ -63,7 +63,7 @@ pub(crate) const LOOKED_AT_MAX: u64 = 128 << 20;
 const LOOKS_MAX: u64 = 2 << 20;
 
 /// Bytes with a limit on reads, through cached pages.
-pub(crate) struct Source<'a> {
+pub(crate) struct LimitedBytes<'a> {
     bytes: &'a dyn Bytes,
     size: u64,
     pages: BTreeMap<u64, Vec<u8>>,
@@ -71,7 +71,7 @@ pub(crate) struct Source<'a> {
     looks_left: u64,
 }
 
-impl<'a> Source<'a> {
+impl<'a> LimitedBytes<'a> {
     pub(crate) fn new(bytes: &'a dyn Bytes) -> Self {
         Self {
             bytes,

@@ -4,11 +4,11 @@
 //! record dimension are interleaved: each record contains one slice of each variable. The reader follows the format's specification,
 //! appendix B of the netCDF user's guide.
 
-use crate::bytes::Source;
+use crate::bytes::LimitedBytes;
 use crate::model::{ATTRIBUTE_BYTES_MAX, NAMES_MAX, RANK_MAX, values};
 use crate::{
-    Attribute, Bytes, DataType, Dimension, Error, Format, Header, Kind, Order, Result, Storage,
-    Value, Variable,
+    Attribute, Bytes, DataKind, DataType, Dimension, Endian, Error, Format, Header, Result,
+    Storage, Value, Variable,
 };
 
 const DIMENSIONS: u64 = 10;
@@ -23,7 +23,7 @@ const STREAMING: [u64; 2] = [u32::MAX as u64, u64::MAX];
 /// # Errors
 /// If the file has another format, is corrupt, or has a larger header than any real file.
 pub fn read(bytes: &dyn Bytes) -> Result<Header> {
-    let mut source = Source::new(bytes);
+    let mut source = LimitedBytes::new(bytes);
     let magic = source.read(0, 4, "netCDF magic number")?;
     let version = magic[3];
     if &magic[..3] != b"CDF" || !matches!(version, 1 | 2 | 5) {
@@ -33,7 +33,7 @@ pub fn read(bytes: &dyn Bytes) -> Result<Header> {
             why: format!("it is {magic:02x?}"),
         });
     }
-    let mut reader = Reader {
+    let mut reader = ClassicReader {
         source,
         at: 4,
         version,
@@ -51,8 +51,8 @@ pub fn read(bytes: &dyn Bytes) -> Result<Header> {
     })
 }
 
-struct Reader<'a> {
-    source: Source<'a>,
+struct ClassicReader<'a> {
+    source: LimitedBytes<'a>,
     at: u64,
     version: u8,
 }
@@ -66,7 +66,7 @@ struct Declared {
     begin: u64,
 }
 
-impl Reader<'_> {
+impl ClassicReader<'_> {
     fn take(&mut self, len: u64, what: &'static str) -> Result<Vec<u8>> {
         let taken = self.source.read(self.at, len, what)?;
         self.at += len;
@@ -171,7 +171,7 @@ impl Reader<'_> {
                 let bytes = self.padded(len, "attribute")?;
                 self.source.charge(8 * count)?;
                 match data_type.kind {
-                    Kind::Text => Value::Text(crate::bytes::text(&bytes)),
+                    DataKind::Text => Value::Text(crate::bytes::text(&bytes)),
                     _ => values(&data_type, &bytes),
                 }
             };
@@ -184,17 +184,17 @@ impl Reader<'_> {
         let number = self.number(4, "type")?;
         let last = if self.version == 5 { 11 } else { 6 };
         let (kind, size) = match number {
-            1 => (Kind::Int, 1),
-            2 => (Kind::Text, 1),
-            3 => (Kind::Int, 2),
-            4 => (Kind::Int, 4),
-            5 => (Kind::Float, 4),
-            6 => (Kind::Float, 8),
-            7 => (Kind::Uint, 1),
-            8 => (Kind::Uint, 2),
-            9 => (Kind::Uint, 4),
-            10 => (Kind::Int, 8),
-            11 => (Kind::Uint, 8),
+            1 => (DataKind::Int, 1),
+            2 => (DataKind::Text, 1),
+            3 => (DataKind::Int, 2),
+            4 => (DataKind::Int, 4),
+            5 => (DataKind::Float, 4),
+            6 => (DataKind::Float, 8),
+            7 => (DataKind::Uint, 1),
+            8 => (DataKind::Uint, 2),
+            9 => (DataKind::Uint, 4),
+            10 => (DataKind::Int, 8),
+            11 => (DataKind::Uint, 8),
             _ => return Err(self.corrupt("type", format!("no type has the number {number}"))),
         };
         if number > last {
@@ -203,7 +203,7 @@ impl Reader<'_> {
         Ok(DataType {
             kind,
             size,
-            order: Order::Big,
+            order: Endian::Big,
         })
     }
 
@@ -266,7 +266,7 @@ fn bytes_of(declared: &Declared, dimensions: &[Dimension]) -> Option<u64> {
 }
 
 fn place(
-    reader: &Reader<'_>,
+    reader: &ClassicReader<'_>,
     declared: Vec<Declared>,
     dimensions: &[Dimension],
     records: u64,
@@ -347,15 +347,15 @@ fn place(
 pub(crate) fn default_fill(data_type: &DataType) -> Option<Vec<u8>> {
     const FLOAT: f32 = 9.969_21e36;
     Some(match (&data_type.kind, data_type.size) {
-        (Kind::Int, 1) => vec![0x81],
-        (Kind::Int, 2) => (-32767_i16).to_be_bytes().to_vec(),
-        (Kind::Int, 4) => (-2_147_483_647_i32).to_be_bytes().to_vec(),
-        (Kind::Int, 8) => (-9_223_372_036_854_775_806_i64).to_be_bytes().to_vec(),
-        (Kind::Uint, 8) => (u64::MAX - 1).to_be_bytes().to_vec(),
-        (Kind::Uint, size) => vec![255; size as usize],
-        (Kind::Float, 4) => FLOAT.to_be_bytes().to_vec(),
-        (Kind::Float, 8) => f64::from(FLOAT).to_be_bytes().to_vec(),
-        (Kind::Text, 1) => vec![0],
+        (DataKind::Int, 1) => vec![0x81],
+        (DataKind::Int, 2) => (-32767_i16).to_be_bytes().to_vec(),
+        (DataKind::Int, 4) => (-2_147_483_647_i32).to_be_bytes().to_vec(),
+        (DataKind::Int, 8) => (-9_223_372_036_854_775_806_i64).to_be_bytes().to_vec(),
+        (DataKind::Uint, 8) => (u64::MAX - 1).to_be_bytes().to_vec(),
+        (DataKind::Uint, size) => vec![255; size as usize],
+        (DataKind::Float, 4) => FLOAT.to_be_bytes().to_vec(),
+        (DataKind::Float, 8) => f64::from(FLOAT).to_be_bytes().to_vec(),
+        (DataKind::Text, 1) => vec![0],
         _ => return None,
     })
 }

@@ -4,7 +4,9 @@
 //! says that each record has 32 bytes, and `columns:_=V4` names unused bytes.
 
 use crate::zarr::simple_type;
-use crate::{Bytes, DataType, Dimension, Error, Format, Header, Kind, Result, Storage, Variable};
+use crate::{
+    Bytes, DataKind, DataType, Dimension, Error, Format, Header, Result, Storage, Variable,
+};
 
 /// Maximum number of columns.
 pub const COLUMNS_MAX: usize = 4096;
@@ -14,13 +16,13 @@ pub const COLUMNS_MAX: usize = 4096;
 /// # Errors
 /// If the text is invalid, or if the file ends before its first record.
 pub fn read(text: &str, bytes: &dyn Bytes) -> Result<Header> {
-    let said = Said(text);
+    let spec = Spec(text);
     let (rest, begin) = match text.split_once('@') {
-        Some((rest, at)) => (rest, said.number(at)?),
+        Some((rest, at)) => (rest, spec.number(at)?),
         None => (text, 0),
     };
     let (fields, stride) = match rest.split_once('/') {
-        Some((fields, len)) => (fields, Some(said.number(len)?)),
+        Some((fields, len)) => (fields, Some(spec.number(len)?)),
         None => (rest, None),
     };
     let mut columns = Vec::new();
@@ -32,14 +34,14 @@ pub fn read(text: &str, bytes: &dyn Bytes) -> Result<Header> {
                 limit: COLUMNS_MAX as u64,
             });
         }
-        let (name, data_type) = said.column(field)?;
+        let (name, data_type) = spec.column(field)?;
         let offset = at;
         at += u64::from(data_type.size);
         columns.push((name, data_type, offset));
     }
     let stride = stride.unwrap_or(at);
     if stride < at {
-        return Err(said.wrong(format!(
+        return Err(spec.wrong(format!(
             "its columns have {at} bytes, and a record {stride}"
         )));
     }
@@ -79,9 +81,9 @@ pub fn read(text: &str, bytes: &dyn Bytes) -> Result<Header> {
 }
 
 /// Description by the user.
-struct Said<'a>(&'a str);
+struct Spec<'a>(&'a str);
 
-impl Said<'_> {
+impl Spec<'_> {
     fn wrong(&self, why: String) -> Error {
         Error::Metadata {
             file: format!("columns:{}", self.0),
@@ -109,7 +111,7 @@ impl Said<'_> {
         let data_type = simple_type(&kind).ok_or_else(unknown)?;
         let number = matches!(
             data_type.kind,
-            Kind::Int | Kind::Uint | Kind::Float | Kind::Complex
+            DataKind::Int | DataKind::Uint | DataKind::Float | DataKind::Complex
         );
         if unordered && data_type.size > 1 && number {
             return Err(self.wrong(format!(

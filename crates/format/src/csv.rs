@@ -20,7 +20,7 @@ pub const COLUMNS_MAX: usize = 1 << 16;
 const MISSING_MAX: usize = 32;
 const TEXT_MAX: usize = 1024;
 /// Maximum number of names in an error.
-const NAMES_TOLD: usize = 20;
+const NAMES_LISTED: usize = 20;
 /// Optional mark at the start of a UTF-8 file.
 pub const MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 
@@ -32,7 +32,7 @@ pub struct Csv {
     /// Number of the column, from 0.
     pub index: usize,
     /// Type of the values.
-    pub number: Number,
+    pub number: CsvType,
     /// Separator of columns.
     pub separator: Separator,
     /// Quote character of a column that contains separators, or contains the quote character twice.
@@ -56,7 +56,7 @@ pub struct Csv {
 /// Type of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Number {
+pub enum CsvType {
     /// `f8`: doubles.
     Float,
     /// `i8`: integers of 64 bits.
@@ -96,22 +96,22 @@ impl Csv {
     /// # Errors
     /// If the description is invalid, or if the file has no such column.
     pub fn read(text: &str, bytes: &dyn Bytes) -> Result<Self> {
-        let said = Said(text);
-        let told = said.parse()?;
+        let spec = Spec(text);
+        let parsed = spec.parse()?;
         // Most headers are short.
         let short = first_bytes(bytes, SHORT_BYTES)?;
-        match told.clone().of(said, &short) {
+        match parsed.clone().of(spec, &short) {
             Err(_) if bytes.size() > SHORT_BYTES => {
-                told.of(said, &first_bytes(bytes, HEADER_BYTES_MAX)?)
+                parsed.of(spec, &first_bytes(bytes, HEADER_BYTES_MAX)?)
             }
             found => found,
         }
     }
 
-    fn find(&self, wanted: &str, header: &[u8], said: Said<'_>) -> Result<usize> {
+    fn find(&self, wanted: &str, header: &[u8], spec: Spec<'_>) -> Result<usize> {
         let names = self
             .columns(header)
-            .map_err(|error| said.wrong(format!("the header line: {error}")))?;
+            .map_err(|error| spec.wrong(format!("the header line: {error}")))?;
         let names: Vec<_> = names
             .iter()
             .map(|name| String::from_utf8_lossy(name).trim().to_owned())
@@ -119,14 +119,14 @@ impl Csv {
         let mut same = (0..).zip(&names).filter(|(_, name)| *name == wanted);
         match (same.next(), same.next(), number_of(wanted)) {
             (Some((index, _)), None, _) => Ok(index),
-            (Some((first, _)), Some((second, _)), _) => Err(said.wrong(format!(
+            (Some((first, _)), Some((second, _)), _) => Err(spec.wrong(format!(
                 "the columns #{first} and #{second} are both called {wanted}: give one by its number"
             ))),
             (None, _, Some(index)) if index < names.len() => Ok(index),
-            (None, _, Some(index)) => Err(said.wrong(format!("no column #{index}: there are {}, from #0 on", names.len()))),
+            (None, _, Some(index)) => Err(spec.wrong(format!("no column #{index}: there are {}, from #0 on", names.len()))),
             _ => Err(Error::NoVariable {
                 name: wanted.to_owned(),
-                there: names.iter().take(NAMES_TOLD).cloned().collect(),
+                there: names.iter().take(NAMES_LISTED).cloned().collect(),
             }),
         }
     }
@@ -273,15 +273,15 @@ fn first_bytes(bytes: &dyn Bytes, most: u64) -> Result<Vec<u8>> {
 
 /// The user's description, before the header line was read.
 #[derive(Clone)]
-struct Told {
+struct Parsed {
     csv: Csv,
     skip: u64,
     header: bool,
 }
 
-impl Told {
+impl Parsed {
     /// Returns the column of a file with these first lines.
-    fn of(self, said: Said<'_>, first: &[u8]) -> Result<Csv> {
+    fn of(self, spec: Spec<'_>, first: &[u8]) -> Result<Csv> {
         let Self {
             mut csv,
             skip,
@@ -289,17 +289,17 @@ impl Told {
         } = self;
         let mut rest = first.strip_prefix(MARK).unwrap_or(first);
         for _ in 0..skip {
-            rest = said.line(rest, first)?.1;
+            rest = spec.line(rest, first)?.1;
         }
         let wanted = csv.column.clone();
         if header {
-            let (line, after) = said.line(rest, first)?;
+            let (line, after) = spec.line(rest, first)?;
             rest = after;
-            csv.index = csv.find(&wanted, line, said)?;
+            csv.index = csv.find(&wanted, line, spec)?;
             csv.lines = skip + 1;
         } else {
             let number = number_of(&wanted).ok_or_else(|| {
-                said.wrong(format!(
+                spec.wrong(format!(
                     "without a header line columns have numbers: #0 in place of {wanted:?}"
                 ))
             })?;
@@ -317,9 +317,9 @@ impl Told {
 
 /// Description by the user.
 #[derive(Clone, Copy)]
-struct Said<'a>(&'a str);
+struct Spec<'a>(&'a str);
 
-impl Said<'_> {
+impl Spec<'_> {
     fn wrong(self, why: String) -> Error {
         Error::Metadata {
             file: format!("csv,{}", self.0),
@@ -343,11 +343,11 @@ impl Said<'_> {
         ))
     }
 
-    fn parse(self) -> Result<Told> {
+    fn parse(self) -> Result<Parsed> {
         let mut csv = Csv {
             column: String::new(),
             index: 0,
-            number: Number::Float,
+            number: CsvType::Float,
             separator: Separator::Byte(b','),
             quote: Some(b'"'),
             comment: None,
@@ -366,7 +366,7 @@ impl Said<'_> {
             match key {
                 "type" => {
                     csv.number =
-                        self.choice(value, &[("f8", Number::Float), ("i8", Number::Int)])?
+                        self.choice(value, &[("f8", CsvType::Float), ("i8", CsvType::Int)])?
                 }
                 "separator" => csv.separator = self.separator(value)?,
                 "quote" if value == "none" => csv.quote = None,
@@ -395,7 +395,7 @@ impl Said<'_> {
             }
         }
         self.check(&csv)?;
-        Ok(Told { csv, skip, header })
+        Ok(Parsed { csv, skip, header })
     }
 
     /// Checks that the options are consistent.
@@ -411,7 +411,7 @@ impl Said<'_> {
         if long || csv.missing.len() > MISSING_MAX {
             return Err(self.wrong(format!("at most {MISSING_MAX} texts of {TEXT_MAX} bytes")));
         }
-        if csv.fill.is_some() && csv.number == Number::Float {
+        if csv.fill.is_some() && csv.number == CsvType::Float {
             return Err(
                 self.wrong("fill is for integers: of doubles what is missing is NaN".into())
             );

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::bytes::Source;
+use crate::bytes::LimitedBytes;
 use crate::{
-    Attribute, Bytes, DataType, Dimension, Error, Format, Header, Kind, Order, Result, Storage,
-    Value, Variable,
+    Attribute, Bytes, DataKind, DataType, Dimension, Endian, Error, Format, Header, Result,
+    Storage, Value, Variable,
 };
 
 const BLOCK: u64 = 2880;
@@ -29,7 +29,7 @@ const STRUCTURE: [&str; 8] = [
 /// # Errors
 /// If the file has another format, or is corrupt.
 pub fn read(bytes: &dyn Bytes) -> Result<Header> {
-    let mut source = Source::new(bytes);
+    let mut source = LimitedBytes::new(bytes);
     let (mut variables, mut attributes) = (Vec::new(), Vec::new());
     let mut at = 0;
     for number in 0..=HEADERS_MAX {
@@ -39,7 +39,7 @@ pub fn read(bytes: &dyn Bytes) -> Result<Header> {
                 limit: HEADERS_MAX as u64,
             });
         }
-        let unit = Unit::read(&mut source, at)?;
+        let unit = FitsUnit::read(&mut source, at)?;
         let data = unit.data;
         let size = unit.size()?;
         if number == 0 {
@@ -66,7 +66,7 @@ pub fn read(bytes: &dyn Bytes) -> Result<Header> {
 }
 
 /// Header, and the offset of its data.
-struct Unit {
+struct FitsUnit {
     at: u64,
     data: u64,
     numbers: BTreeMap<String, i64>,
@@ -74,8 +74,8 @@ struct Unit {
     attributes: Vec<Attribute>,
 }
 
-impl Unit {
-    fn read(source: &mut Source<'_>, at: u64) -> Result<Self> {
+impl FitsUnit {
+    fn read(source: &mut LimitedBytes<'_>, at: u64) -> Result<Self> {
         let mut unit = Self {
             at,
             data: at,
@@ -205,12 +205,12 @@ impl Unit {
         }
         let bits = self.number("BITPIX")?;
         let (kind, size) = match bits {
-            8 => (Kind::Uint, 1),
-            16 => (Kind::Int, 2),
-            32 => (Kind::Int, 4),
-            64 => (Kind::Int, 8),
-            -32 => (Kind::Float, 4),
-            -64 => (Kind::Float, 8),
+            8 => (DataKind::Uint, 1),
+            16 => (DataKind::Int, 2),
+            32 => (DataKind::Int, 4),
+            64 => (DataKind::Int, 8),
+            -32 => (DataKind::Float, 4),
+            -64 => (DataKind::Float, 8),
             _ => return Err(self.wrong(format!("BITPIX is {bits}"))),
         };
         let dimension = |(axis, size): (usize, &u64)| Dimension {
@@ -224,7 +224,7 @@ impl Unit {
             data_type: DataType {
                 kind,
                 size,
-                order: Order::Big,
+                order: Endian::Big,
             },
             attributes: self.attributes,
             storage: Storage::Contiguous { offset: self.data },

@@ -23,12 +23,12 @@ pub mod zip;
 pub use bytes::Bytes;
 pub use directory::Directory;
 pub use error::{Error, Result};
-pub use meaning::{Meaning, Number};
+pub use meaning::{ExactNumber, Meaning};
 pub use model::{
-    ATTRIBUTE_BYTES_MAX, Attribute, Chunk, Chunked, DataType, Dimension, Filter, Format, Group,
-    Header, Index, Kind, Member, NAMES_MAX, Order, RANK_MAX, Storage, Value, Variable,
+    ATTRIBUTE_BYTES_MAX, Attribute, Chunk, Chunked, CompoundMember, DataKind, DataType, Dimension,
+    Endian, Filter, Format, Group, Header, Index, NAMES_MAX, RANK_MAX, Storage, Value, Variable,
 };
-pub use select::{Piece, Pieces, Range, Span, Store, pieces};
+pub use select::{FileSpan, IndexRange, Pieces, VariableExtent, VariableSource, pieces};
 
 /// Reads the header of a file in any known format. If the file is a zip file, [`pieces`] needs it as a directory ([`zip::Zip`]).
 ///

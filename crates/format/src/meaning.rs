@@ -6,12 +6,12 @@ use std::cmp::Ordering;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{signed, unsigned};
-use crate::{Error, Format, Kind, Order, Result, Value, Variable};
+use crate::{DataKind, Endian, Error, Format, Result, Value, Variable};
 
 /// Exact number of an attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Number {
+pub enum ExactNumber {
     /// An integer.
     Whole(i128),
     /// A floating-point number.
@@ -23,11 +23,11 @@ pub enum Number {
 pub struct Meaning {
     /// Values that mean missing, in the type in which the variable is read: `_FillValue`, `missing_value`, FITS's `BLANK`, the
     /// `fill_value` of Zarr 2, and in netCDF the default fill value.
-    pub missing: Vec<Number>,
+    pub missing: Vec<ExactNumber>,
     /// `valid_min`, or the first number of `valid_range`.
-    pub valid_min: Option<Number>,
+    pub valid_min: Option<ExactNumber>,
     /// `valid_max`, or the second number of `valid_range`.
-    pub valid_max: Option<Number>,
+    pub valid_max: Option<ExactNumber>,
     /// `scale_factor`, or FITS's `BSCALE`.
     pub scale_factor: Option<f64>,
     /// `add_offset`, or FITS's `BZERO`.
@@ -39,7 +39,7 @@ pub struct Meaning {
 /// Size up to which doubles represent all integers.
 const EXACT: i128 = 1 << 53;
 
-impl Number {
+impl ExactNumber {
     /// Returns the nearest double.
     #[must_use]
     pub fn real(self) -> f64 {
@@ -51,7 +51,7 @@ impl Number {
     }
 }
 
-impl Number {
+impl ExactNumber {
     /// Compares two numbers exactly; `None` if one is NaN.
     fn order(self, other: Self) -> Option<Ordering> {
         match (self, other) {
@@ -78,8 +78,8 @@ impl Number {
 impl Meaning {
     /// Returns the value that a stored number means; `None` if it is missing or NaN.
     #[must_use]
-    pub fn value(&self, stored: Number) -> Option<f64> {
-        let is = |other: Number, order| stored.order(other) == Some(order);
+    pub fn value(&self, stored: ExactNumber) -> Option<f64> {
+        let is = |other: ExactNumber, order| stored.order(other) == Some(order);
         let is_beyond = self
             .valid_min
             .is_some_and(|least| is(least, Ordering::Less))
@@ -99,7 +99,7 @@ impl Meaning {
     }
 }
 
-impl std::fmt::Display for Number {
+impl std::fmt::Display for ExactNumber {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Whole(number) => number.fmt(out),
@@ -109,7 +109,7 @@ impl std::fmt::Display for Number {
 }
 
 /// Interpreter of a variable's attributes.
-struct Reader<'a> {
+struct AttributeReader<'a> {
     variable: &'a Variable,
     format: Format,
     float: bool,
@@ -124,26 +124,28 @@ impl Variable {
     /// [`Error::Attribute`] if an attribute is ambiguous.
     pub fn meaning(&self, format: Format) -> Result<Meaning> {
         let numeric = match self.data_type.kind {
-            Kind::Int | Kind::Uint | Kind::Bool => matches!(self.data_type.size, 1 | 2 | 4 | 8),
-            Kind::Float => matches!(self.data_type.size, 4 | 8),
+            DataKind::Int | DataKind::Uint | DataKind::Bool => {
+                matches!(self.data_type.size, 1 | 2 | 4 | 8)
+            }
+            DataKind::Float => matches!(self.data_type.size, 4 | 8),
             _ => false,
         };
         if !numeric {
             return Ok(Meaning::default());
         }
-        let mut reader = Reader {
+        let mut reader = AttributeReader {
             variable: self,
             format,
-            float: self.data_type.kind == Kind::Float,
+            float: self.data_type.kind == DataKind::Float,
             bits: 8 * self.data_type.size,
-            unsigned: matches!(self.data_type.kind, Kind::Uint | Kind::Bool),
+            unsigned: matches!(self.data_type.kind, DataKind::Uint | DataKind::Bool),
         };
         reader.unsigned = reader.is_unsigned()?;
         reader.meaning()
     }
 }
 
-impl Reader<'_> {
+impl AttributeReader<'_> {
     fn wrong(&self, attribute: &str, why: impl Into<String>) -> Error {
         Error::Attribute {
             variable: self.variable.path.clone(),
@@ -170,7 +172,7 @@ impl Reader<'_> {
             None => Ok(own),
             Some(Value::Text(text)) if text.eq_ignore_ascii_case("true") => Ok(true),
             Some(Value::Text(text)) if text.eq_ignore_ascii_case("false") => {
-                Ok(self.variable.data_type.kind == Kind::Bool)
+                Ok(self.variable.data_type.kind == DataKind::Bool)
             }
             Some(_) => Err(self.wrong("_Unsigned", "it is neither \"true\" nor \"false\"")),
         }
@@ -219,14 +221,20 @@ impl Reader<'_> {
     }
 
     /// Returns all numbers of an attribute.
-    fn numbers(&self, name: &str) -> Result<Vec<Number>> {
+    fn numbers(&self, name: &str) -> Result<Vec<ExactNumber>> {
         let Some(value) = self.variable.attribute(name) else {
             return Ok(Vec::new());
         };
         Ok(match value {
-            Value::Int(all) => all.iter().map(|one| Number::Whole((*one).into())).collect(),
-            Value::Uint(all) => all.iter().map(|one| Number::Whole((*one).into())).collect(),
-            Value::Float(all) => all.iter().copied().map(Number::Real).collect(),
+            Value::Int(all) => all
+                .iter()
+                .map(|one| ExactNumber::Whole((*one).into()))
+                .collect(),
+            Value::Uint(all) => all
+                .iter()
+                .map(|one| ExactNumber::Whole((*one).into()))
+                .collect(),
+            Value::Float(all) => all.iter().copied().map(ExactNumber::Real).collect(),
             Value::Text(text) if self.is_zarr() => vec![self.number_of_text(name, text)?],
             _ => {
                 let why = format!(
@@ -250,7 +258,7 @@ impl Reader<'_> {
 
     /// Parses a number that JSON stores as text: a number that JSON cannot represent, or a double in base64 as xarray writes it in Zarr
     /// 3.
-    fn number_of_text(&self, name: &str, text: &str) -> Result<Number> {
+    fn number_of_text(&self, name: &str, text: &str) -> Result<ExactNumber> {
         let special = match text {
             "NaN" => Some(f64::NAN),
             "Infinity" => Some(f64::INFINITY),
@@ -261,7 +269,7 @@ impl Reader<'_> {
             true => special.or_else(|| double_of_base64(text)),
             false => None,
         };
-        number.map(Number::Real).ok_or_else(|| {
+        number.map(ExactNumber::Real).ok_or_else(|| {
             let why = format!(
                 "{text:?} is neither a number, \"NaN\", nor a double in base64, and the variable is {}; write it as a number",
                 self.type_name()
@@ -271,7 +279,7 @@ impl Reader<'_> {
     }
 
     /// Returns the numbers that mean missing, in the type of the variable. Numbers that the type cannot represent are dropped.
-    fn missing(&self, name: &str) -> Result<Vec<Number>> {
+    fn missing(&self, name: &str) -> Result<Vec<ExactNumber>> {
         let mut all = Vec::new();
         for number in self.numbers(name)? {
             all.extend(self.typed(name, number)?);
@@ -280,8 +288,8 @@ impl Reader<'_> {
     }
 
     /// Converts a number to a value of the variable, if it is exactly one. NaN is dropped: it never counts.
-    fn typed(&self, name: &str, number: Number) -> Result<Option<Number>> {
-        if matches!(number, Number::Real(real) if real.is_nan()) {
+    fn typed(&self, name: &str, number: ExactNumber) -> Result<Option<ExactNumber>> {
+        if matches!(number, ExactNumber::Real(real) if real.is_nan()) {
             return Ok(None);
         }
         let found = match self.float {
@@ -297,9 +305,9 @@ impl Reader<'_> {
         })
     }
 
-    fn float_of(&self, number: Number) -> Option<Number> {
+    fn float_of(&self, number: ExactNumber) -> Option<ExactNumber> {
         let real = match number {
-            Number::Whole(whole) if whole.abs() > EXACT => return None,
+            ExactNumber::Whole(whole) if whole.abs() > EXACT => return None,
             number => number.real(),
         };
         let rounded = self.rounded(real);
@@ -307,7 +315,7 @@ impl Reader<'_> {
         let same = rounded.to_bits() == real.to_bits() || self.is_zarr();
         let is_zero = |number: f64| number == 0.0;
         (same && is_zero(rounded) == is_zero(real) && rounded.is_finite() == real.is_finite())
-            .then_some(Number::Real(rounded))
+            .then_some(ExactNumber::Real(rounded))
     }
 
     /// Returns the nearest number that the type can represent.
@@ -321,13 +329,13 @@ impl Reader<'_> {
 
     /// Returns an integer in the type as it is read; a negative integer of a signed type that is read as unsigned is converted to the one
     /// with the same bits.
-    fn whole_in(&self, whole: i128) -> Option<Number> {
+    fn whole_in(&self, whole: i128) -> Option<ExactNumber> {
         let all = 1_i128 << self.bits;
         let (least, end) = match self.unsigned {
             true => (0, all),
             false => (-all / 2, all / 2),
         };
-        let stored_signed = self.variable.data_type.kind == Kind::Int;
+        let stored_signed = self.variable.data_type.kind == DataKind::Int;
         let moved = match (stored_signed, self.unsigned) {
             (true, true) if (-all / 2..0).contains(&whole) => whole + all,
             (false, false) if (all / 2..all).contains(&whole) => whole - all,
@@ -335,10 +343,10 @@ impl Reader<'_> {
         };
         (least..end)
             .contains(&moved)
-            .then_some(Number::Whole(moved))
+            .then_some(ExactNumber::Whole(moved))
     }
 
-    fn all_missing(&self) -> Result<Vec<Number>> {
+    fn all_missing(&self) -> Result<Vec<ExactNumber>> {
         if self.numbers("_FillValue")?.len() > 1 {
             return Err(self.wrong(
                 "_FillValue",
@@ -353,7 +361,7 @@ impl Reader<'_> {
         {
             if let [one] = all.as_slice()
                 && *one != fill
-                && !matches!(fill, Number::Real(fill) if fill.is_nan())
+                && !matches!(fill, ExactNumber::Real(fill) if fill.is_nan())
             {
                 let why = format!(
                     "it is {one}, and fill_value of the array is {fill}, which readers take for missing instead; write both alike"
@@ -364,7 +372,7 @@ impl Reader<'_> {
         }
         for number in self.numbers("missing_value")? {
             // A number with more digits than the variable's type still means the fill value that was read.
-            let rounded = Number::Real(self.rounded(number.real()));
+            let rounded = ExactNumber::Real(self.rounded(number.real()));
             if !self.float || !all.contains(&rounded) {
                 all.extend(self.typed("missing_value", number)?);
             }
@@ -372,9 +380,9 @@ impl Reader<'_> {
         if !named {
             all.extend(self.never_written());
         }
-        let mut distinct: Vec<Number> = Vec::new();
+        let mut distinct: Vec<ExactNumber> = Vec::new();
         for one in all {
-            let is_nan = matches!(one, Number::Real(real) if real.is_nan());
+            let is_nan = matches!(one, ExactNumber::Real(real) if real.is_nan());
             if !is_nan && !distinct.contains(&one) {
                 distinct.push(one);
             }
@@ -383,10 +391,10 @@ impl Reader<'_> {
     }
 
     /// Returns the value that the netCDF library stores for elements that were never written, if it does so in this variable.
-    fn never_written(&self) -> Option<Number> {
+    fn never_written(&self) -> Option<ExactNumber> {
         let data_type = &self.variable.data_type;
         let mut default = crate::classic::default_fill(data_type)?;
-        if data_type.order == Order::Little {
+        if data_type.order == Endian::Little {
             default.reverse();
         }
         let writes = match self.format {
@@ -397,25 +405,25 @@ impl Reader<'_> {
         (writes && data_type.size > 1).then(|| self.number_of(&default))
     }
 
-    fn fill(&self) -> Option<Number> {
+    fn fill(&self) -> Option<ExactNumber> {
         let fill = self.variable.fill.as_deref()?;
         (fill.len() == self.variable.data_type.size as usize).then(|| self.number_of(fill))
     }
 
-    fn number_of(&self, bytes: &[u8]) -> Number {
+    fn number_of(&self, bytes: &[u8]) -> ExactNumber {
         let order = self.variable.data_type.order;
         match (self.float, self.unsigned, self.bits) {
             (true, _, 32) => {
                 let bits = u32::try_from(unsigned(bytes, order)).unwrap_or_default();
-                Number::Real(f32::from_bits(bits).into())
+                ExactNumber::Real(f32::from_bits(bits).into())
             }
-            (true, _, _) => Number::Real(f64::from_bits(unsigned(bytes, order))),
-            (false, true, _) => Number::Whole(unsigned(bytes, order).into()),
-            (false, false, _) => Number::Whole(signed(bytes, order).into()),
+            (true, _, _) => ExactNumber::Real(f64::from_bits(unsigned(bytes, order))),
+            (false, true, _) => ExactNumber::Whole(unsigned(bytes, order).into()),
+            (false, false, _) => ExactNumber::Whole(signed(bytes, order).into()),
         }
     }
 
-    fn range(&self, packed: bool) -> Result<(Option<Number>, Option<Number>)> {
+    fn range(&self, packed: bool) -> Result<(Option<ExactNumber>, Option<ExactNumber>)> {
         let (least, most) = (
             self.bound("valid_min", packed)?,
             self.bound("valid_max", packed)?,
@@ -434,7 +442,7 @@ impl Reader<'_> {
             self.end("valid_range", low, packed)?,
             self.end("valid_range", high, packed)?,
         );
-        let differs = |one: Option<Number>, end| one.is_some_and(|one| one != end);
+        let differs = |one: Option<ExactNumber>, end| one.is_some_and(|one| one != end);
         if differs(least, ends.0) || differs(most, ends.1) {
             let why = "valid_min or valid_max says otherwise; keep valid_range or these two";
             return Err(self.wrong("valid_range", why));
@@ -442,7 +450,7 @@ impl Reader<'_> {
         Ok((Some(ends.0), Some(ends.1)))
     }
 
-    fn bound(&self, name: &str, packed: bool) -> Result<Option<Number>> {
+    fn bound(&self, name: &str, packed: bool) -> Result<Option<ExactNumber>> {
         match self.numbers(name)?[..] {
             [] if self.variable.attribute(name).is_none() => Ok(None),
             [one] => self.end(name, one, packed).map(Some),
@@ -451,29 +459,31 @@ impl Reader<'_> {
     }
 
     /// Returns an end of the valid range, which refers to stored values.
-    fn end(&self, name: &str, number: Number, packed: bool) -> Result<Number> {
+    fn end(&self, name: &str, number: ExactNumber, packed: bool) -> Result<ExactNumber> {
         match number {
-            Number::Real(real) if real.is_nan() => Err(self.wrong(name, "it is NaN")),
-            Number::Real(_) if packed && !self.float => {
+            ExactNumber::Real(real) if real.is_nan() => Err(self.wrong(name, "it is NaN")),
+            ExactNumber::Real(_) if packed && !self.float => {
                 let why = format!(
                     "{number} is of floating point, and the packed values are {}: it may mean packed or unpacked values; write it with the type of the packed values (CF conventions, 8.1)",
                     self.type_name()
                 );
                 Err(self.wrong(name, why))
             }
-            number if self.float => Ok(Number::Real(self.rounded(number.real()))),
-            Number::Whole(whole) => Ok(self.whole_in(whole).unwrap_or(number)),
+            number if self.float => Ok(ExactNumber::Real(self.rounded(number.real()))),
+            ExactNumber::Whole(whole) => Ok(self.whole_in(whole).unwrap_or(number)),
             number => Ok(number),
         }
     }
 }
 
 /// Returns the integer that is exactly equal to a number.
-fn whole_of(number: Number) -> Option<i128> {
+fn whole_of(number: ExactNumber) -> Option<i128> {
     match number {
-        Number::Whole(whole) => Some(whole),
+        ExactNumber::Whole(whole) => Some(whole),
         #[expect(clippy::cast_possible_truncation, reason = "it is whole and small")]
-        Number::Real(real) => (real.fract() == 0.0 && real.abs() < 1e30).then_some(real as i128),
+        ExactNumber::Real(real) => {
+            (real.fract() == 0.0 && real.abs() < 1e30).then_some(real as i128)
+        }
     }
 }
 
@@ -502,7 +512,7 @@ mod tests {
     use super::*;
     use crate::{Attribute, DataType, Dimension, Storage};
 
-    fn variable(kind: Kind, size: u32, said: &[(&str, Value)]) -> Variable {
+    fn variable(kind: DataKind, size: u32, attributes: &[(&str, Value)]) -> Variable {
         let attribute = |(name, value): &(&str, Value)| Attribute {
             name: (*name).into(),
             value: value.clone(),
@@ -513,29 +523,37 @@ mod tests {
             data_type: DataType {
                 kind,
                 size,
-                order: Order::Little,
+                order: Endian::Little,
             },
-            attributes: said.iter().map(attribute).collect(),
+            attributes: attributes.iter().map(attribute).collect(),
             storage: Storage::Absent,
             fill: None,
         }
     }
 
-    fn whole(all: &[i128]) -> Vec<Number> {
-        all.iter().copied().map(Number::Whole).collect()
+    fn whole(all: &[i128]) -> Vec<ExactNumber> {
+        all.iter().copied().map(ExactNumber::Whole).collect()
     }
 
     #[test]
     fn meaning_keeps_64_bit_integers_exact() {
         for (kind, value, number) in [
-            (Kind::Int, Value::Int(vec![i64::MAX]), i128::from(i64::MAX)),
             (
-                Kind::Int,
+                DataKind::Int,
+                Value::Int(vec![i64::MAX]),
+                i128::from(i64::MAX),
+            ),
+            (
+                DataKind::Int,
                 Value::Int(vec![i64::MIN + 2]),
                 i128::from(i64::MIN) + 2,
             ),
-            (Kind::Int, Value::Int(vec![(1 << 53) + 1]), (1 << 53) + 1),
-            (Kind::Uint, Value::Uint(vec![u64::MAX]), u64::MAX.into()),
+            (
+                DataKind::Int,
+                Value::Int(vec![(1 << 53) + 1]),
+                (1 << 53) + 1,
+            ),
+            (DataKind::Uint, Value::Uint(vec![u64::MAX]), u64::MAX.into()),
         ] {
             let found = variable(kind, 8, &[("_FillValue", value)]).meaning(Format::Netcdf4);
             assert_eq!(found.unwrap().missing, whole(&[number]));
@@ -545,15 +563,15 @@ mod tests {
     #[test]
     fn meaning_compares_values_exactly_with_missing_and_limits() {
         let big = 1_i64 << 53;
-        let said = [
+        let attributes = [
             ("_FillValue", Value::Int(vec![big + 1])),
             ("valid_min", Value::Int(vec![-90])),
             ("valid_max", Value::Float(vec![9.5e15])),
         ];
-        let found = variable(Kind::Int, 8, &said)
+        let found = variable(DataKind::Int, 8, &attributes)
             .meaning(Format::Netcdf4)
             .unwrap();
-        let value = |whole: i64| found.value(Number::Whole(whole.into()));
+        let value = |whole: i64| found.value(ExactNumber::Whole(whole.into()));
         #[expect(clippy::cast_precision_loss, reason = "they are exact")]
         let same = |whole: i64| Some(whole as f64);
         assert_eq!((value(big), value(big + 2)), (same(big), same(big + 2)));
@@ -562,21 +580,21 @@ mod tests {
             (None, None, same(-90))
         );
         assert_eq!(value(9_500_000_000_000_001), None);
-        let said = [
+        let attributes = [
             ("missing_value", Value::Float(vec![0.0])),
             ("scale_factor", Value::Float(vec![0.5])),
         ];
-        let found = variable(Kind::Float, 8, &said)
+        let found = variable(DataKind::Float, 8, &attributes)
             .meaning(Format::Netcdf4)
             .unwrap();
-        let value = |real| found.value(Number::Real(real));
+        let value = |real| found.value(ExactNumber::Real(real));
         assert_eq!(
             (value(-0.0), value(f64::NAN), value(3.0)),
             (None, None, Some(1.5))
         );
         // A `missing_value` that rounds to zero would be another number, so it is refused.
-        let said = [("missing_value", Value::Float(vec![1e-60]))];
-        variable(Kind::Float, 4, &said)
+        let attributes = [("missing_value", Value::Float(vec![1e-60]))];
+        variable(DataKind::Float, 4, &attributes)
             .meaning(Format::Zarr(3))
             .unwrap_err();
     }
@@ -585,7 +603,7 @@ mod tests {
     fn missing_values_have_the_type_of_the_read_values() {
         let yes = ("_Unsigned", Value::Text("true".into()));
         let found = variable(
-            Kind::Int,
+            DataKind::Int,
             1,
             &[
                 yes.clone(),
@@ -599,39 +617,43 @@ mod tests {
         let ends = (found.valid_min, found.valid_max, found.unsigned);
         assert_eq!(
             ends,
-            (Some(Number::Whole(1)), Some(Number::Whole(250)), true)
+            (
+                Some(ExactNumber::Whole(1)),
+                Some(ExactNumber::Whole(250)),
+                true
+            )
         );
         let no = ("_Unsigned", Value::Text("false".into()));
         let found = variable(
-            Kind::Uint,
+            DataKind::Uint,
             2,
             &[no, ("_FillValue", Value::Uint(vec![65535]))],
         );
         let found = found.meaning(Format::Netcdf4).unwrap();
         assert_eq!((found.missing, found.unsigned), (whole(&[-1]), false));
         // JSON has no types, so decimal numbers have the type of the variable.
-        let said = [("missing_value", Value::Float(vec![0.1]))];
-        let found = variable(Kind::Float, 4, &said)
+        let attributes = [("missing_value", Value::Float(vec![0.1]))];
+        let found = variable(DataKind::Float, 4, &attributes)
             .meaning(Format::Zarr(3))
             .unwrap();
-        assert_eq!(found.missing, [Number::Real(f64::from(0.1_f32))]);
+        assert_eq!(found.missing, [ExactNumber::Real(f64::from(0.1_f32))]);
     }
 
     #[test]
     fn fill_values_of_zarr_match_xarray() {
         let text = |text: &str| [("_FillValue", Value::Text(text.into()))];
         for (encoded, expected) in [
-            ("AAAAAICHw8A=", vec![Number::Real(-9999.0)]),
+            ("AAAAAICHw8A=", vec![ExactNumber::Real(-9999.0)]),
             ("AAAAAAAA+H8=", vec![]),
             ("NaN", vec![]),
-            ("-Infinity", vec![Number::Real(f64::NEG_INFINITY)]),
+            ("-Infinity", vec![ExactNumber::Real(f64::NEG_INFINITY)]),
         ] {
-            let found = variable(Kind::Float, 4, &text(encoded)).meaning(Format::Zarr(3));
+            let found = variable(DataKind::Float, 4, &text(encoded)).meaning(Format::Zarr(3));
             assert_eq!(found.unwrap().missing, expected, "{encoded}");
         }
-        let refused = variable(Kind::Float, 4, &text("AAAAAICHw8A=")).meaning(Format::Netcdf4);
+        let refused = variable(DataKind::Float, 4, &text("AAAAAICHw8A=")).meaning(Format::Netcdf4);
         refused.unwrap_err();
-        let mut two = variable(Kind::Int, 2, &[]);
+        let mut two = variable(DataKind::Int, 2, &[]);
         two.fill = Some(vec![7, 0]);
         assert_eq!(two.meaning(Format::Zarr(2)).unwrap().missing, whole(&[7]));
         assert_eq!(two.meaning(Format::Zarr(3)).unwrap().missing, []);
@@ -642,13 +664,14 @@ mod tests {
         });
         assert_eq!(two.meaning(Format::Zarr(2)).unwrap().missing, []);
         two.dimensions[0].name = "y".into();
-        two.attributes = variable(Kind::Int, 2, &[("_FillValue", Value::Int(vec![8]))]).attributes;
+        two.attributes =
+            variable(DataKind::Int, 2, &[("_FillValue", Value::Int(vec![8]))]).attributes;
         two.meaning(Format::Zarr(2)).unwrap_err();
     }
 
     #[test]
     fn default_fill_values_are_missing_where_netcdf_writes_them() {
-        let mut found = variable(Kind::Int, 2, &[]);
+        let mut found = variable(DataKind::Int, 2, &[]);
         assert_eq!(
             found.meaning(Format::Classic(1)).unwrap().missing,
             whole(&[-32767])
@@ -662,23 +685,23 @@ mod tests {
             whole(&[-32767])
         );
         assert_eq!(found.meaning(Format::Hdf5).unwrap().missing, []);
-        let byte = variable(Kind::Int, 1, &[]);
+        let byte = variable(DataKind::Int, 1, &[]);
         assert_eq!(byte.meaning(Format::Classic(1)).unwrap().missing, []);
     }
 
     #[test]
     fn blank_is_missing_in_integer_images_only() {
-        let said = [
+        let attributes = [
             ("BLANK", Value::Int(vec![0])),
             ("BZERO", Value::Int(vec![32768])),
         ];
-        let integers = variable(Kind::Int, 2, &said);
+        let integers = variable(DataKind::Int, 2, &attributes);
         let found = integers.meaning(Format::Fits).unwrap();
         assert_eq!(
             (found.missing, found.add_offset),
             (whole(&[0]), Some(32768.0))
         );
-        let floats = variable(Kind::Float, 4, &said);
+        let floats = variable(DataKind::Float, 4, &attributes);
         assert_eq!(floats.meaning(Format::Fits).unwrap().missing, []);
         let other = integers.meaning(Format::Hdf5).unwrap();
         assert_eq!((other.missing, other.add_offset), (vec![], None));
@@ -687,8 +710,8 @@ mod tests {
     #[test]
     fn ambiguous_attributes_are_refused_by_name() {
         let scale = ("scale_factor", Value::Float(vec![0.1]));
-        let (int, float) = ((Kind::Int, 2), (Kind::Float, 4));
-        for (kind, said) in [
+        let (int, float) = ((DataKind::Int, 2), (DataKind::Float, 4));
+        for (kind, attributes) in [
             (
                 int.clone(),
                 vec![("missing_value", Value::Float(vec![1e20]))],
@@ -729,19 +752,19 @@ mod tests {
             ),
             (float, vec![("valid_max", Value::Float(vec![f64::NAN]))]),
         ] {
-            let refused = variable(kind.0, kind.1, &said).meaning(Format::Netcdf4);
+            let refused = variable(kind.0, kind.1, &attributes).meaning(Format::Netcdf4);
             let refused = refused.unwrap_err().to_string();
             assert!(
-                refused.starts_with(&format!("x: attribute {}", said[0].0)),
+                refused.starts_with(&format!("x: attribute {}", attributes[0].0)),
                 "{refused}"
             );
         }
         // A number that differs from the fill value only in digits that the type cannot represent is no other value.
         let fill = ("_FillValue", Value::Float(vec![f64::from(1e20_f32)]));
-        let said = [fill, ("missing_value", Value::Float(vec![1e20]))];
-        let found = variable(Kind::Float, 4, &said)
+        let attributes = [fill, ("missing_value", Value::Float(vec![1e20]))];
+        let found = variable(DataKind::Float, 4, &attributes)
             .meaning(Format::Netcdf4)
             .unwrap();
-        assert_eq!(found.missing, [Number::Real(f64::from(1e20_f32))]);
+        assert_eq!(found.missing, [ExactNumber::Real(f64::from(1e20_f32))]);
     }
 }

@@ -11,7 +11,7 @@ pub const NAMES_MAX: usize = 1 << 16;
 /// Maximum size of an attribute whose value is kept, in bytes.
 pub const ATTRIBUTE_BYTES_MAX: u64 = 1 << 20;
 /// Maximum number of names in an error.
-const NAMES_TOLD: usize = 20;
+const NAMES_REPORTED: usize = 20;
 
 /// Supported format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +59,7 @@ impl Header {
                 there: self
                     .variables
                     .iter()
-                    .take(NAMES_TOLD)
+                    .take(NAMES_REPORTED)
                     .map(|variable| variable.path.clone())
                     .collect(),
             })
@@ -107,17 +107,17 @@ pub struct Dimension {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataType {
     /// Kind of data in the bytes.
-    pub kind: Kind,
+    pub kind: DataKind,
     /// Size of an element, in bytes.
     pub size: u32,
     /// Byte order of a number.
-    pub order: Order,
+    pub order: Endian,
 }
 
 /// Kind of data in an element.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum DataKind {
     /// Signed integer in two's complement.
     Int,
     /// Unsigned integer.
@@ -131,14 +131,14 @@ pub enum Kind {
     /// Text of fixed length, up to its first zero byte.
     Text,
     /// Several named numbers.
-    Compound(Vec<Member>),
+    Compound(Vec<CompoundMember>),
     /// Other kind, such as text of any length, by name.
     Other(String),
 }
 
 /// Member of a compound.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Member {
+pub struct CompoundMember {
     /// Name.
     pub name: String,
     /// Offset in an element, in bytes.
@@ -150,7 +150,7 @@ pub struct Member {
 /// Byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Order {
+pub enum Endian {
     /// Least significant first.
     Little,
     /// Most significant first.
@@ -237,9 +237,9 @@ pub struct Chunked {
 #[serde(rename_all = "snake_case")]
 pub enum Index {
     /// In an HDF5 file.
-    Hdf5(hdf5::Index),
+    Hdf5(hdf5::Hdf5Index),
     /// In the names of files.
-    Zarr(zarr::Index),
+    Zarr(zarr::ZarrIndex),
 }
 
 /// Filter that was applied to a chunk when it was written.
@@ -339,20 +339,20 @@ impl DataType {
     pub fn name(&self) -> String {
         let bits = u64::from(self.size) * 8;
         match &self.kind {
-            Kind::Int => format!("int{bits}"),
-            Kind::Uint => format!("uint{bits}"),
-            Kind::Float => format!("float{bits}"),
-            Kind::Complex => format!("complex{bits}"),
-            Kind::Bool => "bool".into(),
-            Kind::Text if self.size == 1 => "char".into(),
-            Kind::Text => format!("text of {}", self.size),
-            Kind::Compound(members) => {
+            DataKind::Int => format!("int{bits}"),
+            DataKind::Uint => format!("uint{bits}"),
+            DataKind::Float => format!("float{bits}"),
+            DataKind::Complex => format!("complex{bits}"),
+            DataKind::Bool => "bool".into(),
+            DataKind::Text if self.size == 1 => "char".into(),
+            DataKind::Text => format!("text of {}", self.size),
+            DataKind::Compound(members) => {
                 let of = members
                     .iter()
                     .map(|member| format!("{} {}", member.data_type.name(), member.name));
                 format!("({})", of.collect::<Vec<_>>().join(", "))
             }
-            Kind::Other(name) => name.clone(),
+            DataKind::Other(name) => name.clone(),
         }
     }
 }
@@ -421,13 +421,13 @@ pub(crate) fn values(data_type: &DataType, bytes: &[u8]) -> Value {
     }
     let words = bytes.chunks_exact(size);
     match (&data_type.kind, size) {
-        (Kind::Int, 1 | 2 | 4 | 8) => {
+        (DataKind::Int, 1 | 2 | 4 | 8) => {
             Value::Int(words.map(|word| signed(word, data_type.order)).collect())
         }
-        (Kind::Uint | Kind::Bool, 1 | 2 | 4 | 8) => {
+        (DataKind::Uint | DataKind::Bool, 1 | 2 | 4 | 8) => {
             Value::Uint(words.map(|word| unsigned(word, data_type.order)).collect())
         }
-        (Kind::Float, 4) => Value::Float(
+        (DataKind::Float, 4) => Value::Float(
             words
                 .map(|word| {
                     f64::from(f32::from_bits(
@@ -436,12 +436,12 @@ pub(crate) fn values(data_type: &DataType, bytes: &[u8]) -> Value {
                 })
                 .collect(),
         ),
-        (Kind::Float, 8) => Value::Float(
+        (DataKind::Float, 8) => Value::Float(
             words
                 .map(|word| f64::from_bits(unsigned(word, data_type.order)))
                 .collect(),
         ),
-        (Kind::Text, _) => {
+        (DataKind::Text, _) => {
             let mut texts: Vec<String> = words.map(crate::bytes::text).collect();
             if texts.len() == 1 {
                 Value::Text(texts.remove(0))
@@ -453,15 +453,15 @@ pub(crate) fn values(data_type: &DataType, bytes: &[u8]) -> Value {
     }
 }
 
-pub(crate) fn unsigned(word: &[u8], order: Order) -> u64 {
+pub(crate) fn unsigned(word: &[u8], order: Endian) -> u64 {
     let join = |number: u64, byte: &u8| number << 8 | u64::from(*byte);
     match order {
-        Order::Little => word.iter().rev().fold(0, join),
-        Order::Big => word.iter().fold(0, join),
+        Endian::Little => word.iter().rev().fold(0, join),
+        Endian::Big => word.iter().fold(0, join),
     }
 }
 
-pub(crate) fn signed(word: &[u8], order: Order) -> i64 {
+pub(crate) fn signed(word: &[u8], order: Endian) -> i64 {
     let unused = 64 - 8 * word.len();
     (unsigned(word, order) << unused).cast_signed() >> unused
 }
@@ -478,8 +478,8 @@ pub(crate) fn fill_of(
         return Ok(None);
     };
     let little = match data_type.kind {
-        Kind::Float => float_of(data_type.size, json),
-        Kind::Int | Kind::Uint | Kind::Bool => whole_of(data_type, json),
+        DataKind::Float => float_of(data_type.size, json),
+        DataKind::Int | DataKind::Uint | DataKind::Bool => whole_of(data_type, json),
         _ => return Ok(None),
     };
     let mut bytes = little.ok_or_else(|| {
@@ -488,7 +488,7 @@ pub(crate) fn fill_of(
             data_type.name()
         )
     })?;
-    if data_type.order == Order::Big {
+    if data_type.order == Endian::Big {
         bytes.reverse();
     }
     Ok(Some(bytes))
@@ -537,7 +537,7 @@ fn whole_of(data_type: &DataType, json: &serde_json::Value) -> Option<Vec<u8>> {
     };
     let all = 1_i128 << (8 * data_type.size.min(8));
     let inside = match data_type.kind {
-        Kind::Int => (-all / 2..all / 2).contains(&number),
+        DataKind::Int => (-all / 2..all / 2).contains(&number),
         _ => (0..all).contains(&number),
     };
     let bytes = number.to_le_bytes();

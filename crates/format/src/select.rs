@@ -16,7 +16,7 @@ const APART_BYTES: u64 = 4 << 10;
 
 /// Indices of one dimension: `start`, `start + step`, … before `end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Range {
+pub struct IndexRange {
     /// First index.
     pub start: u64,
     /// Index after the last one.
@@ -25,7 +25,7 @@ pub struct Range {
     pub step: u64,
 }
 
-impl Range {
+impl IndexRange {
     /// Returns all indices of a dimension.
     pub fn all(size: u64) -> Self {
         Self {
@@ -81,7 +81,7 @@ impl Range {
 
 /// Some bytes of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Span {
+pub struct FileSpan {
     /// File, if a variable is a directory of files.
     pub file: Option<String>,
     /// Offset of the first byte.
@@ -92,11 +92,11 @@ pub struct Span {
 
 /// Piece of a variable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
+pub struct VariableExtent {
     /// Number among the variable's chunks; 0 if it has none.
     pub chunk: u64,
     /// Location of its bytes; `None` if nothing was written, and all values are the fill value.
-    pub span: Option<Span>,
+    pub span: Option<FileSpan>,
     /// Filters that were not applied to it (see [`Chunk::mask`]).
     pub mask: u32,
     /// Shape of the array that its bytes decode to.
@@ -105,21 +105,21 @@ pub struct Piece {
     /// otherwise.
     pub stride: Option<u64>,
     /// Requested part of that array.
-    pub within: Vec<Range>,
+    pub within: Vec<IndexRange>,
     /// Place of the first requested value in the result.
     pub at: Vec<u64>,
 }
 
-impl Piece {
+impl VariableExtent {
     /// Returns the piece's own bytes: those of each record, if bytes of other variables are between records.
-    pub fn spans(&self) -> impl Iterator<Item = Span> + '_ {
+    pub fn spans(&self) -> impl Iterator<Item = FileSpan> + '_ {
         let rows = self.stride.and(self.shape.first()).copied().unwrap_or(1);
         let stride = self.stride.unwrap_or(0);
         self.span.iter().flat_map(move |span| {
             let size = span
                 .size
                 .saturating_sub(rows.saturating_sub(1).saturating_mul(stride));
-            let row = move |row| Span {
+            let row = move |row| FileSpan {
                 offset: span.offset.saturating_add(stride.saturating_mul(row)),
                 size,
                 ..span.clone()
@@ -131,14 +131,14 @@ impl Piece {
 
 /// Source of a variable's bytes.
 #[derive(Clone, Copy)]
-pub enum Store<'a> {
+pub enum VariableSource<'a> {
     /// One file.
     File(&'a dyn Bytes),
     /// A directory of files (or a zip file, which counts as a directory).
     Directory(&'a dyn Directory),
 }
 
-impl std::fmt::Debug for Store<'_> {
+impl std::fmt::Debug for VariableSource<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(match self {
             Self::File(_) => "File",
@@ -153,17 +153,17 @@ impl std::fmt::Debug for Store<'_> {
 /// If the selection does not fit the variable, or if its index of chunks cannot be read.
 pub fn pieces<'a>(
     variable: &'a Variable,
-    selection: &[Range],
-    store: Store<'a>,
+    selection: &[IndexRange],
+    store: VariableSource<'a>,
     piece_bytes: u64,
 ) -> Result<Pieces<'a>> {
     check(variable, selection)?;
     // A longer step also selects only the first index.
-    let shortened = |(range, size): (&Range, u64)| Range {
+    let shortened = |(range, size): (&IndexRange, u64)| IndexRange {
         step: range.step.min(size.max(1)),
         ..*range
     };
-    let selection: Vec<Range> = selection
+    let selection: Vec<IndexRange> = selection
         .iter()
         .zip(variable.shape())
         .map(shortened)
@@ -176,28 +176,32 @@ pub fn pieces<'a>(
     };
     let ways = match (&variable.storage, store) {
         (Storage::Elsewhere(what), _) => return Err(unsupported(what)),
-        _ if empty => Ways::Runs(Runs::default()),
-        (Storage::Contiguous { offset }, Store::File(bytes)) => Ways::Runs(Runs::new(
-            variable,
-            selection,
-            *offset,
-            None,
-            bytes.size(),
-            piece_bytes,
-        )),
-        (Storage::Records { offset, stride }, Store::File(bytes)) => Ways::Runs(Runs::new(
-            variable,
-            selection,
-            *offset,
-            Some(*stride),
-            bytes.size(),
-            piece_bytes,
-        )),
+        _ if empty => Ways::Runs(ContiguousRuns::default()),
+        (Storage::Contiguous { offset }, VariableSource::File(bytes)) => {
+            Ways::Runs(ContiguousRuns::new(
+                variable,
+                selection,
+                *offset,
+                None,
+                bytes.size(),
+                piece_bytes,
+            ))
+        }
+        (Storage::Records { offset, stride }, VariableSource::File(bytes)) => {
+            Ways::Runs(ContiguousRuns::new(
+                variable,
+                selection,
+                *offset,
+                Some(*stride),
+                bytes.size(),
+                piece_bytes,
+            ))
+        }
         (Storage::Absent, _) => Ways::Absent(false),
         (Storage::Chunked(chunked), store) => {
-            Ways::Chunks(Grid::new(variable, selection, chunked, store)?)
+            Ways::Chunks(ChunkGrid::new(variable, selection, chunked, store)?)
         }
-        (_, Store::Directory(_)) => {
+        (_, VariableSource::Directory(_)) => {
             return Err(unsupported(
                 "storage in one file, of which this is a directory",
             ));
@@ -210,7 +214,7 @@ pub fn pieces<'a>(
     })
 }
 
-fn check(variable: &Variable, selection: &[Range]) -> Result<()> {
+fn check(variable: &Variable, selection: &[IndexRange]) -> Result<()> {
     let wrong = |dimension: &str, why: String| Error::Selection {
         variable: variable.path.clone(),
         dimension: dimension.into(),
@@ -243,28 +247,28 @@ fn check(variable: &Variable, selection: &[Range]) -> Result<()> {
 #[derive(Debug)]
 pub struct Pieces<'a> {
     variable: &'a Variable,
-    selection: Vec<Range>,
+    selection: Vec<IndexRange>,
     ways: Ways<'a>,
 }
 
 #[derive(Debug)]
 enum Ways<'a> {
-    Runs(Runs),
-    Chunks(Grid<'a>),
+    Runs(ContiguousRuns),
+    Chunks(ChunkGrid<'a>),
     /// One piece for the whole selection, and whether it was returned.
     Absent(bool),
 }
 
 impl Iterator for Pieces<'_> {
-    type Item = Result<Piece>;
+    type Item = Result<VariableExtent>;
 
     fn next(&mut self) -> Option<Self::Item> {
         match &mut self.ways {
             Ways::Runs(runs) => runs.next(self.variable, &self.selection),
             Ways::Chunks(grid) => grid.next(self.variable, &self.selection),
-            Ways::Absent(told) => (!std::mem::replace(told, true)).then(|| {
+            Ways::Absent(reported) => (!std::mem::replace(reported, true)).then(|| {
                 let at = vec![0; self.selection.len()];
-                Ok(Piece {
+                Ok(VariableExtent {
                     chunk: 0,
                     span: None,
                     mask: 0,
@@ -280,7 +284,7 @@ impl Iterator for Pieces<'_> {
 
 /// Pieces of contiguous data: boxes whose inner dimensions are complete.
 #[derive(Debug, Default)]
-struct Runs {
+struct ContiguousRuns {
     offset: u64,
     file_size: u64,
     /// Distance from one index to the next in each dimension, in bytes.
@@ -295,10 +299,10 @@ struct Runs {
     next: Option<Vec<u64>>,
 }
 
-impl Runs {
+impl ContiguousRuns {
     fn new(
         variable: &Variable,
-        selection: &[Range],
+        selection: &[IndexRange],
         offset: u64,
         record: Option<u64>,
         file_size: u64,
@@ -320,7 +324,7 @@ impl Runs {
         let mut cut = rank.saturating_sub(1);
         while cut > usize::from(!near) {
             let row = strides[cut - 1];
-            let whole = selection[cut] == Range::all(shape[cut]);
+            let whole = selection[cut] == IndexRange::all(shape[cut]);
             if row > piece_bytes || !(whole || row <= GAP_BYTES) {
                 break;
             }
@@ -346,10 +350,14 @@ impl Runs {
         }
     }
 
-    fn next(&mut self, variable: &Variable, selection: &[Range]) -> Option<Result<Piece>> {
+    fn next(
+        &mut self,
+        variable: &Variable,
+        selection: &[IndexRange],
+    ) -> Option<Result<VariableExtent>> {
         let at = self.next.clone()?;
         let rank = selection.len();
-        let mut piece = Piece {
+        let mut piece = VariableExtent {
             chunk: 0,
             span: None,
             mask: 0,
@@ -366,7 +374,7 @@ impl Runs {
                 std::cmp::Ordering::Equal => {
                     range.slice(at[dimension], self.rows.min(range.count() - at[dimension]))
                 }
-                std::cmp::Ordering::Greater => Range::all(variable.dimensions[dimension].size),
+                std::cmp::Ordering::Greater => IndexRange::all(variable.dimensions[dimension].size),
             };
             if dimension <= self.cut {
                 piece.at[dimension] = at[dimension];
@@ -397,7 +405,7 @@ impl Runs {
                 size: self.file_size,
             }));
         }
-        piece.span = Some(Span {
+        piece.span = Some(FileSpan {
             file: None,
             offset,
             size,
@@ -405,7 +413,7 @@ impl Runs {
         Some(Ok(piece))
     }
 
-    fn step(&mut self, selection: &[Range]) {
+    fn step(&mut self, selection: &[IndexRange]) {
         let Some(next) = &mut self.next else { return };
         for dimension in (0..next.len()).rev() {
             next[dimension] += if dimension == self.cut { self.rows } else { 1 };
@@ -420,35 +428,35 @@ impl Runs {
 
 /// Pieces that are chunks.
 #[derive(Debug)]
-struct Grid<'a> {
+struct ChunkGrid<'a> {
     chunked: &'a Chunked,
     /// Number of chunks along each dimension.
     counts: Vec<u64>,
-    places: Places<'a>,
+    places: ChunkPlaces<'a>,
     /// Place of the next chunk in the grid; `None` at the end.
     next: Option<Vec<u64>>,
 }
 
 #[derive(Debug)]
-enum Places<'a> {
+enum ChunkPlaces<'a> {
     Table { chunks: Vec<Chunk>, file_size: u64 },
     Files(zarr::Lookup<'a>),
 }
 
-impl<'a> Grid<'a> {
+impl<'a> ChunkGrid<'a> {
     fn new(
         variable: &Variable,
-        selection: &[Range],
+        selection: &[IndexRange],
         chunked: &'a Chunked,
-        store: Store<'a>,
+        store: VariableSource<'a>,
     ) -> Result<Self> {
         let places = match (&chunked.index, store) {
-            (Index::Hdf5(index), Store::File(bytes)) => Places::Table {
+            (Index::Hdf5(index), VariableSource::File(bytes)) => ChunkPlaces::Table {
                 chunks: hdf5::chunks(variable, chunked, index, bytes)?,
                 file_size: bytes.size(),
             },
-            (Index::Zarr(index), Store::Directory(directory)) => {
-                Places::Files(zarr::Lookup::new(index, directory))
+            (Index::Zarr(index), VariableSource::Directory(directory)) => {
+                ChunkPlaces::Files(zarr::Lookup::new(index, directory))
             }
             _ => {
                 let what =
@@ -474,9 +482,13 @@ impl<'a> Grid<'a> {
         })
     }
 
-    fn next(&mut self, variable: &Variable, selection: &[Range]) -> Option<Result<Piece>> {
+    fn next(
+        &mut self,
+        variable: &Variable,
+        selection: &[IndexRange],
+    ) -> Option<Result<VariableExtent>> {
         let place = self.next.clone()?;
-        let mut piece = Piece {
+        let mut piece = VariableExtent {
             chunk: place
                 .iter()
                 .zip(&self.counts)
@@ -508,7 +520,7 @@ impl<'a> Grid<'a> {
     }
 
     /// Advances to the next chunk that the selection needs: steps may be longer than chunks.
-    fn step(&mut self, selection: &[Range]) {
+    fn step(&mut self, selection: &[IndexRange]) {
         let Some(next) = &mut self.next else { return };
         for dimension in (0..next.len()).rev() {
             let (range, size) = (&selection[dimension], self.chunked.shape[dimension]);
@@ -523,13 +535,13 @@ impl<'a> Grid<'a> {
     }
 }
 
-impl Places<'_> {
+impl ChunkPlaces<'_> {
     fn find(
         &mut self,
-        piece: &Piece,
+        piece: &VariableExtent,
         place: &[u64],
         variable: &Variable,
-    ) -> Result<Option<(Span, u32)>> {
+    ) -> Result<Option<(FileSpan, u32)>> {
         match self {
             Self::Files(lookup) => Ok(lookup.find(place)?.map(|span| (span, 0))),
             Self::Table { chunks, file_size } => {
@@ -553,7 +565,7 @@ impl Places<'_> {
                     });
                 }
                 Ok(Some((
-                    Span {
+                    FileSpan {
                         file: None,
                         offset,
                         size,

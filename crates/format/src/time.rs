@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::{Error, Range, Result, Variable};
+use crate::{Error, IndexRange, Result, Variable};
 
 /// Rule for counting days.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -200,14 +200,14 @@ impl fmt::Display for Date {
 
 /// Day and time of day.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Moment {
+pub struct DateTime {
     /// Day.
     pub date: Date,
     /// Second of that day.
     pub seconds: f64,
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for DateTime {
     /// Writes the day, and the time unless it is the start of the day.
     #[expect(clippy::cast_possible_truncation, reason = "a day has few seconds")]
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -226,7 +226,7 @@ impl fmt::Display for Moment {
     }
 }
 
-impl Moment {
+impl DateTime {
     /// Returns the hour, 0 to 23.
     #[expect(clippy::cast_possible_truncation, reason = "a day has few hours")]
     pub fn hour(&self) -> i64 {
@@ -287,7 +287,7 @@ impl Units {
                 ));
             }
         };
-        let since = Text::parse(since.trim(), calendar)?.start;
+        let since = TimeText::parse(since.trim(), calendar)?.start;
         Ok(Self {
             calendar,
             seconds,
@@ -315,14 +315,14 @@ impl Units {
     }
 
     /// Returns the day and time of a value, rounded to the nearest millisecond.
-    pub fn moment(&self, value: f64) -> Option<Moment> {
+    pub fn moment(&self, value: f64) -> Option<DateTime> {
         let seconds = (self.seconds(value) * 1e3).round() / 1e3;
         let day = (seconds / DAY).floor();
         #[expect(
             clippy::cast_possible_truncation,
             reason = "checked against what is counted"
         )]
-        (day.abs() < 366.0 * YEARS_MAX as f64).then(|| Moment {
+        (day.abs() < 366.0 * YEARS_MAX as f64).then(|| DateTime {
             date: self.calendar.day(day as i64),
             seconds: seconds - day * DAY,
         })
@@ -407,19 +407,19 @@ impl Units {
     /// # Errors
     /// If a text is no time.
     pub fn span(&self, from: &str, to: &str) -> Result<(f64, f64)> {
-        let from = Text::parse(from, self.calendar)?.start;
-        let to = Text::parse(to, self.calendar)?.end;
+        let from = TimeText::parse(from, self.calendar)?.start;
+        let to = TimeText::parse(to, self.calendar)?.end;
         Ok((self.value(from), self.value(to)))
     }
 }
 
 /// Time in a text: its length is that of its smallest part (a year, a month, a day, an hour, a minute, a second).
-struct Text {
+struct TimeText {
     start: f64,
     end: f64,
 }
 
-impl Text {
+impl TimeText {
     fn parse(text: &str, calendar: Calendar) -> Result<Self> {
         let wrong = |why: &str| Error::Time {
             text: text.into(),
@@ -532,10 +532,10 @@ fn clock_of(text: &str) -> Option<(f64, f64)> {
 
 /// Returns the indices of a coordinate whose values are at least `low` and below `high` (`through`: at most `high`). They are one run,
 /// because coordinates ascend or descend. Returns `None` if there are gaps in it.
-pub fn between(values: &[f64], low: f64, high: f64, through: bool) -> Option<Range> {
+pub fn between(values: &[f64], low: f64, high: f64, through: bool) -> Option<IndexRange> {
     let inside = |value: &f64| *value >= low && (*value < high || through && *value <= high);
     let Some(first) = values.iter().position(inside) else {
-        return Some(Range {
+        return Some(IndexRange {
             start: 0,
             end: 0,
             step: 1,
@@ -543,7 +543,7 @@ pub fn between(values: &[f64], low: f64, high: f64, through: bool) -> Option<Ran
     };
     let last = values.iter().rposition(inside).unwrap_or(first);
     let whole = values[first..=last].iter().all(inside);
-    whole.then_some(Range {
+    whole.then_some(IndexRange {
         start: first as u64,
         end: last as u64 + 1,
         step: 1,

@@ -15,8 +15,8 @@ use serde_json::{Map, Value as Json};
 
 use crate::model::{ATTRIBUTE_BYTES_MAX, NAMES_MAX, fill_of};
 use crate::{
-    Attribute, DataType, Dimension, Directory, Error, Format, Group, Header, Result, Span, Storage,
-    Value, Variable,
+    Attribute, DataType, Dimension, Directory, Error, FileSpan, Format, Group, Header, Result,
+    Storage, Value, Variable,
 };
 
 /// Files that describe the contents of a directory. Each of the first four makes the directory a Zarr.
@@ -35,7 +35,7 @@ pub const SHARD_CHUNKS_MAX: u64 = 1 << 20;
 
 /// Locations of the chunks of a Zarr array.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Index {
+pub struct ZarrIndex {
     /// Text before a chunk's place: `tas/c/`, or `tas/`.
     prefix: String,
     /// Separator of its numbers: `/` or `.`.
@@ -61,7 +61,7 @@ struct Shard {
 /// # Errors
 /// If the directory is no Zarr, if its metadata are corrupt, or if they exceed the limits of any real Zarr.
 pub fn read(directory: &dyn Directory) -> Result<Header> {
-    let mut reader = Reader {
+    let mut reader = ZarrReader {
         directory,
         bytes_left: METADATA_ALL_MAX,
         looks_left: LOOKS_MAX,
@@ -85,9 +85,9 @@ pub fn read(directory: &dyn Directory) -> Result<Header> {
             });
         }
         match node {
-            Node::Array(variable) => header.variables.push(variable.checked()?),
-            Node::Group(attributes) if path.is_empty() => header.attributes = attributes,
-            Node::Group(attributes) => header.groups.push(Group { path, attributes }),
+            ZarrNode::Array(variable) => header.variables.push(variable.checked()?),
+            ZarrNode::Group(attributes) if path.is_empty() => header.attributes = attributes,
+            ZarrNode::Group(attributes) => header.groups.push(Group { path, attributes }),
         }
     }
     Ok(header)
@@ -106,18 +106,18 @@ pub fn is(directory: &dyn Directory) -> io::Result<bool> {
     Ok(false)
 }
 
-enum Node {
+enum ZarrNode {
     Array(Box<Variable>),
     Group(Vec<Attribute>),
 }
 
-struct Reader<'a> {
+struct ZarrReader<'a> {
     directory: &'a dyn Directory,
     bytes_left: u64,
     looks_left: usize,
 }
 
-impl Reader<'_> {
+impl ZarrReader<'_> {
     fn look(&mut self) -> Result<()> {
         self.looks_left = self.looks_left.checked_sub(1).ok_or(Error::Limit {
             what: "files of a Zarr's metadata",
@@ -255,12 +255,12 @@ fn joined(path: &str, name: &str) -> String {
 }
 
 /// Metadata file, for errors in it.
-struct Said<'a> {
+struct MetadataFile<'a> {
     file: String,
     json: &'a Map<String, Json>,
 }
 
-impl Said<'_> {
+impl MetadataFile<'_> {
     fn wrong(&self, why: impl Into<String>) -> Error {
         Error::Metadata {
             file: self.file.clone(),
@@ -351,7 +351,7 @@ fn value(json: &Json) -> Value {
 
 /// Finds chunks by their places.
 pub(crate) struct Lookup<'a> {
-    index: &'a Index,
+    index: &'a ZarrIndex,
     directory: &'a dyn Directory,
     /// Index of the last used shard: its place and its bytes.
     shard: Option<(Vec<u64>, Option<Vec<u8>>)>,
@@ -366,7 +366,7 @@ impl std::fmt::Debug for Lookup<'_> {
 }
 
 impl<'a> Lookup<'a> {
-    pub(crate) fn new(index: &'a Index, directory: &'a dyn Directory) -> Self {
+    pub(crate) fn new(index: &'a ZarrIndex, directory: &'a dyn Directory) -> Self {
         Self {
             index,
             directory,
@@ -396,21 +396,21 @@ impl<'a> Lookup<'a> {
         })
     }
 
-    fn span(&self, name: &str, offset: u64, size: u64) -> Result<Span> {
+    fn span(&self, name: &str, offset: u64, size: u64) -> Result<FileSpan> {
         let place = self.directory.place(name);
         let (file, begin) = place.map_err(|source| Error::Io {
             what: "a chunk of a Zarr",
             offset,
             source,
         })?;
-        Ok(Span {
+        Ok(FileSpan {
             file,
             offset: begin.saturating_add(offset),
             size,
         })
     }
 
-    pub(crate) fn find(&mut self, place: &[u64]) -> Result<Option<Span>> {
+    pub(crate) fn find(&mut self, place: &[u64]) -> Result<Option<FileSpan>> {
         let index = self.index;
         let Some(shard) = &index.shard else {
             let name = self.name(place);
@@ -500,13 +500,13 @@ impl<'a> Lookup<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Kind, Order};
+    use crate::{DataKind, Endian};
 
-    fn data_type(kind: Kind, size: u32) -> DataType {
+    fn data_type(kind: DataKind, size: u32) -> DataType {
         DataType {
             kind,
             size,
-            order: Order::Little,
+            order: Endian::Little,
         }
     }
 
@@ -527,8 +527,8 @@ mod tests {
 
     #[test]
     fn zarr_fill_value_matches_type_or_is_refused() {
-        let float = data_type(Kind::Float, 4);
-        let (int, byte) = (data_type(Kind::Int, 8), data_type(Kind::Uint, 1));
+        let float = data_type(DataKind::Float, 4);
+        let (int, byte) = (data_type(DataKind::Int, 8), data_type(DataKind::Uint, 1));
         for (of, text, expected) in [
             (&float, r#""0x3f800000""#, &1_f32.to_le_bytes()[..]),
             (&float, r#""-Infinity""#, &f32::NEG_INFINITY.to_le_bytes()),

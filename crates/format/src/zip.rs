@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use crate::bytes::{Cursor, Source};
+use crate::bytes::{Cursor, LimitedBytes};
 use crate::{Bytes, Directory, Error, Result};
 
 /// Maximum number of members.
@@ -14,7 +14,7 @@ pub const MEMBERS_MAX: u64 = 1 << 20;
 const END_MAX: u64 = 22 + 0xffff;
 const WHAT: &str = "zip directory";
 
-struct Member {
+struct ZipMember {
     header: u64,
     size: u64,
     stored: bool,
@@ -23,7 +23,7 @@ struct Member {
 /// Zip file.
 pub struct Zip<'a> {
     bytes: &'a dyn Bytes,
-    members: BTreeMap<String, Member>,
+    members: BTreeMap<String, ZipMember>,
     /// Offsets of members, each looked up once.
     begins: RefCell<BTreeMap<String, u64>>,
 }
@@ -42,7 +42,7 @@ impl<'a> Zip<'a> {
     /// # Errors
     /// If the file has no directory, if it is corrupt, or if it has more than [`MEMBERS_MAX`] members.
     pub fn open(bytes: &'a dyn Bytes) -> Result<Self> {
-        let mut source = Source::new(bytes);
+        let mut source = LimitedBytes::new(bytes);
         let (start, len, count) = directory(&mut source)?;
         if count > MEMBERS_MAX {
             return Err(Error::Limit {
@@ -102,7 +102,7 @@ impl<'a> Zip<'a> {
 }
 
 /// Returns the offset of the directory, its length and its number of members.
-fn directory(source: &mut Source<'_>) -> Result<(u64, u64, u64)> {
+fn directory(source: &mut LimitedBytes<'_>) -> Result<(u64, u64, u64)> {
     let len = source.size().min(END_MAX);
     let start = source.size() - len;
     let tail = source.read(start, len, WHAT)?;
@@ -136,7 +136,7 @@ fn directory(source: &mut Source<'_>) -> Result<(u64, u64, u64)> {
     Ok((record.uint(8)?, len, count))
 }
 
-fn member(directory: &mut Cursor) -> Result<(String, Member)> {
+fn member(directory: &mut Cursor) -> Result<(String, ZipMember)> {
     directory.expect(b"PK\x01\x02")?;
     directory.skip(6)?;
     let method = directory.u16()?;
@@ -165,7 +165,7 @@ fn member(directory: &mut Cursor) -> Result<(String, Member)> {
     }
     Ok((
         name,
-        Member {
+        ZipMember {
             header,
             size,
             stored: method == 0 && packed == size,

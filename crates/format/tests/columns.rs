@@ -4,7 +4,7 @@
 
 mod decode;
 
-use tidemill_format::{Range, Store, columns};
+use tidemill_format::{IndexRange, VariableSource, columns};
 
 fn file() -> Vec<u8> {
     let mut file = b"header".to_vec();
@@ -35,17 +35,17 @@ fn columns_become_variables_of_one_dimension() {
         ("record", 100)
     );
     for piece_bytes in [1, 100, 1 << 20] {
-        let ranges = [Range {
+        let ranges = [IndexRange {
             start: 3,
             end: 50,
             step: 20,
         }];
-        let found = decode::values(id, &ranges, Store::File(&file), piece_bytes).unwrap();
+        let found = decode::values(id, &ranges, VariableSource::File(&file), piece_bytes).unwrap();
         assert_eq!(found, "03000000170000002b000000");
         let time = decode::values(
             header.find("time").unwrap(),
-            &[Range::all(100)],
-            Store::File(&file),
+            &[IndexRange::all(100)],
+            VariableSource::File(&file),
             piece_bytes,
         );
         let all: String = (0..100_u32)
@@ -56,16 +56,26 @@ fn columns_become_variables_of_one_dimension() {
     }
     // Records that are close together are one piece.
     let count = |bytes| {
-        tidemill_format::pieces(id, &[Range::all(100)], Store::File(&file), bytes)
-            .unwrap()
-            .count()
+        tidemill_format::pieces(
+            id,
+            &[IndexRange::all(100)],
+            VariableSource::File(&file),
+            bytes,
+        )
+        .unwrap()
+        .count()
     };
     assert_eq!((count(1 << 20), count(1)), (1, 100));
-    let whole = tidemill_format::pieces(id, &[Range::all(100)], Store::File(&file), 1 << 20)
-        .unwrap()
-        .next()
-        .unwrap()
-        .unwrap();
+    let whole = tidemill_format::pieces(
+        id,
+        &[IndexRange::all(100)],
+        VariableSource::File(&file),
+        1 << 20,
+    )
+    .unwrap()
+    .next()
+    .unwrap()
+    .unwrap();
     let spans: Vec<_> = whole.spans().map(|span| (span.offset, span.size)).collect();
     assert_eq!(
         (spans.len(), spans[0], spans[99]),

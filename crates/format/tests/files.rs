@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 use tidemill_format::{
-    Dimension, Header, Kind, Range, Storage, Store, Value, Variable, hdf5, zarr, zip,
+    DataKind, Dimension, Header, IndexRange, Storage, Value, Variable, VariableSource, hdf5, zarr,
+    zip,
 };
 
 fn fixtures() -> PathBuf {
@@ -140,23 +141,23 @@ fn chunks(variable: &Variable, json: &Json, bytes: &dyn tidemill_format::Bytes, 
     }
 }
 
-fn variable(variable: &Variable, json: &Json, store: Store<'_>, of: &str) -> usize {
+fn variable(variable: &Variable, json: &Json, store: VariableSource<'_>, of: &str) -> usize {
     dimensions(&variable.dimensions, &json["dimensions"], of);
     attributes(&variable.attributes, &json["attributes"], of);
-    if let (Store::File(bytes), Some(_)) = (store, json.get("chunks")) {
+    if let (VariableSource::File(bytes), Some(_)) = (store, json.get("chunks")) {
         chunks(variable, json, bytes, of);
     }
     let Some(kind) = json["kind"].as_str() else {
         return 0;
     };
     let found = match variable.data_type.kind {
-        Kind::Int if kind == "b" => "b",
-        Kind::Int => "i",
-        Kind::Uint => "u",
-        Kind::Float => "f",
-        Kind::Complex => "c",
-        Kind::Bool => "b",
-        Kind::Text => "S",
+        DataKind::Int if kind == "b" => "b",
+        DataKind::Int => "i",
+        DataKind::Uint => "u",
+        DataKind::Float => "f",
+        DataKind::Complex => "c",
+        DataKind::Bool => "b",
+        DataKind::Text => "S",
         _ => "other",
     };
     assert_eq!(
@@ -168,13 +169,13 @@ fn variable(variable: &Variable, json: &Json, store: Store<'_>, of: &str) -> usi
     for selection in json["selections"].as_array().unwrap() {
         let range = |range: &Json| {
             let range = numbers(range);
-            Range {
+            IndexRange {
                 start: range[0],
                 end: range[1],
                 step: range[2],
             }
         };
-        let ranges: Vec<Range> = selection["ranges"]
+        let ranges: Vec<IndexRange> = selection["ranges"]
             .as_array()
             .unwrap()
             .iter()
@@ -197,7 +198,7 @@ fn variable(variable: &Variable, json: &Json, store: Store<'_>, of: &str) -> usi
 }
 
 /// Compares a header with the expected one; returns the number of selections with the same values.
-fn compare(header: &Header, json: &Json, store: Store<'_>, of: &str) -> usize {
+fn compare(header: &Header, json: &Json, store: VariableSource<'_>, of: &str) -> usize {
     attributes(&header.attributes, &json["attributes"], of);
     let expected = json["variables"].as_array().unwrap();
     let mut compared = 0;
@@ -234,7 +235,12 @@ fn one_file(path: &Path) -> usize {
     if path.is_dir() {
         let header =
             zarr::read(&path.to_path_buf()).unwrap_or_else(|error| panic!("{of}: {error}"));
-        return compare(&header, &json, Store::Directory(&path.to_path_buf()), &of);
+        return compare(
+            &header,
+            &json,
+            VariableSource::Directory(&path.to_path_buf()),
+            &of,
+        );
     }
     let file = std::fs::File::open(path).unwrap();
     let header = tidemill_format::read(&file).unwrap_or_else(|error| panic!("{of}: {error}"));
@@ -242,7 +248,7 @@ fn one_file(path: &Path) -> usize {
         return compare(
             &header,
             &json,
-            Store::Directory(&zip::Zip::open(&file).unwrap()),
+            VariableSource::Directory(&zip::Zip::open(&file).unwrap()),
             &of,
         );
     }
@@ -250,7 +256,7 @@ fn one_file(path: &Path) -> usize {
     let kept = postcard::to_allocvec(&header).unwrap();
     let again: Header = postcard::from_bytes(&kept).unwrap();
     assert_eq!(postcard::to_allocvec(&again).unwrap(), kept);
-    compare(&header, &json, Store::File(&file), &of)
+    compare(&header, &json, VariableSource::File(&file), &of)
 }
 
 #[test]

@@ -3,13 +3,13 @@
 #[path = "../examples/corruption.rs"]
 mod corruption;
 
-use tidemill_format::{Error, Range, Store, pieces, read};
+use tidemill_format::{Error, IndexRange, VariableSource, pieces, read};
 
 /// Reads a few thousand corrupt files. `examples/corruption.rs` creates any number of them.
 #[test]
 fn corrupt_files_are_read_or_refused() {
     for (name, file) in corruption::fixtures() {
-        let mut chance = corruption::Chance::new(21);
+        let mut chance = corruption::DamageRandom::new(21);
         for _ in 0..200 {
             let corrupt = corruption::corrupt(&file, &mut chance);
             corruption::one(&name, &corrupt);
@@ -28,8 +28,11 @@ fn truncated_files_are_refused_with_missing_length() {
             let cut = file[..len].to_vec();
             let found = read(&cut).and_then(|header| {
                 for variable in &header.variables {
-                    let all: Vec<Range> = variable.shape().into_iter().map(Range::all).collect();
-                    for piece in pieces(variable, &all, Store::File(&cut), 1 << 20)?.take(1000) {
+                    let all: Vec<IndexRange> =
+                        variable.shape().into_iter().map(IndexRange::all).collect();
+                    for piece in
+                        pieces(variable, &all, VariableSource::File(&cut), 1 << 20)?.take(1000)
+                    {
                         piece?;
                     }
                 }
@@ -66,7 +69,7 @@ fn unknown_variable_error_lists_existing_variables() {
     let lat = header.find("lat").unwrap();
     for (range, why) in [
         (
-            Range {
+            IndexRange {
                 start: 0,
                 end: 7,
                 step: 1,
@@ -74,7 +77,7 @@ fn unknown_variable_error_lists_existing_variables() {
             "0 to 7 of 6 indices",
         ),
         (
-            Range {
+            IndexRange {
                 start: 3,
                 end: 2,
                 step: 1,
@@ -82,7 +85,7 @@ fn unknown_variable_error_lists_existing_variables() {
             "3 to 2 of 6 indices",
         ),
         (
-            Range {
+            IndexRange {
                 start: 0,
                 end: 1,
                 step: 0,
@@ -90,20 +93,22 @@ fn unknown_variable_error_lists_existing_variables() {
             "a step of 0",
         ),
     ] {
-        let error = pieces(lat, &[range], Store::File(&file), 1)
+        let error = pieces(lat, &[range], VariableSource::File(&file), 1)
             .unwrap_err()
             .to_string();
         assert_eq!(error, format!("lat: selection of dimension lat: {why}"));
     }
-    assert!(pieces(lat, &[], Store::File(&file), 1).is_err());
+    assert!(pieces(lat, &[], VariableSource::File(&file), 1).is_err());
     // A step that is longer than the dimension selects the first index.
-    let far = Range {
+    let far = IndexRange {
         start: 5,
         end: 6,
         step: u64::MAX,
     };
     assert_eq!(
-        pieces(lat, &[far], Store::File(&file), 1).unwrap().count(),
+        pieces(lat, &[far], VariableSource::File(&file), 1)
+            .unwrap()
+            .count(),
         1
     );
 }

@@ -37,10 +37,10 @@
 //! # fn main() {}
 //! ```
 
+mod full_access;
 pub mod raw;
-mod whole;
 
-pub use whole::{READ_BYTES_MAX, read};
+pub use full_access::{READ_BYTES_MAX, read};
 
 use std::ffi::CStr;
 use std::fmt;
@@ -88,7 +88,7 @@ pub trait Fold: Sized {
 /// Task of a kernel.
 #[derive(Clone, Copy)]
 pub struct Task<'a> {
-    raw: &'a raw::Task,
+    raw: &'a raw::AbiTask,
     /// The task's functions may be called from the thread of the kernel only.
     here: PhantomData<*const ()>,
 }
@@ -108,7 +108,7 @@ impl<'a> Task<'a> {
     /// # Safety
     /// `raw` must point to a task as `tidemill_kernel.h` says, valid for `'a`.
     #[must_use]
-    pub unsafe fn new(raw: *const raw::Task) -> Self {
+    pub unsafe fn new(raw: *const raw::AbiTask) -> Self {
         Self {
             // SAFETY: the caller guarantees this.
             raw: unsafe { &*raw },
@@ -217,7 +217,7 @@ macro_rules! fold {
 
         #[unsafe(no_mangle)]
         unsafe extern "C" fn tidemill_fold_init(
-            task: *const $crate::raw::Task,
+            task: *const $crate::raw::AbiTask,
         ) -> *mut ::core::ffi::c_void {
             // SAFETY: the program calls it as the header says; the same holds below.
             unsafe { $crate::raw::init::<$kernel>(task) }
@@ -245,7 +245,7 @@ macro_rules! fold {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn tidemill_fold_state(
             state: *mut ::core::ffi::c_void,
-            task: *const $crate::raw::Task,
+            task: *const $crate::raw::AbiTask,
         ) -> i32 {
             // SAFETY: see above.
             unsafe { $crate::raw::state::<$kernel>(state, task) }
@@ -253,7 +253,7 @@ macro_rules! fold {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn tidemill_fold_finish(
             state: *mut ::core::ffi::c_void,
-            task: *const $crate::raw::Task,
+            task: *const $crate::raw::AbiTask,
         ) -> i32 {
             // SAFETY: see above.
             unsafe { $crate::raw::finish::<$kernel>(state, task) }
@@ -268,7 +268,7 @@ macro_rules! start {
         $crate::version!();
 
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn start_kernel(task: *const $crate::raw::Task) -> i32 {
+        unsafe extern "C" fn start_kernel(task: *const $crate::raw::AbiTask) -> i32 {
             // SAFETY: the program calls it as the header says.
             unsafe { $crate::raw::start(task, $function) }
         }
@@ -296,7 +296,7 @@ macro_rules! version {
 #[derive(Debug)]
 struct Folding<F> {
     fold: F,
-    task: *const raw::Task,
+    task: *const raw::AbiTask,
 }
 
 impl<F: Fold> Folding<F> {

@@ -11,7 +11,7 @@ pub const ABI_VERSION: u32 = 1;
 /// `struct tidemill_input`.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Input {
+pub struct AbiInput {
     /// Name, a string.
     pub name: *const c_char,
     /// First byte.
@@ -23,7 +23,7 @@ pub struct Input {
 /// `struct tidemill_output`.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Output {
+pub struct AbiOutput {
     /// Name, a string.
     pub name: *const c_char,
     /// Open file.
@@ -33,7 +33,7 @@ pub struct Output {
 /// `struct tidemill_task`.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Task {
+pub struct AbiTask {
     /// Version of the program.
     pub abi_version: u32,
     /// Size of this structure in the program, in bytes.
@@ -45,15 +45,15 @@ pub struct Task {
     /// Number of inputs.
     pub input_count: usize,
     /// Inputs.
-    pub inputs: *const Input,
+    pub inputs: *const AbiInput,
     /// Number of outputs.
     pub output_count: usize,
     /// Outputs.
-    pub outputs: *const Output,
+    pub outputs: *const AbiOutput,
     /// Function that appends to an output; null in modules.
-    pub write: Option<unsafe extern "C" fn(*const Task, usize, *const c_void, usize) -> c_int>,
+    pub write: Option<unsafe extern "C" fn(*const AbiTask, usize, *const c_void, usize) -> c_int>,
     /// Function that shows a message; null in modules.
-    pub error: Option<unsafe extern "C" fn(*const Task, *const c_char)>,
+    pub error: Option<unsafe extern "C" fn(*const AbiTask, *const c_char)>,
 }
 
 #[cfg(target_family = "wasm")]
@@ -66,7 +66,7 @@ unsafe extern "C" {
 }
 
 /// Appends to an output; returns an errno value.
-pub(crate) fn write(task: &Task, output: usize, bytes: &[u8]) -> i32 {
+pub(crate) fn write(task: &AbiTask, output: usize, bytes: &[u8]) -> i32 {
     #[cfg(target_family = "wasm")]
     {
         let _ = task;
@@ -82,7 +82,7 @@ pub(crate) fn write(task: &Task, output: usize, bytes: &[u8]) -> i32 {
 }
 
 /// Shows a message.
-pub(crate) fn show(task: &Task, message: &str) {
+pub(crate) fn show(task: &AbiTask, message: &str) {
     #[cfg(target_family = "wasm")]
     {
         let _ = task;
@@ -113,7 +113,7 @@ pub fn alloc(size: usize) -> *mut u8 {
 ///
 /// # Safety
 /// As the header says; the same applies to all functions below.
-pub unsafe fn start(task: *const Task, function: fn(&Safe<'_>) -> Result) -> i32 {
+pub unsafe fn start(task: *const AbiTask, function: fn(&Safe<'_>) -> Result) -> i32 {
     // SAFETY: the caller guarantees this.
     let task = unsafe { Safe::new(task) };
     task.code(function(&task))
@@ -123,7 +123,7 @@ pub unsafe fn start(task: *const Task, function: fn(&Safe<'_>) -> Result) -> i32
 ///
 /// # Safety
 /// See [`start`].
-pub unsafe fn init<F: Fold>(raw: *const Task) -> *mut c_void {
+pub unsafe fn init<F: Fold>(raw: *const AbiTask) -> *mut c_void {
     // SAFETY: the caller guarantees this.
     let task = unsafe { Safe::new(raw) };
     match F::init(&task) {
@@ -173,7 +173,7 @@ pub unsafe fn merge<F: Fold>(state: *mut c_void, partial: *const u8, size: usize
 ///
 /// # Safety
 /// See [`start`].
-pub unsafe fn state<F: Fold>(state: *mut c_void, task: *const Task) -> i32 {
+pub unsafe fn state<F: Fold>(state: *mut c_void, task: *const AbiTask) -> i32 {
     // SAFETY: the state is the result of `init`, and the task is valid.
     let (folding, task) = unsafe { (&*state.cast::<Folding<F>>(), Safe::new(task)) };
     task.code(task.write(0, &folding.fold.state()))
@@ -183,7 +183,7 @@ pub unsafe fn state<F: Fold>(state: *mut c_void, task: *const Task) -> i32 {
 ///
 /// # Safety
 /// See [`start`]. The state must not be used again.
-pub unsafe fn finish<F: Fold>(state: *mut c_void, task: *const Task) -> i32 {
+pub unsafe fn finish<F: Fold>(state: *mut c_void, task: *const AbiTask) -> i32 {
     // SAFETY: the state is the pointer that `init` returned, used for the last time, and the task is valid.
     let (folding, task) = unsafe { (Box::from_raw(state.cast::<Folding<F>>()), Safe::new(task)) };
     task.code(folding.fold.finish(&task))

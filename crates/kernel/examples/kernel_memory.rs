@@ -46,17 +46,17 @@ fn used() -> Duration {
 }
 
 /// Times of a run, and its result.
-type Answer = Result<((f64, f64), String), Box<dyn Error>>;
+type TimedRun = Result<((f64, f64), String), Box<dyn Error>>;
 
 /// Contents of files, and buffers for results.
 #[derive(Default)]
-struct Memory {
+struct BenchFiles {
     files: BTreeMap<String, Vec<u8>>,
     to: Vec<u8>,
 }
 
-impl Memory {
-    fn run(&mut self, what: &str, name: &str, number: usize) -> Answer {
+impl BenchFiles {
+    fn run(&mut self, what: &str, name: &str, number: usize) -> TimedRun {
         if what == "scale-in-place" {
             return scale(name);
         }
@@ -107,7 +107,7 @@ impl Memory {
 }
 
 /// Scales a file in place, mapped for writing.
-fn scale(name: &str) -> Answer {
+fn scale(name: &str) -> TimedRun {
     let file = OpenOptions::new().read(true).write(true).open(name)?;
     let length = usize::try_from(file.metadata()?.len())?;
     let start = Start::now();
@@ -127,7 +127,7 @@ fn scale(name: &str) -> Answer {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut memory = Memory::default();
+    let mut memory = BenchFiles::default();
     let mut answers = io::stdout().lock();
     for line in io::stdin().lock().lines() {
         let line = line?;

@@ -19,14 +19,14 @@ use tidemill_kernel::{fold_builtin, run_builtin};
 const READ_BYTES: usize = 256 << 10;
 
 /// Processes pieces of a file, and returns a result.
-trait Job {
+trait BenchJob {
     fn take(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Box<dyn Error>>;
     fn end(self: Box<Self>) -> Result<String, Box<dyn Error>>;
 }
 
-struct Fold(tidemill_kernel::Folding);
+struct FoldJob(tidemill_kernel::Folding);
 
-impl Job for Fold {
+impl BenchJob for FoldJob {
     fn take(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
         Ok(self.0.update(offset, bytes)?)
     }
@@ -39,13 +39,13 @@ impl Job for Fold {
 }
 
 #[derive(Clone, Copy)]
-enum Plain {
+enum BenchNumber {
     I32(i64),
     F32(f32),
     F64(f64),
 }
 
-impl Job for Plain {
+impl BenchJob for BenchNumber {
     fn take(&mut self, _: u64, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx512f") {
@@ -68,15 +68,15 @@ impl Job for Plain {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn wide(plain: &mut Plain, bytes: &[u8]) {
+fn wide(plain: &mut BenchNumber, bytes: &[u8]) {
     sum(plain, bytes);
 }
 
 #[inline(always)]
-fn sum(plain: &mut Plain, bytes: &[u8]) {
+fn sum(plain: &mut BenchNumber, bytes: &[u8]) {
     const LANES: usize = 64;
     match plain {
-        Plain::I32(sum) => {
+        BenchNumber::I32(sum) => {
             let mut lanes = [0_i64; LANES];
             for row in bytes.as_chunks::<4>().0.as_chunks::<LANES>().0 {
                 for lane in 0..LANES {
@@ -85,7 +85,7 @@ fn sum(plain: &mut Plain, bytes: &[u8]) {
             }
             *sum += lanes.iter().sum::<i64>();
         }
-        Plain::F32(sum) => {
+        BenchNumber::F32(sum) => {
             let mut lanes = [0_f32; LANES];
             for row in bytes.as_chunks::<4>().0.as_chunks::<LANES>().0 {
                 for lane in 0..LANES {
@@ -94,7 +94,7 @@ fn sum(plain: &mut Plain, bytes: &[u8]) {
             }
             *sum += lanes.iter().sum::<f32>();
         }
-        Plain::F64(sum) => {
+        BenchNumber::F64(sum) => {
             let mut lanes = [0_f64; LANES];
             for row in bytes.as_chunks::<8>().0.as_chunks::<LANES>().0 {
                 for lane in 0..LANES {
@@ -107,7 +107,7 @@ fn sum(plain: &mut Plain, bytes: &[u8]) {
 }
 
 /// Passes on the whole file, mapped.
-fn mapped(file: &File, job: &mut dyn Job) -> Result<(), Box<dyn Error>> {
+fn mapped(file: &File, job: &mut dyn BenchJob) -> Result<(), Box<dyn Error>> {
     let length = usize::try_from(file.metadata()?.len())?;
     // SAFETY: a new mapping at an address of the system's choice; no process changes the file during a benchmark.
     unsafe {
@@ -126,7 +126,7 @@ fn mapped(file: &File, job: &mut dyn Job) -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn read(mut file: &File, buffer: &mut [u8], job: &mut dyn Job) -> Result<(), Box<dyn Error>> {
+fn read(mut file: &File, buffer: &mut [u8], job: &mut dyn BenchJob) -> Result<(), Box<dyn Error>> {
     let mut offset = 0;
     loop {
         let count = file.read(buffer)?;
@@ -139,7 +139,11 @@ fn read(mut file: &File, buffer: &mut [u8], job: &mut dyn Job) -> Result<(), Box
 }
 
 /// Passes on the first piece as often as it fits into the file.
-fn cached(mut file: &File, buffer: &mut [u8], job: &mut dyn Job) -> Result<(), Box<dyn Error>> {
+fn cached(
+    mut file: &File,
+    buffer: &mut [u8],
+    job: &mut dyn BenchJob,
+) -> Result<(), Box<dyn Error>> {
     file.read_exact(buffer)?;
     let size = buffer.len() as u64;
     for number in 0..file.metadata()?.len() / size {
@@ -159,11 +163,11 @@ fn run(words: &[&str], buffer: &mut [u8]) -> Result<String, Box<dyn Error>> {
         let line = result.split(|byte| *byte == b'\n').next();
         return Ok(String::from_utf8_lossy(line.unwrap_or_default()).into_owned());
     }
-    let mut job: Box<dyn Job> = match (*kernel, args.first().map_or("", String::as_str)) {
-        ("plain-sum", "dtype=i32") => Box::new(Plain::I32(0)),
-        ("plain-sum", "dtype=f32") => Box::new(Plain::F32(0.0)),
-        ("plain-sum", _) => Box::new(Plain::F64(0.0)),
-        _ => Box::new(Fold(fold_builtin(kernel, &args)?)),
+    let mut job: Box<dyn BenchJob> = match (*kernel, args.first().map_or("", String::as_str)) {
+        ("plain-sum", "dtype=i32") => Box::new(BenchNumber::I32(0)),
+        ("plain-sum", "dtype=f32") => Box::new(BenchNumber::F32(0.0)),
+        ("plain-sum", _) => Box::new(BenchNumber::F64(0.0)),
+        _ => Box::new(FoldJob(fold_builtin(kernel, &args)?)),
     };
     let file = File::open(name)?;
     match *how {

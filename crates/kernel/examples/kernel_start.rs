@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tidemill_kernel::{Code, InputsAs, Launcher, Prepared, Run, RunInput, Settings, User, child};
+use tidemill_kernel::{
+    CodeSource, InputsAs, Launcher, LauncherSettings, Prepared, Run, RunInput, User, child,
+};
 
 const MODULE: &str = include_str!("../tests/kernels/places.wat");
 const USER: User = User {
@@ -56,11 +58,11 @@ fn measure(directory: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
     fs::write(&module, wat::parse_str(MODULE)?)?;
     let library = build_library(directory)?;
     let modules = Some(directory.join("modules"));
-    let launcher = Launcher::new(Settings {
+    let launcher = Launcher::new(LauncherSettings {
         modules,
-        ..Settings::default()
+        ..LauncherSettings::default()
     })?;
-    let run = |code: Code, name: &str, args: &[&str]| {
+    let run = |code: CodeSource, name: &str, args: &[&str]| {
         let mut run = Run::new(code, directory.join(name));
         run.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         run.inputs_as = InputsAs::Symlink;
@@ -72,20 +74,20 @@ fn measure(directory: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
         launcher.prepare(run)
     };
     let begin = Instant::now();
-    let wasm = run(Code::Wasm(module), "wasm", &["1"])?;
+    let wasm = run(CodeSource::Wasm(module), "wasm", &["1"])?;
     report("module, compiled and prepared", &mut [begin.elapsed()]);
     let kernels = [
         (
             "program in the sandbox",
-            run(Code::Program("/bin/true".into()), "program", &[])?,
+            run(CodeSource::Program("/bin/true".into()), "program", &[])?,
         ),
         (
             "built-in",
-            run(Code::Builtin("count".into()), "builtin", &[])?,
+            run(CodeSource::Builtin("count".into()), "builtin", &[])?,
         ),
         (
             "shared object",
-            run(Code::Native(library), "native", &["1"])?,
+            run(CodeSource::Native(library), "native", &["1"])?,
         ),
         ("module, compiled before", wasm),
     ];

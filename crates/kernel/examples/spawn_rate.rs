@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use tidemill_kernel::{Code, InputsAs, Launcher, Run, Settings, child, run_builtin};
+use tidemill_kernel::{CodeSource, InputsAs, Launcher, LauncherSettings, Run, child, run_builtin};
 
 fn main() -> Result<(), Box<dyn Error>> {
     child::main_if_child();
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn spawns(directory: &Path, runs: u32) -> Result<(), Box<dyn Error>> {
-    let launcher = Launcher::new(Settings::default())?;
+    let launcher = Launcher::new(LauncherSettings::default())?;
     for round in 0..2 {
         let begin = Instant::now();
         for _ in 0..runs {
@@ -39,7 +39,7 @@ fn spawns(directory: &Path, runs: u32) -> Result<(), Box<dyn Error>> {
         let begin = Instant::now();
         for number in 0..runs {
             let mut run = Run::new(
-                Code::Program("/bin/true".into()),
+                CodeSource::Program("/bin/true".into()),
                 directory.join(format!("{round}-{number}")),
             );
             run.inputs_as = InputsAs::Symlink;
@@ -48,7 +48,7 @@ fn spawns(directory: &Path, runs: u32) -> Result<(), Box<dyn Error>> {
         }
         report("sandboxed, with its private directory", runs, begin);
         let run = Run::new(
-            Code::Program("/bin/true".into()),
+            CodeSource::Program("/bin/true".into()),
             directory.join(format!("{round}")),
         );
         let prepared = launcher.prepare(run)?;

@@ -108,14 +108,14 @@ static inline void tidemill_error(const struct tidemill_task *task, const char *
 #endif
 }
 
-/* ---- Other bytes of the inputs, for tasks with `whole = true`. Shared objects and programs can use this function; modules can't.
- * Define TIDEMILL_WHOLE before you include this file, as the function needs headers of the C library.
+/* ---- Other bytes of the inputs, for tasks with `access = "full"`. Shared objects and programs can use this function; modules can't.
+ * Define TIDEMILL_FULL_ACCESS before you include this file, as the function needs headers of the C library.
  *
  * Reads up to `size` bytes from `offset` of the whole input file, even if the kernel sees only a part as its file. The name of the input
  * is that of the job script. The bytes come from this node or, through this node, from another node. Returns the number of bytes,
  * which is smaller only at the end of the file and for sizes above TIDEMILL_READ_BYTES; or a negative errno value: -ENOSYS without
- * `whole = true`, -ENOENT for an unknown input, -EIO for bytes that are unavailable now. Call it from one thread at a time. */
-#if defined(TIDEMILL_WHOLE) && !defined(__wasm__)
+ * `access = "full"`, -ENOENT for an unknown input, -EIO for bytes that are unavailable now. Call it from one thread at a time. */
+#if defined(TIDEMILL_FULL_ACCESS) && !defined(__wasm__)
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -176,8 +176,8 @@ TIDEMILL_EXPORT int start_kernel(const struct tidemill_task *task);
 
 /* ---- Fold.
  *
- * A fold must obey this law: the result does not depend on the cuts of the input, on the order of the pieces, or on the
- * order of merges. `tidemill kernel test --law` tests the law.
+ * A fold must have merge invariance: the result does not depend on the cuts of the input, on the order of the pieces, or on the
+ * order of merges. `tidemill kernel test --merge-invariance` tests this.
  *
  * Memory: the state belongs to the kernel. The program keeps the pointer of init and passes it to later calls, and never
  * reads the state. A process has one state, so the state may be a static variable. Its last use is tidemill_fold_state or

@@ -15,8 +15,8 @@ use rustix::process::Gid;
 
 use crate::error::PrepareError;
 use crate::private::{OWN_USER, open_plain};
-use crate::program::{builtin_hash, hash_open, stack_hash};
-use crate::run::{Code, Run, RunInput, User};
+use crate::program::{builtin_hash, hash_open, pipeline_hash};
+use crate::run::{CodeSource, Run, RunInput, User};
 use crate::sandbox::ids::Ids;
 
 const READ: u32 = 4;
@@ -28,7 +28,7 @@ const FIRST_LINE_BYTES: usize = 256;
 
 /// A file of code, open.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct CodeFile {
     /// At its beginning.
     pub(crate) file: File,
     /// Its blake3 hash in hexadecimal.
@@ -42,15 +42,20 @@ pub(crate) struct Opened {
 ///
 /// # Errors
 /// If the user has no right to a file, or if a file is no plain file.
-pub(crate) fn open(run: &Run, ids: Ids) -> Result<Vec<Opened>, PrepareError> {
+pub(crate) fn open(run: &Run, ids: Ids) -> Result<Vec<CodeFile>, PrepareError> {
     let files = run.code.parts().filter_map(|code| {
         let path = code.file()?;
-        Some(open_one(path, matches!(code, Code::Program(_)), run, ids))
+        Some(open_one(
+            path,
+            matches!(code, CodeSource::Program(_)),
+            run,
+            ids,
+        ))
     });
     files.collect()
 }
 
-fn open_one(path: &Path, executed: bool, run: &Run, ids: Ids) -> Result<Opened, PrepareError> {
+fn open_one(path: &Path, executed: bool, run: &Run, ids: Ids) -> Result<CodeFile, PrepareError> {
     let error = |source| PrepareError::Code {
         path: path.to_owned(),
         source,
@@ -81,7 +86,7 @@ fn open_one(path: &Path, executed: bool, run: &Run, ids: Ids) -> Result<Opened, 
             interpreter,
         });
     }
-    Ok(Opened {
+    Ok(CodeFile {
         hash: hash_open(&file).map_err(error)?,
         file,
         reached,
@@ -94,15 +99,15 @@ pub(crate) fn input_of<'a>(run: &'a Run, path: &Path) -> Option<&'a RunInput> {
 }
 
 /// Returns the hash of code with these files, in hexadecimal.
-pub(crate) fn hash(code: &Code, files: &[Opened]) -> String {
+pub(crate) fn hash(code: &CodeSource, files: &[CodeFile]) -> String {
     let mut files = files.iter();
-    let part = |part: &Code| match part {
-        Code::Builtin(name) => builtin_hash(name),
+    let part = |part: &CodeSource| match part {
+        CodeSource::Builtin(name) => builtin_hash(name),
         _ => files.next().map(|file| file.hash.clone()),
     };
     let mut parts: Vec<String> = code.parts().filter_map(part).collect();
     match code {
-        Code::Stack(_) => stack_hash(&parts),
+        CodeSource::Pipeline(_) => pipeline_hash(&parts),
         _ => parts.pop().unwrap_or_default(),
     }
 }

@@ -29,7 +29,7 @@ pub(crate) fn list(
     output: &str,
     most: DirectoryBounds,
 ) -> Result<Vec<(String, u64)>, OutputError> {
-    let mut walk = Walk {
+    let mut walk = DirectoryWalk {
         output,
         most,
         found: Vec::new(),
@@ -48,7 +48,7 @@ pub(crate) fn list(
     Ok(walk.found)
 }
 
-struct Walk<'a> {
+struct DirectoryWalk<'a> {
     output: &'a str,
     most: DirectoryBounds,
     found: Vec<(String, u64)>,
@@ -56,7 +56,7 @@ struct Walk<'a> {
     entries: usize,
 }
 
-impl Walk<'_> {
+impl DirectoryWalk<'_> {
     fn failed(&self, source: io::Error) -> OutputError {
         let name = self.output.to_owned();
         OutputError::Io { name, source }

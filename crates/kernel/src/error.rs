@@ -1,4 +1,4 @@
-//! Errors before a kernel runs. Failures of a running kernel are an [`crate::End`].
+//! Errors before a kernel runs. Failures of a running kernel are an [`crate::RunEnd`].
 
 use std::io;
 use std::path::PathBuf;
@@ -43,14 +43,14 @@ pub enum PrepareError {
          empty parts, and not begin with `.tidemill`"
     )]
     Name(String),
-    /// A stack that does not write exactly one output.
+    /// A pipeline that does not write exactly one output.
     #[error(
-        "a stack of kernels writes one output, the standard output of its last kernel, but the task names {0}"
+        "a pipeline of kernels writes one output, the standard output of its last kernel, but the task names {0}"
     )]
-    StackOutput(usize),
-    /// A stage of a stack is itself a stack.
-    #[error("a stack of kernels can't be part of another stack")]
-    NestedStack,
+    PipelineOutput(usize),
+    /// A stage of a pipeline is itself a pipeline.
+    #[error("a pipeline of kernels can't be part of another pipeline")]
+    NestedPipeline,
     /// Two inputs or outputs have one name, or one is a directory of another.
     #[error("the file name {0:?} is used twice, or both as a file and as a directory")]
     NameTwice(String),

@@ -1,7 +1,7 @@
 //! The two interfaces of kernels: a fold accepts its input in any pieces; a stream turns bytes into bytes. This module knows no
 //! particular kernel; the kernels are in `builtin`.
 //!
-//! **The law of folds.** The result is the same, bit for bit, however the input is cut into pieces, in whatever order the pieces arrive,
+//! **Merge invariance.** The result is the same, bit for bit, however the input is cut into pieces, in whatever order the pieces arrive,
 //! and in whatever order partial states are merged. So a kernel may run on a whole file, on stripes, or on a write buffer, and any
 //! process can merge the partial states of several nodes.
 
@@ -16,7 +16,7 @@ use crate::builtin::BuiltinError;
 /// Version of the format of partial states.
 pub const STATE_VERSION: u8 = 1;
 
-/// Kernel that accepts its input in pieces; see the law above.
+/// Kernel that accepts its input in pieces; see merge invariance above.
 pub(crate) trait Fold: Send + Debug {
     /// Processes a piece that begins at `offset` of the input. Pieces do not overlap.
     ///

@@ -28,7 +28,7 @@ use crate::error::SpawnError;
 use crate::launcher::filters;
 use crate::run::User;
 use crate::sandbox::calls::{self, Filters};
-use crate::spawn::{self, Image, Process, Program};
+use crate::spawn::{self, ExecTarget, Process, ProcessImage};
 
 /// Argument that makes a child process a fork server.
 pub(crate) const KIND: &str = "fork-server";
@@ -48,15 +48,15 @@ const DESCRIPTORS_MIN: usize = 5;
 
 /// Answer of the server: the id of the child, whose process descriptor is attached, or a negative error number if the child could not be
 /// made.
-type Made = i32;
+type ForkAnswer = i32;
 
 /// Answer of a child: the failed step of the sandbox and its error number, or -1 and 0. The server has reported the child's id.
-type Answer = [i32; 2];
+type ChildAnswer = [i32; 2];
 
 /// Order for a child. Its descriptors are sent with it: those of every order, the namespaces, the ruleset if there is one, and the
 /// descriptors that the child keeps.
 #[derive(Debug, Serialize, Deserialize)]
-struct Order {
+struct ForkRequest {
     args: Vec<String>,
     environment: Vec<String>,
     user: Option<(u32, u32)>,
@@ -64,7 +64,7 @@ struct Order {
     idle: bool,
     namespaces: usize,
     /// Filter of system calls: the filter of runs that own files, or the other filter.
-    filter: Option<calls::Kind>,
+    filter: Option<calls::FilterKind>,
     ruleset: bool,
 }
 
@@ -110,14 +110,14 @@ impl ForkServer {
     /// or the order is too large.
     pub(crate) fn spawn(
         &self,
-        image: &Image,
-        filter: Option<calls::Kind>,
+        image: &ProcessImage,
+        filter: Option<calls::FilterKind>,
     ) -> Option<Result<Process, SpawnError>> {
         let text = |all: &[CString]| -> Option<Vec<String>> {
             let text = |one: &CString| one.to_str().ok().map(str::to_owned);
             all.iter().map(text).collect()
         };
-        let order = Order {
+        let order = ForkRequest {
             args: text(&image.args)?,
             environment: text(&image.environment)?,
             user: image.user.map(|user| (user.uid, user.gid)),
@@ -210,12 +210,12 @@ pub(crate) fn receive(socket: &impl AsFd, bytes: &mut [u8]) -> io::Result<(usize
 /// Returns the process that the server made. The id is the server's word, because a child belongs to a user and could answer for the
 /// server.
 fn made(socket: &impl AsFd) -> io::Result<io::Result<Process>> {
-    let mut bytes = [0; size_of::<Made>()];
+    let mut bytes = [0; size_of::<ForkAnswer>()];
     let (length, descriptors) = receive(socket, &mut bytes)?;
     if length < bytes.len() {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let pid = Made::from_ne_bytes(bytes);
+    let pid = ForkAnswer::from_ne_bytes(bytes);
     Ok(match descriptors.into_iter().next() {
         Some(pidfd) if pid > 0 => Ok(Process { pid, pidfd }),
         None if pid > 0 => {
@@ -228,7 +228,7 @@ fn made(socket: &impl AsFd) -> io::Result<io::Result<Process>> {
 }
 
 /// Ends a child that was not waited for, with its process group, and waits for it.
-fn end(pid: Made) {
+fn end(pid: ForkAnswer) {
     // SAFETY: these take numbers, which are the child's until it has been waited for; a null status is allowed.
     unsafe {
         // The child may not yet have the group with its number.
@@ -240,7 +240,7 @@ fn end(pid: Made) {
 
 /// Waits until a child is confined, or returns the error that it reports.
 fn started(mut reply: impl Read, process: Process) -> Result<Process, SpawnError> {
-    let mut bytes = [0; size_of::<Answer>()];
+    let mut bytes = [0; size_of::<ChildAnswer>()];
     let answered = reply.read_exact(&mut bytes);
     let (words, _) = bytes.as_chunks();
     let [step, errno] = [0, 1].map(|at| i32::from_ne_bytes(words[at]));
@@ -295,7 +295,7 @@ pub(crate) fn serve() {
 }
 
 /// Makes a copy of this process with the same parent; returns `None` in the copy.
-fn copy() -> io::Result<Option<(Made, OwnedFd)>> {
+fn copy() -> io::Result<Option<(ForkAnswer, OwnedFd)>> {
     let mut pidfd: RawFd = -1;
     // SAFETY: this process has one thread, so the copy of its memory is whole; it takes no new stack, and the
     // descriptor is stored in a live variable.
@@ -318,7 +318,7 @@ fn copy() -> io::Result<Option<(Made, OwnedFd)>> {
 }
 
 /// Reports the failed step of a child's sandbox and its cause, or success.
-fn answer(reply: &OwnedFd, answer: Answer) {
+fn answer(reply: &OwnedFd, answer: ChildAnswer) {
     let bytes: Vec<u8> = answer.into_iter().flat_map(i32::to_ne_bytes).collect();
     // If the node does not listen, it has ended, and this process ends with it.
     let _ = rustix::io::write(reply, &bytes);
@@ -338,14 +338,14 @@ fn child(
 ) -> ! {
     spawn::heed_signals();
     let (reply, args, environment, kept) = {
-        let Ok(order) = postcard::from_bytes::<Order>(order) else {
+        let Ok(order) = postcard::from_bytes::<ForkRequest>(order) else {
             refuse(&descriptors[0], (0, libc::EBADMSG));
         };
         let mut all = descriptors.into_iter();
         let mut next = || all.next().expect("the server counts them");
         let reply = next();
-        let mut image = Image {
-            program: Program::File(-1),
+        let mut image = ProcessImage {
+            program: ExecTarget::File(-1),
             args: Vec::new(),
             environment: Vec::new(),
             streams: [next(), next(), next()],
@@ -412,21 +412,21 @@ mod tests {
 
     #[test]
     fn order_round_trips_through_encoding() {
-        let order = Order {
+        let order = ForkRequest {
             args: vec!["a".into(), "ä\n".into()],
             environment: vec!["X=1".into()],
             user: Some((1, 2)),
             limits: vec![(3, u64::MAX, 5)],
             idle: true,
             namespaces: 3,
-            filter: Some(calls::Kind {
+            filter: Some(calls::FilterKind {
                 owns_files: false,
                 has_peers: true,
             }),
             ruleset: true,
         };
         let bytes = postcard::to_allocvec(&order).unwrap();
-        let back: Order = postcard::from_bytes(&bytes).unwrap();
+        let back: ForkRequest = postcard::from_bytes(&bytes).unwrap();
         assert_eq!(format!("{order:?}"), format!("{back:?}"));
     }
 
@@ -445,7 +445,7 @@ mod tests {
             .spawn()
             .unwrap();
         // The server answers like this when no descriptor is free.
-        let pid = Made::try_from(child.id()).unwrap();
+        let pid = ForkAnswer::try_from(child.id()).unwrap();
         send(&server, &pid.to_ne_bytes(), &[]).unwrap();
         let refused = made(&own).unwrap().unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EMFILE));
@@ -465,7 +465,7 @@ mod tests {
             let pidfd = pidfd.unwrap();
             started(answer, Process { pid, pidfd })
         };
-        let words = |words: Answer| words.map(i32::to_ne_bytes).concat();
+        let words = |words: ChildAnswer| words.map(i32::to_ne_bytes).concat();
         assert!(matches!(end(&[]), Err(SpawnError::Process(_))));
         let refused = words([i32::try_from(spawn::CALL_FILTER).unwrap(), libc::EAGAIN]);
         match end(&refused) {

@@ -13,25 +13,25 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::child::{self, Keeper};
+use crate::child::{self, KeeperHandle};
 use crate::code;
 use crate::error::{PrepareError, SetupError, SpawnError};
 use crate::fork_server::{self, ForkServer};
 use crate::modules::Modules;
-use crate::peers::Network;
+use crate::peers::RankNetwork;
 use crate::prepare::{self, Prepared, environment};
 use crate::private::OWN_USER;
 use crate::program;
-use crate::run::{Code, InputsAs, Limits, Run, User};
-use crate::running::Running;
+use crate::run::{CodeSource, InputsAs, Run, RunLimits, User};
+use crate::running::RunningKernel;
 use crate::sandbox::calls::{self, Filters};
 use crate::sandbox::files::{SYSTEM_PATHS, SystemRules, open_directory_path, open_path};
-use crate::sandbox::group::{ControlGroup, Together};
+use crate::sandbox::group::{ControlGroup, LauncherLimits};
 use crate::sandbox::ids::Ids;
 use crate::sandbox::namespaces::Namespaces;
 use crate::sandbox::{SandboxSupport, sandbox_support};
 use crate::spare::Spares;
-use crate::spawn::{self, Image, Process, Program};
+use crate::spawn::{self, ExecTarget, Process, ProcessImage};
 use crate::watch::{self, Watched};
 
 /// Default directories in which programs are searched.
@@ -58,7 +58,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(2);
 
 /// Settings of the kernels on this host.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct LauncherSettings {
     /// Files and directories that every kernel may read and execute.
     pub system_paths: Vec<PathBuf>,
     /// Directories in which programs are searched; also the `PATH` of kernels.
@@ -75,10 +75,10 @@ pub struct Settings {
     /// wait for kernels.
     pub idle: bool,
     /// Limits for all kernels of a launcher together, if the host allows control groups.
-    pub together: Option<Together>,
+    pub together: Option<LauncherLimits>,
 }
 
-impl Default for Settings {
+impl Default for LauncherSettings {
     fn default() -> Self {
         Self {
             system_paths: SYSTEM_PATHS.iter().map(PathBuf::from).collect(),
@@ -95,13 +95,13 @@ impl Default for Settings {
 /// Starts kernels. One launcher serves a whole node and can be shared between threads.
 #[derive(Debug)]
 pub struct Launcher {
-    settings: Settings,
+    settings: LauncherSettings,
     support: SandboxSupport,
     ids: Ids,
     namespaces: Option<Namespaces>,
     system: SystemRules,
     child: OwnedFd,
-    keeper: Arc<Keeper>,
+    keeper: Arc<KeeperHandle>,
     spares: Spares,
     modules: Modules,
     group: Option<Arc<ControlGroup>>,
@@ -125,7 +125,7 @@ impl Launcher {
     ///
     /// # Errors
     /// If a part of the sandbox is missing and the settings do not allow that.
-    pub fn new(settings: Settings) -> Result<Self, SetupError> {
+    pub fn new(settings: LauncherSettings) -> Result<Self, SetupError> {
         let support = sandbox_support();
         let missing = support.missing();
         if !missing.is_empty() {
@@ -154,7 +154,7 @@ impl Launcher {
             path,
             source: error.into(),
         })?;
-        let keeper = Arc::new(Keeper::start(&child).map_err(SetupError::Keeper)?);
+        let keeper = Arc::new(KeeperHandle::start(&child).map_err(SetupError::Keeper)?);
         adopt_orphans();
         let system = SystemRules::open(&settings.system_paths, support.landlock_version);
         let group = settings.together.as_ref().and_then(|together| {
@@ -211,7 +211,7 @@ impl Launcher {
 
     /// Returns the settings.
     #[must_use]
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &LauncherSettings {
         &self.settings
     }
 
@@ -231,8 +231,8 @@ impl Launcher {
         let opened = code::open(&run, self.ids)?;
         let files = run.code.parts().filter(|part| part.file().is_some());
         let user = run.user.unwrap_or(*OWN_USER).uid;
-        let module = |(part, opened): (&Code, _)| match part {
-            Code::Wasm(path) => Some(self.modules.open(self, user, path, opened)),
+        let module = |(part, opened): (&CodeSource, _)| match part {
+            CodeSource::Wasm(path) => Some(self.modules.open(self, user, path, opened)),
             _ => None,
         };
         let modules = files.zip(&opened).filter_map(module);
@@ -255,11 +255,11 @@ impl Launcher {
     ///
     /// # Errors
     /// If kernels have no network of their own on this host.
-    pub fn network(&self, rank: usize) -> io::Result<Arc<Network>> {
+    pub fn network(&self, rank: usize) -> io::Result<Arc<RankNetwork>> {
         if self.namespaces.is_none() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        Network::make(&self.child, self.ids, rank).map(Arc::new)
+        RankNetwork::make(&self.child, self.ids, rank).map(Arc::new)
     }
 
     /// Prepares the run of a child that compiles `module`.
@@ -294,7 +294,7 @@ impl Launcher {
     ///
     /// # Errors
     /// If the process could not be confined or executed; then no code of the kernel ran.
-    pub fn spawn(&self, prepared: &Prepared) -> Result<Running, SpawnError> {
+    pub fn spawn(&self, prepared: &Prepared) -> Result<RunningKernel, SpawnError> {
         let mut tries = 0;
         loop {
             match self.spawn_once(prepared) {
@@ -309,7 +309,7 @@ impl Launcher {
         }
     }
 
-    fn spawn_once(&self, prepared: &Prepared) -> Result<Running, SpawnError> {
+    fn spawn_once(&self, prepared: &Prepared) -> Result<RunningKernel, SpawnError> {
         let run = &prepared.run;
         let streams = prepared.streams.lock();
         let stdin = match &streams.stdin {
@@ -327,12 +327,13 @@ impl Launcher {
         let path = path.unwrap_or_else(|_| PATH.into());
         let variables = environment(run, &path.to_string_lossy());
         let filter = self.filter(prepared)?;
-        let image = Image {
+        let image = ProcessImage {
             program: match &prepared.code {
-                Code::Program(path) => Program::Path(c_path(path)?),
-                Code::Builtin(_) | Code::Native(_) | Code::Wasm(_) | Code::Stack(_) => {
-                    Program::File(self.child.as_raw_fd())
-                }
+                CodeSource::Program(path) => ExecTarget::Path(c_path(path)?),
+                CodeSource::Builtin(_)
+                | CodeSource::Native(_)
+                | CodeSource::Wasm(_)
+                | CodeSource::Pipeline(_) => ExecTarget::File(self.child.as_raw_fd()),
             },
             args: Vec::new(),
             environment: variables
@@ -369,7 +370,7 @@ impl Launcher {
             given: prepared.given.clone(),
             state: Default::default(),
             orphans: Default::default(),
-            room: Default::default(),
+            cgroup: Default::default(),
             looks: Default::default(),
             device: Default::default(),
             group,
@@ -378,7 +379,7 @@ impl Launcher {
             stderr: Default::default(),
         });
         watch::watch(&watched);
-        Ok(Running::new(watched, stdout_reader, stderr_reader))
+        Ok(RunningKernel::new(watched, stdout_reader, stderr_reader))
     }
 
     /// Returns the namespaces of a run. A run with this process's own user, root, stays in the namespaces of the host.
@@ -425,10 +426,10 @@ impl Launcher {
     fn start(
         &self,
         prepared: &Prepared,
-        mut image: Image,
-        filter: Option<calls::Kind>,
+        mut image: ProcessImage,
+        filter: Option<calls::FilterKind>,
     ) -> Result<Process, SpawnError> {
-        let is_part = !matches!(prepared.code, Code::Program(_)) && !prepared.compiles;
+        let is_part = !matches!(prepared.code, CodeSource::Program(_)) && !prepared.compiles;
         if is_part && let Some(server) = self.server() {
             image.args = arguments(prepared, fork_server::KEPT_FIRST..)?;
             if let Some(started) = server.spawn(&image, filter) {
@@ -460,14 +461,14 @@ impl Launcher {
     fn filter(
         &self,
         prepared: &Prepared,
-    ) -> Result<Option<(calls::Kind, &'static Filters)>, SpawnError> {
+    ) -> Result<Option<(calls::FilterKind, &'static Filters)>, SpawnError> {
         if !self.support.seccomp {
             return Ok(None);
         }
         let run = &prepared.run;
         let owns_files = self.runs_as_root(run) || run.inputs_as == InputsAs::Symlink;
         let filters = filters().map_err(|error| SpawnError::Process(io::Error::other(error)))?;
-        let kind = calls::Kind {
+        let kind = calls::FilterKind {
             owns_files,
             has_peers: prepared.network.is_some(),
         };
@@ -504,7 +505,7 @@ impl Launcher {
                 readable.push(open(&input.path)?);
             }
         }
-        let own = (!matches!(prepared.code, Code::Program(_))).then(|| self.child.as_fd());
+        let own = (!matches!(prepared.code, CodeSource::Program(_))).then(|| self.child.as_fd());
         let readable = (readable.iter().map(AsFd::as_fd))
             .chain(prepared.files.iter().map(AsFd::as_fd))
             .chain(own);
@@ -563,7 +564,7 @@ fn arguments(
 ) -> Result<Vec<CString>, SpawnError> {
     let run = &prepared.run;
     let mut all = match &prepared.code {
-        Code::Program(path) => vec![c_path(path)?],
+        CodeSource::Program(path) => vec![c_path(path)?],
         _ if prepared.compiles => child::compiler_arguments()
             .into_iter()
             .map(c_string)
@@ -583,7 +584,10 @@ fn arguments(
     Ok(all)
 }
 
-fn resource_limits(limits: &Limits, threads: Option<u64>) -> Vec<(libc::c_uint, libc::rlimit64)> {
+fn resource_limits(
+    limits: &RunLimits,
+    threads: Option<u64>,
+) -> Vec<(libc::c_uint, libc::rlimit64)> {
     let both = |value| libc::rlimit64 {
         rlim_cur: value,
         rlim_max: value,

@@ -38,7 +38,7 @@ pub mod child;
 mod code;
 mod directory;
 mod error;
-mod exact;
+mod exact_sums;
 mod fold;
 mod fork_server;
 mod launcher;
@@ -51,7 +51,7 @@ mod prepare;
 mod private;
 mod probe;
 mod program;
-pub mod reducing;
+pub mod reduce_workers;
 pub mod reduction;
 mod run;
 mod running;
@@ -62,23 +62,24 @@ mod threads;
 mod watch;
 
 pub use builtin::{
-    Arg, BuiltinError, Kernel, MERGE, PARTIAL, Reads, builtin_kernels, builtin_names,
-    check_arguments, fold_builtin, is_builtin, reads_numbers, run_builtin, stream_builtin,
+    BuiltinError, BuiltinKernel, KernelArgument, KernelInputFormat, MERGE, PARTIAL,
+    builtin_kernels, builtin_names, check_arguments, fold_builtin, is_builtin, reads_numbers,
+    run_builtin, stream_builtin,
 };
 pub use directory::DirectoryBounds;
 pub use error::{OutputError, PrepareError, SetupError, SpawnError};
 pub use fold::{Folding, STATE_VERSION, Streaming};
-pub use launcher::{Launcher, Settings};
+pub use launcher::{Launcher, LauncherSettings};
 pub use prepare::{Prepared, RESERVED};
-pub use private::{Made, open_as_made, remove_directory};
+pub use private::{PrivateFile, open_as_made, remove_directory};
 pub use probe::{PROBE_TIME, ProbeError};
 pub use program::{builtin_hash, find_program, hash_file};
 pub use run::{
-    Code, End, Exit, InputsAs, Limits, Part, RANKS_VARIABLE, READ_VARIABLE, Run, RunInput, Stage,
-    TAIL_BYTES_MAX, Tail, Usage, User,
+    CodeSource, Exit, InputsAs, RANKS_VARIABLE, READ_VARIABLE, Run, RunEnd, RunInput, RunLimits,
+    RunPart, RunStage, RunUsage, StreamTail, TAIL_BYTES_MAX, User,
 };
-pub use running::{Control, Running};
+pub use running::{Control, RunningKernel};
 pub use sandbox::files::SYSTEM_PATHS;
-pub use sandbox::group::{Together, memory_limit};
+pub use sandbox::group::{LauncherLimits, memory_limit};
 pub use sandbox::ids::{KERNELS_FROM, STORE_USER};
 pub use sandbox::{SandboxSupport, sandbox_support};

@@ -39,7 +39,7 @@ pub fn has_writers(file: &File) -> Option<bool> {
 
 /// A file as `/proc` lists it.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown<'a> {
+pub struct ProcFile<'a> {
     /// Inode of the file.
     pub inode: u64,
     /// Last component of its path.
@@ -51,7 +51,7 @@ pub struct Shown<'a> {
 ///
 /// The function does not access the files themselves, because a file system that hangs would block it.
 #[must_use]
-pub fn who_writes(files: &[Shown<'_>]) -> String {
+pub fn who_writes(files: &[ProcFile<'_>]) -> String {
     let mut found = Vec::new();
     for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = process.file_name();
@@ -91,7 +91,7 @@ fn written_inode(text: &str) -> Option<u64> {
 
 /// Kind of a lock on a byte of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lock {
+pub enum LockType {
     /// One holder.
     Exclusive,
     /// Any number of holders.
@@ -103,10 +103,10 @@ pub enum Lock {
 ///
 /// # Errors
 /// If the file system does not support such locks.
-pub fn try_lock_byte(file: &File, byte: i64, lock: Lock) -> io::Result<bool> {
+pub fn try_lock_byte(file: &File, byte: i64, lock: LockType) -> io::Result<bool> {
     let kind = match lock {
-        Lock::Exclusive => libc::F_WRLCK,
-        Lock::Shared => libc::F_RDLCK,
+        LockType::Exclusive => libc::F_WRLCK,
+        LockType::Shared => libc::F_RDLCK,
     };
     // SAFETY: all fields of the structure are integers, for which zero is a value.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
@@ -181,7 +181,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("f");
         let file = File::create(&path).unwrap();
-        let shown = |name: &'static str| Shown {
+        let shown = |name: &'static str| ProcFile {
             inode: std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap()),
             name: OsStr::new(name),
         };
@@ -212,12 +212,12 @@ mod tests {
             options.open(directory.path().join("f")).unwrap()
         };
         let (first, second) = (open(), open());
-        assert!(try_lock_byte(&first, 128, Lock::Exclusive).unwrap());
-        assert!(!try_lock_byte(&second, 128, Lock::Shared).unwrap());
-        assert!(try_lock_byte(&first, 128, Lock::Shared).unwrap());
-        assert!(try_lock_byte(&second, 128, Lock::Shared).unwrap());
-        assert!(!try_lock_byte(&first, 128, Lock::Exclusive).unwrap());
+        assert!(try_lock_byte(&first, 128, LockType::Exclusive).unwrap());
+        assert!(!try_lock_byte(&second, 128, LockType::Shared).unwrap());
+        assert!(try_lock_byte(&first, 128, LockType::Shared).unwrap());
+        assert!(try_lock_byte(&second, 128, LockType::Shared).unwrap());
+        assert!(!try_lock_byte(&first, 128, LockType::Exclusive).unwrap());
         drop(second);
-        assert!(try_lock_byte(&first, 128, Lock::Exclusive).unwrap());
+        assert!(try_lock_byte(&first, 128, LockType::Exclusive).unwrap());
     }
 }

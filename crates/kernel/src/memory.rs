@@ -2,17 +2,17 @@
 
 use std::io;
 
-use crate::loops::affine::{self, By};
-use crate::loops::edges::{Image, sobel as loops};
+use crate::loops::affine::{self, ScaleFactors};
+use crate::loops::edges::{GreyImage, sobel as loops};
 use crate::loops::fingerprint::{extend, join};
 use crate::loops::heartbeat;
 use crate::loops::simd::Level;
-use crate::loops::transpose::{Part, transpose as turn};
+use crate::loops::transpose::{ColumnBlock, transpose as turn};
 
 /// Replaces each little-endian `f64` of `values` by `a·x + b`, as the kernel `scale` does. An incomplete value at the end stays
 /// unchanged.
 pub fn scale_in_place(values: &mut [u8], a: f64, b: f64) {
-    affine::scale_in_place::<f64>(values, By::new(a, b), None, Level::best());
+    affine::scale_in_place::<f64>(values, ScaleFactors::new(a, b), None, Level::best());
 }
 
 /// Writes the transpose of a matrix to `to`. The matrix has values of `size` bytes (1, 2, 4 or 8), `columns` in a row.
@@ -28,7 +28,7 @@ pub fn transpose(from: &[u8], size: usize, columns: usize, to: &mut [u8]) -> io:
     {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let part = Part {
+    let part = ColumnBlock {
         from,
         size,
         rows: from.len() / row,
@@ -48,7 +48,7 @@ pub fn sobel(pixels: &[u8], width: usize, to: &mut [u8]) -> io::Result<()> {
     if width == 0 || !pixels.len().is_multiple_of(width) || pixels.len() != to.len() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    loops::sobel(Image { pixels, width }, to, Level::best());
+    loops::sobel(GreyImage { pixels, width }, to, Level::best());
     Ok(())
 }
 

@@ -18,12 +18,12 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fs::{Mode, OFlags};
 
 use crate::child;
-use crate::code::Opened;
+use crate::code::CodeFile;
 use crate::error::PrepareError;
 use crate::launcher::Launcher;
 use crate::prepare::Prepared;
 use crate::private::{OWN_USER, remove_directory};
-use crate::run::{Code, InputsAs, Limits, Run};
+use crate::run::{CodeSource, InputsAs, Run, RunLimits};
 
 /// Maximum number of compiled modules in the cache.
 const MODULES_MAX: usize = 256;
@@ -58,19 +58,19 @@ const COMPILED: &str = "compiled";
 #[derive(Debug)]
 pub(crate) struct Modules {
     directory: PathBuf,
-    turns: Turns,
+    turns: CompileTurns,
     next: AtomicU64,
 }
 
 /// Turns to compile. Each user has at most one, because two runs of one new module need the same result.
 #[derive(Debug, Default)]
-struct Turns {
-    state: Mutex<Waiting>,
+struct CompileTurns {
+    state: Mutex<CompileQueue>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct CompileQueue {
     /// Users for whom a module is being compiled.
     compiling: Vec<u32>,
     /// Waiting users, in the order of their arrival.
@@ -82,14 +82,14 @@ struct Waiting {
 
 /// A turn to compile, held until it is dropped.
 #[derive(Debug)]
-struct Turn<'a> {
-    turns: &'a Turns,
+struct CompilePermit<'a> {
+    turns: &'a CompileTurns,
     user: u32,
 }
 
-impl Turns {
+impl CompileTurns {
     /// Waits for a turn. The next turn is given to the waiting user whose last turn is the oldest.
-    fn wait(&self, user: u32) -> Turn<'_> {
+    fn wait(&self, user: u32) -> CompilePermit<'_> {
         let mut state = self.state.lock();
         let ticket = state.count;
         state.count += 1;
@@ -106,11 +106,11 @@ impl Turns {
         state.last.insert(user, count);
         drop(state);
         self.changed.notify_all();
-        Turn { turns: self, user }
+        CompilePermit { turns: self, user }
     }
 }
 
-impl Waiting {
+impl CompileQueue {
     fn next(&self) -> Option<u64> {
         if self.compiling.len() >= COMPILING_MAX {
             return None;
@@ -124,7 +124,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for CompilePermit<'_> {
     fn drop(&mut self) {
         let mut state = self.turns.state.lock();
         let of = state.compiling.iter().position(|user| *user == self.user);
@@ -137,14 +137,14 @@ impl Drop for Turn<'_> {
 }
 
 impl Modules {
-    /// See [`crate::Settings::modules`].
+    /// See [`crate::LauncherSettings::modules`].
     pub(crate) fn new(directory: Option<PathBuf>) -> Self {
         let directory = directory.unwrap_or_else(|| {
             std::env::temp_dir().join(format!("tidemill-modules-{}", OWN_USER.uid))
         });
         Self {
             directory,
-            turns: Turns::default(),
+            turns: CompileTurns::default(),
             next: AtomicU64::new(0),
         }
     }
@@ -155,7 +155,7 @@ impl Modules {
         launcher: &Launcher,
         user: u32,
         path: &Path,
-        module: &Opened,
+        module: &CodeFile,
     ) -> Result<File, PrepareError> {
         let code = |source| PrepareError::Code {
             path: path.to_owned(),
@@ -202,7 +202,7 @@ impl Modules {
     }
 
     /// Makes a copy of a module that no other user can change. The copy has the bytes of the module's hash.
-    fn copy(&self, module: &Opened) -> io::Result<File> {
+    fn copy(&self, module: &CodeFile) -> io::Result<File> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = (self.directory).join(format!("module-{}-{number}", std::process::id()));
         let mut how = File::options();
@@ -240,16 +240,16 @@ impl Modules {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let directory = (self.directory).join(format!("compile-{}-{number}", std::process::id()));
         // The run has no user: the compiler must not run as a user who could reach into it and so into modules that others will run.
-        let mut run = Run::new(Code::Wasm(path.to_owned()), &directory);
+        let mut run = Run::new(CodeSource::Wasm(path.to_owned()), &directory);
         // The run has this process's user, whose files it must not change.
         run.inputs_as = InputsAs::Symlink;
         run.outputs.push(COMPILED.into());
         run.stdout = Some(COMPILED.into());
-        run.limits = Limits {
+        run.limits = RunLimits {
             time: COMPILE_TIME_MAX,
             memory_bytes: COMPILE_MEMORY_BYTES_MAX,
             output_bytes: COMPILED_BYTES_MAX,
-            ..Limits::default()
+            ..RunLimits::default()
         };
         let prepared = launcher.prepare_compiler(run, module);
         let made = prepared.and_then(|prepared| compile(launcher, path, &prepared, kept));
@@ -265,13 +265,13 @@ impl Modules {
         let Ok(entries) = fs::read_dir(&self.directory) else {
             return;
         };
-        let mut kept: Vec<Kept> = entries
+        let mut kept: Vec<CachedModule> = entries
             .flatten()
             .map(|entry| entry.path())
             .filter(|path| path.extension().is_some_and(|end| end == ENDING) && path != newest)
             .filter_map(|path| {
                 let data = fs::symlink_metadata(&path).ok()?;
-                Some(Kept {
+                Some(CachedModule {
                     used: data.modified().ok()?,
                     user: user_of(&path),
                     length: data.len(),
@@ -313,7 +313,7 @@ impl Modules {
 
 /// A compiled module in the cache; the module that was unused for longest is the least.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Kept {
+struct CachedModule {
     used: SystemTime,
     user: Option<u32>,
     length: u64,
@@ -343,10 +343,10 @@ fn compile(
         source,
     })?;
     if !exit.success() {
-        let said = exit.stderr.text();
-        let reason = match said.trim() {
+        let printed = exit.stderr.text();
+        let reason = match printed.trim() {
             "" => exit.message(&prepared.run().limits),
-            said => said.to_owned(),
+            printed => printed.to_owned(),
         };
         return Err(PrepareError::Module {
             path: path.to_owned(),
@@ -456,7 +456,7 @@ mod tests {
         modules.make_directory().unwrap();
         let path = directory.path().join("module");
         fs::write(&path, "genuine").unwrap();
-        let opened = Opened {
+        let opened = CodeFile {
             file: File::open(&path).unwrap(),
             hash: blake3::hash(b"genuine").to_hex().to_string(),
             reached: true,
@@ -474,7 +474,7 @@ mod tests {
 
     #[test]
     fn compile_turns_are_shared_among_users() {
-        let mut state = Waiting::default();
+        let mut state = CompileQueue::default();
         for (ticket, user) in [(0, 5), (1, 5), (2, 6), (3, 6), (4, 7)] {
             state.waiting.insert(ticket, user);
         }
@@ -497,7 +497,7 @@ mod tests {
 
     #[test]
     fn users_compile_concurrently() {
-        let turns = Turns::default();
+        let turns = CompileTurns::default();
         let first = turns.wait(5);
         let second = turns.wait(6);
         std::thread::scope(|scope| {

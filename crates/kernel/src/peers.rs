@@ -48,14 +48,14 @@ const ANSWER_BYTES: usize = 4 + 2 * PORTS_MAX;
 
 /// Network of one rank. It is deleted when this value is dropped and no process in it is left.
 #[derive(Debug)]
-pub struct Network {
+pub struct RankNetwork {
     rank: u8,
     socket: Mutex<Option<OwnedFd>>,
     namespaces: Namespaces,
     process: Mutex<Child>,
 }
 
-impl Network {
+impl RankNetwork {
     pub(crate) fn make(program: &OwnedFd, ids: Ids, rank: usize) -> io::Result<Self> {
         let rank = u8::try_from(rank)
             .ok()
@@ -123,7 +123,7 @@ impl Network {
     }
 }
 
-impl Drop for Network {
+impl Drop for RankNetwork {
     fn drop(&mut self) {
         *self.socket.lock() = None;
         if let Err(error) = self.process.lock().wait() {
@@ -132,15 +132,15 @@ impl Drop for Network {
     }
 }
 
-type Answered = (Vec<u16>, Option<OwnedFd>);
+type PeerPorts = (Vec<u16>, Option<OwnedFd>);
 
-fn order(socket: &impl AsFd, what: u8, rank: u8, port: u16) -> io::Result<Answered> {
+fn order(socket: &impl AsFd, what: u8, rank: u8, port: u16) -> io::Result<PeerPorts> {
     let [low, high] = port.to_le_bytes();
     send(socket, &[what, rank, low, high], &[])?;
     answered(socket)
 }
 
-fn answered(socket: &impl AsFd) -> io::Result<Answered> {
+fn answered(socket: &impl AsFd) -> io::Result<PeerPorts> {
     let mut bytes = [0; ANSWER_BYTES];
     let (length, made) = receive(socket, &mut bytes)?;
     let (errno, ports) = bytes[..length]
@@ -167,7 +167,7 @@ pub(crate) fn serve() {
     let kinds = libc::CLONE_NEWUSER | libc::CLONE_NEWNET | libc::CLONE_NEWIPC;
     // SAFETY: takes a number, and this process has one thread.
     let entered = match unsafe { libc::unshare(kinds) } {
-        0 => Ok(Answered::default()),
+        0 => Ok(PeerPorts::default()),
         _ => Err(io::Error::last_os_error()),
     };
     let failed = entered.is_err();
@@ -184,12 +184,12 @@ pub(crate) fn serve() {
     }
 }
 
-fn answer(to: &impl AsFd, done: io::Result<Answered>) -> io::Result<()> {
+fn answer(to: &impl AsFd, done: io::Result<PeerPorts>) -> io::Result<()> {
     let (errno, (ports, made)) = match done {
         Ok(answered) => (0, answered),
         Err(error) => (
             error.raw_os_error().unwrap_or(libc::EINVAL),
-            Answered::default(),
+            PeerPorts::default(),
         ),
     };
     let mut bytes = errno.to_le_bytes().to_vec();
@@ -198,10 +198,10 @@ fn answer(to: &impl AsFd, done: io::Result<Answered>) -> io::Result<()> {
     send(to, &bytes, &made)
 }
 
-fn obey(what: u8, rank: u8, port: u16) -> io::Result<Answered> {
+fn obey(what: u8, rank: u8, port: u16) -> io::Result<PeerPorts> {
     let at = SocketAddrV4::new(address(rank), port);
     let made: OwnedFd = match what {
-        UP => return up(rank).map(|()| Answered::default()),
+        UP => return up(rank).map(|()| PeerPorts::default()),
         PORTS => return ports(rank).map(|ports| (ports, None)),
         LISTEN => TcpListener::bind(at)?.into(),
         CONNECT => begin_to_connect(at)?,

@@ -17,12 +17,12 @@ use parking_lot::Mutex;
 use rustix::fs::CWD;
 
 use crate::builtin;
-use crate::code::{self, EXECUTE, Opened, WRITE, input_of, may};
+use crate::code::{self, CodeFile, EXECUTE, WRITE, input_of, may};
 use crate::directory::{self, DirectoryBounds};
 use crate::error::{OutputError, PrepareError};
-use crate::peers::Network;
-use crate::private::{self, Made, OWN_USER};
-use crate::run::{Code, InputsAs, READ_VARIABLE, Run, Stage, User};
+use crate::peers::RankNetwork;
+use crate::private::{self, OWN_USER, PrivateFile};
+use crate::run::{CodeSource, InputsAs, READ_VARIABLE, Run, RunStage, User};
 use crate::sandbox::ids::Ids;
 use crate::spare::Spares;
 
@@ -42,7 +42,7 @@ pub struct Prepared {
     /// Owner of the directory, in the numbers of the host.
     pub(crate) user: Option<User>,
     /// Code that is executed or loaded; it may be a copy.
-    pub(crate) code: Code,
+    pub(crate) code: CodeSource,
     /// Code files outside of the directory.
     pub(crate) files: Vec<File>,
     hash: String,
@@ -57,7 +57,7 @@ pub struct Prepared {
     /// Whether the run reduces arrays on orders from its standard input, a socket.
     pub(crate) reduces: bool,
     /// Network that the run shares with its peers.
-    pub(crate) network: Option<Arc<Network>>,
+    pub(crate) network: Option<Arc<RankNetwork>>,
     /// Device and inode of each file in the directory before the kernel runs.
     pub(crate) given: BTreeSet<(u64, u64)>,
 }
@@ -79,7 +79,7 @@ pub(crate) fn prepare(
     run: Run,
     ids: Ids,
     spares: Option<&Spares>,
-    opened: Vec<Opened>,
+    opened: Vec<CodeFile>,
 ) -> Result<Prepared, PrepareError> {
     let outside = run.user.map(|user| ids.outside(user)).transpose()?;
     let user = outside.unwrap_or(*OWN_USER);
@@ -199,7 +199,7 @@ impl Prepared {
     }
 
     /// Makes the run one of several processes. It gets this network, and its standard input is connected to its starter.
-    pub fn join(&mut self, network: Arc<Network>, starter: OwnedFd) {
+    pub fn join(&mut self, network: Arc<RankNetwork>, starter: OwnedFd) {
         self.network = Some(network);
         self.streams.get_mut().stdin = Some(starter.into());
     }
@@ -215,7 +215,7 @@ impl Prepared {
     ///
     /// # Errors
     /// If the kernel did not write the output, or made something else than a file of that name.
-    pub fn output(&self, name: &str) -> Result<Made, OutputError> {
+    pub fn output(&self, name: &str) -> Result<PrivateFile, OutputError> {
         // An output that is a stream is then not open for writing anywhere, even if the kernel was never started.
         self.close_streams();
         private::take(&self.directory, name)
@@ -316,24 +316,28 @@ fn valid(name: &str) -> bool {
 
 /// Checks that such code can exist.
 pub(crate) fn check_code(run: &Run) -> Result<(), PrepareError> {
-    if matches!(run.code, Code::Stack(_)) && (run.outputs.len() != 1 || run.stdout.is_none()) {
-        return Err(PrepareError::StackOutput(run.outputs.len()));
+    if matches!(run.code, CodeSource::Pipeline(_))
+        && (run.outputs.len() != 1 || run.stdout.is_none())
+    {
+        return Err(PrepareError::PipelineOutput(run.outputs.len()));
     }
     run.code.parts().try_for_each(check_part)
 }
 
-fn check_part(code: &Code) -> Result<(), PrepareError> {
+fn check_part(code: &CodeSource) -> Result<(), PrepareError> {
     match code {
-        Code::Stack(_) => Err(PrepareError::NestedStack),
-        Code::Builtin(name) if builtin::is_builtin(name) => Ok(()),
-        Code::Builtin(name) => Err(PrepareError::UnknownBuiltin {
+        CodeSource::Pipeline(_) => Err(PrepareError::NestedPipeline),
+        CodeSource::Builtin(name) if builtin::is_builtin(name) => Ok(()),
+        CodeSource::Builtin(name) => Err(PrepareError::UnknownBuiltin {
             name: name.clone(),
             known: builtin::builtin_names().join(", "),
         }),
-        Code::Native(path) | Code::Wasm(path) | Code::Program(path) if !path.is_absolute() => {
+        CodeSource::Native(path) | CodeSource::Wasm(path) | CodeSource::Program(path)
+            if !path.is_absolute() =>
+        {
             Err(PrepareError::NotAbsolute(path.clone()))
         }
-        Code::Native(_) | Code::Wasm(_) | Code::Program(_) => Ok(()),
+        CodeSource::Native(_) | CodeSource::Wasm(_) | CodeSource::Program(_) => Ok(()),
     }
 }
 
@@ -350,32 +354,33 @@ fn plain_file(path: &Path) -> io::Result<Metadata> {
 /// reach, such as a sealed object, is copied.
 fn usable_code(
     run: &Run,
-    opened: Vec<Opened>,
+    opened: Vec<CodeFile>,
     directory: &PrivateDirectory,
     given: &mut BTreeSet<(u64, u64)>,
-) -> Result<(Code, Vec<File>), PrepareError> {
+) -> Result<(CodeSource, Vec<File>), PrepareError> {
     let (mut opened, mut files) = (opened.into_iter(), Vec::new());
-    let mut usable = |code: &Code| {
+    let mut usable = |code: &CodeSource| {
         let Some((path, one)) = code.file().and_then(|path| Some((path, opened.next()?))) else {
             return Ok(code.clone());
         };
         let code = match code {
-            Code::Program(_) if !one.reached => {
-                return copy_program(path, one.file, run, directory, given).map(Code::Program);
+            CodeSource::Program(_) if !one.reached => {
+                return copy_program(path, one.file, run, directory, given)
+                    .map(CodeSource::Program);
             }
-            Code::Native(_) => Code::Native(usable_object(path, run)),
+            CodeSource::Native(_) => CodeSource::Native(usable_object(path, run)),
             code => code.clone(),
         };
         files.push(one.file);
         Ok(code)
     };
     let code = match &run.code {
-        Code::Stack(stages) => {
+        CodeSource::Pipeline(stages) => {
             let stages = stages.iter().map(|stage| {
                 let (code, args) = (usable(&stage.code)?, stage.args.clone());
-                Ok(Stage { code, args })
+                Ok(RunStage { code, args })
             });
-            Code::Stack(stages.collect::<Result<_, _>>()?)
+            CodeSource::Pipeline(stages.collect::<Result<_, _>>()?)
         }
         single => usable(single)?,
     };

@@ -38,13 +38,13 @@ pub(crate) static OWN_USER: LazyLock<User> = LazyLock::new(|| User {
 
 /// A file together with its directory, which only this process can change. The holder of this value need not resolve the file's path again.
 #[derive(Debug)]
-pub struct Made {
+pub struct PrivateFile {
     file: File,
     directory: Arc<OwnedFd>,
     name: OsString,
 }
 
-impl Made {
+impl PrivateFile {
     /// Opens a file in a directory that only this process can change.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl Made {
 
 /// Takes the output `name` that a kernel wrote in its directory, with the directories on its path. The output is a plain file that has no other
 /// name.
-pub(crate) fn take(directory: &Arc<OwnedFd>, name: &str) -> Result<Made, OutputError> {
+pub(crate) fn take(directory: &Arc<OwnedFd>, name: &str) -> Result<PrivateFile, OutputError> {
     take_file(directory, name).map_err(|error| {
         let missing = || OutputError::Missing(name.to_owned());
         match Errno::from_io_error(&error) {
@@ -118,7 +118,7 @@ pub(crate) fn take(directory: &Arc<OwnedFd>, name: &str) -> Result<Made, OutputE
     })
 }
 
-fn take_file(directory: &Arc<OwnedFd>, name: &str) -> io::Result<Made> {
+fn take_file(directory: &Arc<OwnedFd>, name: &str) -> io::Result<PrivateFile> {
     reclaim(directory)?;
     let mut directory = Arc::clone(directory);
     let mut rest = name;
@@ -131,7 +131,7 @@ fn take_file(directory: &Arc<OwnedFd>, name: &str) -> io::Result<Made> {
         file = replace_by_copy(&directory, rest, &file)?;
     }
     let name = rest.into();
-    Ok(Made {
+    Ok(PrivateFile {
         file,
         directory,
         name,

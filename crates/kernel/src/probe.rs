@@ -5,7 +5,7 @@
 
 use crate::launcher::Launcher;
 use crate::private::remove_directory;
-use crate::run::{Code, End, Limits, Run, User};
+use crate::run::{CodeSource, Run, RunEnd, RunLimits, User};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -49,12 +49,12 @@ impl Launcher {
     /// If no kernel can run here.
     pub fn probe(&self, directory: PathBuf, user: Option<User>) -> Result<f64, ProbeError> {
         let shell = self.find_program(SHELL).ok_or(ProbeError::NoShell)?;
-        let mut run = Run::new(Code::Program(shell), directory.clone());
+        let mut run = Run::new(CodeSource::Program(shell), directory.clone());
         run.args = vec!["-c".to_owned(), "while :; do :; done".to_owned()];
         run.user = user;
-        run.limits = Limits {
+        run.limits = RunLimits {
             time: PROBE_TIME,
-            ..Limits::default()
+            ..RunLimits::default()
         };
         let foreign = directory.symlink_metadata().is_ok();
         let share = self.share_of(run);
@@ -67,7 +67,7 @@ impl Launcher {
     fn share_of(&self, run: Run) -> Result<f64, ProbeError> {
         let prepared = self.prepare(run)?;
         let exit = self.spawn(&prepared)?.wait()?;
-        if exit.end != End::TimeLimit {
+        if exit.end != RunEnd::TimeLimit {
             return Err(ProbeError::Ended(exit.message(&prepared.run().limits)));
         }
         let usage = exit.usage;

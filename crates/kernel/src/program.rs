@@ -15,9 +15,9 @@ use crate::builtin;
 const HASHES_MAX: usize = 4096;
 
 /// Properties that distinguish two states of a file.
-type Version = ([u64; 3], [i64; 2], [i64; 2]);
+type FileStamp = ([u64; 3], [i64; 2], [i64; 2]);
 
-static HASHES: LazyLock<Mutex<HashMap<Version, String>>> = LazyLock::new(Mutex::default);
+static HASHES: LazyLock<Mutex<HashMap<FileStamp, String>>> = LazyLock::new(Mutex::default);
 
 /// Finds a program: an absolute path directly, a name in the directories of `path`, in their order. Only plain files with a right to be
 /// executed are found.
@@ -81,9 +81,9 @@ pub fn builtin_hash(name: &str) -> Option<String> {
     Some(blake3::hash(text.as_bytes()).to_hex().to_string())
 }
 
-/// Returns the hash of a stack of kernels with these hashes, in hexadecimal.
-pub(crate) fn stack_hash(hashes: &[String]) -> String {
-    let text = format!("tidemill stack {}", hashes.join(" "));
+/// Returns the hash of a pipeline of kernels with these hashes, in hexadecimal.
+pub(crate) fn pipeline_hash(hashes: &[String]) -> String {
+    let text = format!("tidemill pipeline {}", hashes.join(" "));
     blake3::hash(text.as_bytes()).to_hex().to_string()
 }
 

@@ -8,7 +8,7 @@ pub const TAIL_BYTES_MAX: usize = 64 << 10;
 
 /// Source of a kernel's code.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Code {
+pub enum CodeSource {
     /// Kernel that is part of this crate; see [`crate::builtin_names`].
     Builtin(String),
     /// Native shared object (see `include/tidemill_kernel.h`).
@@ -19,15 +19,15 @@ pub enum Code {
     /// sealed object, is copied into the private directory first. Scripts name their interpreter in their first line (`#!`).
     Program(PathBuf),
     /// Pipeline of kernels in one confined tree of processes: the first reads the inputs, each other kernel reads the output of the
-    /// previous one, and the last writes the standard output. No stage is itself a stack. The arguments of the run are not used.
-    Stack(Vec<Stage>),
+    /// previous one, and the last writes the standard output. No stage is itself a pipeline. The arguments of the run are not used.
+    Pipeline(Vec<RunStage>),
 }
 
-impl Code {
-    /// Returns the code that is executed: this code itself, or the stages of a stack.
+impl CodeSource {
+    /// Returns the code that is executed: this code itself, or the stages of a pipeline.
     pub(crate) fn parts(&self) -> impl Iterator<Item = &Self> {
         let (single, stages) = match self {
-            Self::Stack(stages) => (None, stages.as_slice()),
+            Self::Pipeline(stages) => (None, stages.as_slice()),
             single => (Some(single), [].as_slice()),
         };
         single
@@ -39,16 +39,16 @@ impl Code {
     pub(crate) fn file(&self) -> Option<&PathBuf> {
         match self {
             Self::Native(path) | Self::Wasm(path) | Self::Program(path) => Some(path),
-            Self::Builtin(_) | Self::Stack(_) => None,
+            Self::Builtin(_) | Self::Pipeline(_) => None,
         }
     }
 }
 
-/// One kernel of a stack.
+/// One kernel of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Stage {
+pub struct RunStage {
     /// Its code.
-    pub code: Code,
+    pub code: CodeSource,
     /// Its arguments, without its own name.
     pub args: Vec<String>,
 }
@@ -56,7 +56,7 @@ pub struct Stage {
 /// Part of its work that a run does. All parts except the first are for folds of users (see `include/tidemill_kernel.h`); partial states
 /// are output 0, and inputs, of such runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Part {
+pub enum RunPart {
     /// All work: from whole inputs to the result.
     #[default]
     Whole,
@@ -95,7 +95,7 @@ pub enum InputsAs {
 
 /// Limits of one run. A run that exceeds a limit is killed, with all its processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct RunLimits {
     /// Wall-clock time.
     pub time: Duration,
     /// Private memory, in bytes: of each process (allocation fails) and of all together (killed). Inputs that are mapped for reading do
@@ -110,7 +110,7 @@ pub struct Limits {
     pub cpu_percent: Option<u32>,
 }
 
-impl Default for Limits {
+impl Default for RunLimits {
     fn default() -> Self {
         Self {
             time: Duration::from_secs(3600),
@@ -141,14 +141,14 @@ pub const RANKS_VARIABLE: &str = "TIDEMILL_MPI";
 #[derive(Clone, Debug)]
 pub struct Run {
     /// The code.
-    pub code: Code,
+    pub code: CodeSource,
     /// Its arguments, without the kernel's own name.
     pub args: Vec<String>,
     /// Private directory, absolute: made by [`crate::Launcher::prepare`], the kernel's working directory, and the only place that it can
     /// write to. The caller must remove it.
     pub directory: PathBuf,
     /// Part of its work that the run does.
-    pub part: Part,
+    pub part: RunPart,
     /// All files it may read in addition to the system's programs and libraries.
     pub inputs: Vec<RunInput>,
     /// Paths of the output files, relative to the private directory. Their parent directories are made; the files are not. A path with a slash
@@ -161,7 +161,7 @@ pub struct Run {
     /// User whose rights the kernel gets. `None`: the user of this process, without any capabilities. `Some` needs root.
     pub user: Option<User>,
     /// Limits.
-    pub limits: Limits,
+    pub limits: RunLimits,
     /// Form of the inputs.
     pub inputs_as: InputsAs,
     /// Further files and directories that the kernel may read and execute, absolute.
@@ -180,18 +180,18 @@ pub struct Run {
 impl Run {
     /// Returns a run of `code` in `directory` without inputs, outputs and arguments, under the default limits.
     #[must_use]
-    pub fn new(code: Code, directory: impl Into<PathBuf>) -> Self {
+    pub fn new(code: CodeSource, directory: impl Into<PathBuf>) -> Self {
         Self {
             code,
             args: Vec::new(),
             directory: directory.into(),
-            part: Part::default(),
+            part: RunPart::default(),
             inputs: Vec::new(),
             outputs: Vec::new(),
             stdin: None,
             stdout: None,
             user: None,
-            limits: Limits::default(),
+            limits: RunLimits::default(),
             inputs_as: InputsAs::default(),
             readable: Vec::new(),
             shown: Vec::new(),
@@ -204,7 +204,7 @@ impl Run {
 
 /// Cause of the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum RunEnd {
     /// The kernel's first process ended with this code; 0 is success.
     Code(i32),
     /// A signal ended the first process.
@@ -226,7 +226,7 @@ pub enum End {
 
 /// Resources that a run used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Usage {
+pub struct RunUsage {
     /// Wall-clock time from before the fork to the end.
     pub wall: Duration,
     /// Processor time in user mode of the first process and all its descendants.
@@ -241,14 +241,14 @@ pub struct Usage {
 
 /// End of a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Tail {
+pub struct StreamTail {
     /// The last [`TAIL_BYTES_MAX`] bytes at most.
     pub bytes: Vec<u8>,
     /// Total number of bytes.
     pub total_bytes: u64,
 }
 
-impl Tail {
+impl StreamTail {
     /// Returns the kept bytes as text; invalid UTF-8 is replaced.
     #[must_use]
     pub fn text(&self) -> String {
@@ -268,56 +268,56 @@ impl Tail {
 #[derive(Clone, Debug)]
 pub struct Exit {
     /// Cause of the end.
-    pub end: End,
+    pub end: RunEnd,
     /// Resources that it used.
-    pub usage: Usage,
+    pub usage: RunUsage,
     /// The end of its standard error.
-    pub stderr: Tail,
+    pub stderr: StreamTail,
     /// The end of its standard output; empty if an output received it.
-    pub stdout: Tail,
+    pub stdout: StreamTail,
 }
 
 impl Exit {
     /// Returns whether the kernel succeeded.
     #[must_use]
     pub fn success(&self) -> bool {
-        self.end == End::Code(0)
+        self.end == RunEnd::Code(0)
     }
 
     /// Describes the end for the user, in one sentence.
     #[must_use]
-    pub fn message(&self, limits: &Limits) -> String {
+    pub fn message(&self, limits: &RunLimits) -> String {
         match self.end {
-            End::Code(0) => "the kernel ended well".into(),
-            End::Code(code) => format!(
+            RunEnd::Code(0) => "the kernel ended well".into(),
+            RunEnd::Code(code) => format!(
                 "the kernel ended with exit code {code}{}",
                 self.perhaps_memory(limits)
             ),
-            End::Signal(signal) => format!(
+            RunEnd::Signal(signal) => format!(
                 "the kernel was ended by signal {signal} ({}){}",
                 signal_name(signal),
                 self.perhaps_memory(limits)
             ),
-            End::TimeLimit => format!(
+            RunEnd::TimeLimit => format!(
                 "the kernel ran past its time limit of {} s and was killed; raise limits.time if it needs longer",
                 limits.time.as_secs_f64()
             ),
-            End::MemoryLimit => format!(
+            RunEnd::MemoryLimit => format!(
                 "the kernel wanted more than its memory limit of {} bytes; raise limits.memory if it needs more",
                 limits.memory_bytes
             ),
-            End::OutputLimit => format!(
+            RunEnd::OutputLimit => format!(
                 "the kernel wrote more than its output limit of {} bytes; raise limits.output if it needs more",
                 limits.output_bytes
             ),
-            End::ProcessLimit => format!(
+            RunEnd::ProcessLimit => format!(
                 "the kernel had more than {} processes at once and was killed",
                 limits.processes
             ),
-            End::GroupLimit => "the kernel was killed: all kernels of this node together wanted more memory than \
+            RunEnd::GroupLimit => "the kernel was killed: all kernels of this node together wanted more memory than \
                                 they may have (kernels-memory of the node); it may pass when fewer run at once"
                 .into(),
-            End::Cancelled => "the run was cancelled".into(),
+            RunEnd::Cancelled => "the run was cancelled".into(),
         }
     }
 }
@@ -325,10 +325,10 @@ impl Exit {
 impl Exit {
     /// Names the memory limit if a refused request for memory may be the cause. Nothing reports a refused request, and many programs do
     /// not check the result.
-    fn perhaps_memory(&self, limits: &Limits) -> String {
+    fn perhaps_memory(&self, limits: &RunLimits) -> String {
         let used = self.usage.rss_bytes_max;
         let perhaps = match self.end {
-            End::Signal(signal) => {
+            RunEnd::Signal(signal) => {
                 [libc::SIGSEGV, libc::SIGABRT, libc::SIGBUS, libc::SIGTRAP].contains(&signal)
             }
             _ => self.stderr.text().trim().is_empty() || used >= limits.memory_bytes / 10 * 9,
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn tail_keeps_last_bytes() {
-        let mut tail = Tail::default();
+        let mut tail = StreamTail::default();
         tail.push(&vec![b'a'; TAIL_BYTES_MAX]);
         tail.push(b"the end");
         assert_eq!(tail.bytes.len(), TAIL_BYTES_MAX);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::run::{End, Exit, Tail, Usage};
+use crate::run::{Exit, RunEnd, RunUsage, StreamTail};
 use crate::sandbox::group::Full;
 use crate::watch::{Watched, groups};
 
@@ -37,7 +37,7 @@ const OUT_OF_MEMORY_WORDS: &[&str] = &[
 
 /// A started kernel. Dropping it kills the kernel.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningKernel {
     watched: Arc<Watched>,
     stdout: Option<OwnedFd>,
     stderr: Option<OwnedFd>,
@@ -52,23 +52,23 @@ pub struct Control {
 impl Control {
     /// Kills the kernel with all its processes. Has no effect if the kernel has ended.
     pub fn cancel(&self) {
-        self.watched.kill(End::Cancelled);
+        self.watched.kill(RunEnd::Cancelled);
     }
 
     /// Returns the end of the kernel's standard output so far, unless an output receives it.
     #[must_use]
-    pub fn stdout(&self) -> Tail {
+    pub fn stdout(&self) -> StreamTail {
         self.watched.stdout.lock().clone()
     }
 
     /// Returns the end of the kernel's standard error so far.
     #[must_use]
-    pub fn stderr(&self) -> Tail {
+    pub fn stderr(&self) -> StreamTail {
         self.watched.stderr.lock().clone()
     }
 }
 
-impl Running {
+impl RunningKernel {
     pub(crate) fn new(watched: Arc<Watched>, stdout: Option<OwnedFd>, stderr: OwnedFd) -> Self {
         Self {
             watched,
@@ -117,7 +117,7 @@ impl Running {
         let stdout = std::mem::take(&mut *self.watched.stdout.lock());
         let mut usage = *self.watched.orphans.lock();
         add(&mut usage, &used);
-        let usage = Usage {
+        let usage = RunUsage {
             wall,
             written_bytes: written.bytes,
             ..usage
@@ -125,12 +125,12 @@ impl Running {
         let cause = self.watched.state.lock().cause;
         let limits = &self.watched.limits;
         let full = written.exceeds(limits.output_bytes)
-            || (status != End::Code(0) && written.longest >= limits.output_bytes);
+            || (status != RunEnd::Code(0) && written.longest >= limits.output_bytes);
         let mut end = end(status, cause, full, &usage, limits.memory_bytes, &stderr);
-        if end == End::Signal(libc::SIGKILL) {
+        if end == RunEnd::Signal(libc::SIGKILL) {
             end = match self.watched.full() {
-                Some(Full::Own) => End::MemoryLimit,
-                Some(Full::OfAll) => End::GroupLimit,
+                Some(Full::Own) => RunEnd::MemoryLimit,
+                Some(Full::OfAll) => RunEnd::GroupLimit,
                 None => end,
             };
         }
@@ -175,7 +175,7 @@ impl Running {
 
     /// Kills the rest of the group, then reaps the first process. This order, and the lock, ensure that the group's id still belongs to
     /// the group.
-    fn reap(&self) -> io::Result<(End, libc::rusage)> {
+    fn reap(&self) -> io::Result<(RunEnd, libc::rusage)> {
         let mut state = self.watched.state.lock();
         self.watched.process.kill_group();
         let pid = self.watched.process.pid;
@@ -196,9 +196,9 @@ impl Running {
         state.reaped = true;
         self.watched.keeper.ended(pid);
         let end = if libc::WIFSIGNALED(status) {
-            End::Signal(libc::WTERMSIG(status))
+            RunEnd::Signal(libc::WTERMSIG(status))
         } else {
-            End::Code(libc::WEXITSTATUS(status))
+            RunEnd::Code(libc::WEXITSTATUS(status))
         };
         Ok((end, usage))
     }
@@ -222,19 +222,19 @@ impl Running {
 }
 
 /// Adds the usage of a process and of the processes that it waited for.
-pub(crate) fn add(usage: &mut Usage, used: &libc::rusage) {
+pub(crate) fn add(usage: &mut RunUsage, used: &libc::rusage) {
     usage.user_cpu += duration(used.ru_utime);
     usage.system_cpu += duration(used.ru_stime);
     let rss_bytes = used.ru_maxrss.cast_unsigned() << 10;
     usage.rss_bytes_max = usage.rss_bytes_max.max(rss_bytes);
 }
 
-impl Drop for Running {
+impl Drop for RunningKernel {
     fn drop(&mut self) {
         if self.watched.state.lock().reaped {
             return;
         }
-        self.watched.kill(End::Cancelled);
+        self.watched.kill(RunEnd::Cancelled);
         if let Err(error) = self.reap() {
             tracing::warn!(%error, pid = self.watched.process.pid, "cannot wait for a killed kernel");
         }
@@ -242,7 +242,11 @@ impl Drop for Running {
 }
 
 /// Reads all available bytes; closes the pipe at its end.
-fn drain(pipe: &mut Option<OwnedFd>, tail: &Mutex<Tail>, buffer: &mut [u8]) -> io::Result<()> {
+fn drain(
+    pipe: &mut Option<OwnedFd>,
+    tail: &Mutex<StreamTail>,
+    buffer: &mut [u8],
+) -> io::Result<()> {
     while let Some(fd) = pipe {
         let fd: BorrowedFd<'_> = fd.as_fd();
         match rustix::io::read(fd, &mut *buffer) {
@@ -263,37 +267,37 @@ fn duration(time: libc::timeval) -> Duration {
 
 /// Returns the cause of a run's end, from the system's status, the cause of a kill, and the signs of exceeded limits.
 fn end(
-    status: End,
-    cause: Option<End>,
+    status: RunEnd,
+    cause: Option<RunEnd>,
     full: bool,
-    usage: &Usage,
+    usage: &RunUsage,
     memory_bytes: u64,
-    stderr: &Tail,
-) -> End {
+    stderr: &StreamTail,
+) -> RunEnd {
     match (status, cause) {
-        (_, Some(End::Cancelled)) => return End::Cancelled,
-        (_, Some(End::OutputLimit)) => return End::OutputLimit,
+        (_, Some(RunEnd::Cancelled)) => return RunEnd::Cancelled,
+        (_, Some(RunEnd::OutputLimit)) => return RunEnd::OutputLimit,
         // The kernel may have succeeded just before it was killed.
-        (End::Code(0), _) => {}
+        (RunEnd::Code(0), _) => {}
         (_, Some(cause)) => return cause,
-        (End::Signal(libc::SIGXFSZ), None) => return End::OutputLimit,
-        (End::Signal(libc::SIGXCPU), None) => return End::TimeLimit,
+        (RunEnd::Signal(libc::SIGXFSZ), None) => return RunEnd::OutputLimit,
+        (RunEnd::Signal(libc::SIGXCPU), None) => return RunEnd::TimeLimit,
         _ => {}
     }
     if full {
-        return End::OutputLimit;
+        return RunEnd::OutputLimit;
     }
-    if status == End::Code(0) {
+    if status == RunEnd::Code(0) {
         return status;
     }
     let near = usage.rss_bytes_max >= memory_bytes / 10 * 9;
     let crashed = matches!(
         status,
-        End::Signal(libc::SIGSEGV | libc::SIGABRT | libc::SIGBUS | libc::SIGTRAP)
+        RunEnd::Signal(libc::SIGSEGV | libc::SIGABRT | libc::SIGBUS | libc::SIGTRAP)
     );
     let text = stderr.text();
     if (near && crashed) || OUT_OF_MEMORY_WORDS.iter().any(|words| text.contains(words)) {
-        return End::MemoryLimit;
+        return RunEnd::MemoryLimit;
     }
     status
 }

@@ -28,28 +28,28 @@ const DIRECTORIES_MAX: usize = 16;
 /// Spare directories of one [`crate::Launcher`].
 #[derive(Debug, Default)]
 pub(crate) struct Spares {
-    shelf: Mutex<Shelf>,
+    shelf: Mutex<SpareDirectories>,
 }
 
 /// Parent of a private directory, its user and group, and its subdirectories.
-type Key = (PathBuf, Option<(u32, u32)>, BTreeSet<String>);
+type SpareKey = (PathBuf, Option<(u32, u32)>, BTreeSet<String>);
 
 #[derive(Debug, Default)]
-struct Shelf {
-    used: HashMap<PathBuf, Key>,
+struct SpareDirectories {
+    used: HashMap<PathBuf, SpareKey>,
     /// Spare directories; those added last are at the end.
-    free: VecDeque<(Key, PathBuf)>,
+    free: VecDeque<(SpareKey, PathBuf)>,
     next: u64,
 }
 
-fn key(directory: &Path, user: Option<User>, directories: &BTreeSet<String>) -> Key {
+fn key(directory: &Path, user: Option<User>, directories: &BTreeSet<String>) -> SpareKey {
     let parent = directory.parent().unwrap_or(Path::new("/")).to_owned();
     let user = user.map(|user| (user.uid, user.gid));
     (parent, user, directories.clone())
 }
 
 impl Spares {
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+    fn shelf(&self) -> MutexGuard<'_, SpareDirectories> {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -133,7 +133,7 @@ fn clear(directory: OwnedFd, within: &str, directories: &BTreeSet<String>) -> io
 mod tests {
     use super::*;
     use crate::prepare::RESERVED;
-    use crate::run::Code;
+    use crate::run::CodeSource;
 
     fn directories() -> BTreeSet<String> {
         [".tidemill", ".tidemill/tmp", "in", "in/deep"]
@@ -145,7 +145,7 @@ mod tests {
         directories()
             .iter()
             .for_each(|name| std::fs::create_dir_all(directory.join(name)).unwrap());
-        Run::new(Code::Program("/bin/true".into()), directory)
+        Run::new(CodeSource::Program("/bin/true".into()), directory)
     }
 
     #[test]

@@ -44,9 +44,9 @@ const SECUREBITS: libc::c_ulong = 0b1111 | 0b1100_0000;
 
 /// Process to start: all data that the child needs, ready for use.
 #[derive(Debug)]
-pub(crate) struct Image {
+pub(crate) struct ProcessImage {
     /// Program: a path, or an open file.
-    pub(crate) program: Program,
+    pub(crate) program: ExecTarget,
     /// Arguments; the first is the program's own name.
     pub(crate) args: Vec<CString>,
     /// Environment.
@@ -75,7 +75,7 @@ pub(crate) struct Image {
 
 /// Program that is executed.
 #[derive(Debug)]
-pub(crate) enum Program {
+pub(crate) enum ExecTarget {
     Path(CString),
     File(RawFd),
 }
@@ -124,8 +124,8 @@ const GROUP: usize = 13;
 const NAMESPACES: usize = 14;
 
 /// Data that the child reads, and the one cell that it writes.
-struct Plan<'a> {
-    image: &'a Image,
+struct SpawnData<'a> {
+    image: &'a ProcessImage,
     argv: Vec<*const c_char>,
     envp: Vec<*const c_char>,
     parent: i32,
@@ -134,11 +134,12 @@ struct Plan<'a> {
 }
 
 /// Job for a thread that never ends, which provides a stack.
-type Job = Box<dyn FnOnce(&mut [u128]) + Send>;
+type ThreadJob = Box<dyn FnOnce(&mut [u128]) + Send>;
 
-static SPAWNERS: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
-    let (sender, receiver) = mpsc::channel::<Job>();
-    let receiver: &'static Mutex<mpsc::Receiver<Job>> = Box::leak(Box::new(Mutex::new(receiver)));
+static SPAWNERS: LazyLock<mpsc::Sender<ThreadJob>> = LazyLock::new(|| {
+    let (sender, receiver) = mpsc::channel::<ThreadJob>();
+    let receiver: &'static Mutex<mpsc::Receiver<ThreadJob>> =
+        Box::leak(Box::new(Mutex::new(receiver)));
     let count = std::thread::available_parallelism()
         .map_or(1, usize::from)
         .min(SPAWNERS_MAX);
@@ -155,7 +156,7 @@ static SPAWNERS: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
 ///
 /// # Errors
 /// If the process could not be confined or executed; then no code of the program ran.
-pub(crate) fn spawn(image: Image) -> Result<Process, SpawnError> {
+pub(crate) fn spawn(image: ProcessImage) -> Result<Process, SpawnError> {
     on_lasting_thread(move |stack| start(&image, stack)).map_err(SpawnError::Process)?
 }
 
@@ -168,7 +169,7 @@ pub(crate) fn on_lasting_thread<T: Send + 'static>(
 ) -> io::Result<T> {
     let gone = || io::Error::other("the threads that start kernels are gone");
     let (sender, receiver) = mpsc::sync_channel(1);
-    let job: Job = Box::new(move |stack| {
+    let job: ThreadJob = Box::new(move |stack| {
         // The caller waits for the result.
         let _ = sender.send(work(stack));
     });
@@ -176,7 +177,7 @@ pub(crate) fn on_lasting_thread<T: Send + 'static>(
     receiver.recv().map_err(|_| gone())
 }
 
-fn spawner(jobs: &Mutex<mpsc::Receiver<Job>>) {
+fn spawner(jobs: &Mutex<mpsc::Receiver<ThreadJob>>) {
     // No handler of this process may run in a child that shares its memory.
     // SAFETY: a zeroed set is valid storage for sigfillset, and the mask concerns this thread only.
     unsafe {
@@ -220,8 +221,8 @@ impl Process {
     }
 }
 
-fn start(image: &Image, stack: &mut [u128]) -> Result<Process, SpawnError> {
-    let plan = Plan {
+fn start(image: &ProcessImage, stack: &mut [u128]) -> Result<Process, SpawnError> {
+    let plan = SpawnData {
         image,
         argv: pointers(&image.args),
         envp: pointers(&image.environment),
@@ -256,8 +257,8 @@ fn start(image: &Image, stack: &mut [u128]) -> Result<Process, SpawnError> {
     let source = io::Error::from_raw_os_error(errno);
     if step == EXECUTING {
         let program = match &image.program {
-            Program::Path(path) => path.to_string_lossy().into_owned(),
-            Program::File(_) => "this program".into(),
+            ExecTarget::Path(path) => path.to_string_lossy().into_owned(),
+            ExecTarget::File(_) => "this program".into(),
         };
         return Err(SpawnError::Execute { program, source });
     }
@@ -276,8 +277,8 @@ pub(crate) fn failed(step: usize, errno: i32) -> SpawnError {
 ///
 /// # Safety
 /// Only in a process of one thread that is about to run a kernel.
-pub(crate) unsafe fn confine_copy(image: &Image, parent: i32) -> Result<(), (usize, i32)> {
-    let plan = Plan {
+pub(crate) unsafe fn confine_copy(image: &ProcessImage, parent: i32) -> Result<(), (usize, i32)> {
+    let plan = SpawnData {
         image,
         argv: Vec::new(),
         envp: Vec::new(),
@@ -300,7 +301,7 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
 /// Code of the child. It ends in the program, or in `_exit` after recording the failure.
 extern "C" fn child(plan: *mut c_void) -> c_int {
     // SAFETY: `start` passes a plan that outlives this function. `start` is suspended until then, so no other code accesses the plan.
-    let plan = unsafe { &*plan.cast::<Plan<'_>>() };
+    let plan = unsafe { &*plan.cast::<SpawnData<'_>>() };
     // SAFETY: runs in a fresh child, as these functions demand.
     let failure = unsafe {
         default_signals();
@@ -314,7 +315,7 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
     unsafe { libc::_exit(127) }
 }
 
-type Step = Result<(), (usize, i32)>;
+type StepResult = Result<(), (usize, i32)>;
 
 /// Sets whether other processes of the same user may access this process. A program that it executes decides for itself again.
 pub(crate) fn show_memory(shown: bool) {
@@ -323,7 +324,7 @@ pub(crate) fn show_memory(shown: bool) {
 }
 
 /// Converts the result of a system call to the result of a step.
-fn done(step: usize, result: c_long) -> Step {
+fn done(step: usize, result: c_long) -> StepResult {
     if result >= 0 {
         return Ok(());
     }
@@ -339,7 +340,7 @@ fn errno() -> i32 {
 ///
 /// # Safety
 /// Only in a child process that is about to execute a program, or in a copy of its own that is about to run a kernel.
-unsafe fn confine(plan: &Plan<'_>) -> Step {
+unsafe fn confine(plan: &SpawnData<'_>) -> StepResult {
     // SAFETY: the caller guarantees the conditions of all these functions.
     unsafe {
         done(SESSION, libc::syscall(libc::SYS_setsid))?;
@@ -406,7 +407,7 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
 ///
 /// # Safety
 /// As [`confine`].
-unsafe fn give_way() -> Step {
+unsafe fn give_way() -> StepResult {
     let priority = libc::sched_param { sched_priority: 0 };
     // SAFETY: the first reads the structure on this stack, the second takes numbers only.
     unsafe {
@@ -456,7 +457,7 @@ pub(crate) fn heed_signals() {
 
 /// # Safety
 /// As [`confine`].
-unsafe fn streams(image: &Image) -> Step {
+unsafe fn streams(image: &ProcessImage) -> StepResult {
     for (number, stream) in (0..).zip(&image.streams) {
         // SAFETY: plain descriptor calls. The sources are above 2, see `Launcher::spawn`.
         unsafe {
@@ -471,7 +472,7 @@ unsafe fn streams(image: &Image) -> Step {
 
 /// # Safety
 /// As [`confine`].
-unsafe fn limits(image: &Image) -> Step {
+unsafe fn limits(image: &ProcessImage) -> StepResult {
     for (which, limit) in &image.limits {
         // SAFETY: reads one rlimit64, writes nothing.
         unsafe {
@@ -510,7 +511,7 @@ unsafe fn limits(image: &Image) -> Step {
 ///
 /// # Safety
 /// As [`confine`].
-unsafe fn rights(plan: &Plan<'_>) -> Step {
+unsafe fn rights(plan: &SpawnData<'_>) -> StepResult {
     // SAFETY: `prctl`, `setgroups` of none, and the id calls take numbers only; `capset` reads the two
     // structures on this stack.
     unsafe {
@@ -557,7 +558,7 @@ unsafe fn rights(plan: &Plan<'_>) -> Step {
 
 /// # Safety
 /// As [`confine`].
-unsafe fn file_rules(image: &Image) -> Step {
+unsafe fn file_rules(image: &ProcessImage) -> StepResult {
     let Some(ruleset) = &image.ruleset else {
         return Ok(());
     };
@@ -591,7 +592,7 @@ unsafe fn file_rules(image: &Image) -> Step {
 
 /// # Safety
 /// As [`confine`].
-unsafe fn call_filter(image: &Image) -> Step {
+unsafe fn call_filter(image: &ProcessImage) -> StepResult {
     let Some(filter) = image.filter else {
         return Ok(());
     };
@@ -616,7 +617,7 @@ unsafe fn call_filter(image: &Image) -> Step {
 
 /// # Safety
 /// As [`confine`].
-unsafe fn execute(plan: &Plan<'_>) -> Step {
+unsafe fn execute(plan: &SpawnData<'_>) -> StepResult {
     let (argv, envp) = (plan.argv.as_ptr(), plan.envp.as_ptr());
     // SAFETY: both arrays end with a null pointer, and their strings live in the image.
     unsafe {
@@ -633,8 +634,10 @@ unsafe fn execute(plan: &Plan<'_>) -> Step {
         done(
             EXECUTING,
             match &plan.image.program {
-                Program::Path(path) => libc::syscall(libc::SYS_execve, path.as_ptr(), argv, envp),
-                Program::File(file) => {
+                ExecTarget::Path(path) => {
+                    libc::syscall(libc::SYS_execve, path.as_ptr(), argv, envp)
+                }
+                ExecTarget::File(file) => {
                     let empty = c"".as_ptr();
                     libc::syscall(
                         libc::SYS_execveat,

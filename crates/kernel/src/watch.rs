@@ -1,6 +1,6 @@
 //! Watches the limits of all running kernels. One thread checks only the time limits, exactly; another checks the other limits every
 //! [`TICK`]. If counting the files that a kernel has written takes long, a separate thread counts them, so that no kernel delays the
-//! checks of others. Causes of kills are stored in `State`, which the waiter of the run reads.
+//! checks of others. Causes of kills are stored in `RunState`, which the waiter of the run reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Dir, FileType, Stat};
 
-use crate::child::Keeper;
+use crate::child::KeeperHandle;
 use crate::private::{next, open_directory};
-use crate::run::{End, Limits, Tail, Usage};
+use crate::run::{RunEnd, RunLimits, RunUsage, StreamTail};
 use crate::running::add;
-use crate::sandbox::group::{ControlGroup, Full, Room, number_after};
+use crate::sandbox::group::{ControlGroup, Full, RunCgroup, number_after};
 use crate::spawn::Process;
 
 /// Interval of the checks of memory, processes and written bytes.
@@ -60,28 +60,28 @@ pub(crate) struct Watched {
     pub(crate) process: Process,
     /// Time just before the start.
     pub(crate) started: Instant,
-    pub(crate) limits: Limits,
+    pub(crate) limits: RunLimits,
     pub(crate) directory: Arc<OwnedFd>,
     /// Device of the run's directory, once it was needed.
     pub(crate) device: OnceLock<u64>,
     /// Device and inode of the files in the directory that the kernel did not write.
     pub(crate) given: BTreeSet<(u64, u64)>,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<RunState>,
     /// Usage of processes that no process of the kernel waited for.
-    pub(crate) orphans: Mutex<Usage>,
-    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) orphans: Mutex<RunUsage>,
+    pub(crate) keeper: Arc<KeeperHandle>,
     /// Control group of the run, and the number of processes that the group lost for memory before the run.
     pub(crate) group: Option<(u64, Arc<ControlGroup>)>,
     /// The run's own control group within that one, once it has run for a while, unless the system refused.
-    pub(crate) room: OnceLock<Option<Room>>,
-    pub(crate) looks: Mutex<Looks>,
-    pub(crate) stdout: Mutex<Tail>,
-    pub(crate) stderr: Mutex<Tail>,
+    pub(crate) cgroup: OnceLock<Option<RunCgroup>>,
+    pub(crate) looks: Mutex<WriteChecks>,
+    pub(crate) stdout: Mutex<StreamTail>,
+    pub(crate) stderr: Mutex<StreamTail>,
 }
 
 /// State of the checks of a run's written files.
 #[derive(Debug, Default)]
-pub(crate) struct Looks {
+pub(crate) struct WriteChecks {
     /// Earliest time of the next check.
     next: Option<Instant>,
     /// Whether a separate thread does the checks.
@@ -90,11 +90,11 @@ pub(crate) struct Looks {
 
 /// Changing state of a run.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct RunState {
     /// Whether its first process was waited for.
     pub(crate) reaped: bool,
     /// Cause of a kill, if it was killed.
-    pub(crate) cause: Option<End>,
+    pub(crate) cause: Option<RunEnd>,
 }
 
 impl Watched {
@@ -104,7 +104,7 @@ impl Watched {
     }
 
     /// Kills the whole group, unless it has ended. Only the first cause counts.
-    pub(crate) fn kill(&self, cause: End) {
+    pub(crate) fn kill(&self, cause: RunEnd) {
         let mut state = self.state.lock();
         if state.reaped {
             return;
@@ -116,9 +116,9 @@ impl Watched {
     /// Returns which memory limit was reached, if the system ended processes of the run's control group for that during the run.
     pub(crate) fn full(&self) -> Option<Full> {
         let (before, group) = self.group.as_ref()?;
-        let room = self.room.get().and_then(Option::as_ref);
+        let cgroup = self.cgroup.get().and_then(Option::as_ref);
         let of_all = || (group.ended() > *before).then_some(Full::OfAll);
-        room.and_then(Room::ended).or_else(of_all)
+        cgroup.and_then(RunCgroup::ended).or_else(of_all)
     }
 
     /// Limits the memory that the system counts for a run, including memory that no process maps and memory of the system itself.
@@ -126,14 +126,14 @@ impl Watched {
         let Some((_, group)) = &self.group else {
             return;
         };
-        let room = self.room.get_or_init(|| {
-            let made = group.room(self.limits.memory_bytes, self.limits.cpu_percent);
+        let cgroup = self.cgroup.get_or_init(|| {
+            let made = group.run_cgroup(self.limits.memory_bytes, self.limits.cpu_percent);
             let unmade =
                 |error| tracing::debug!(%error, "a kernel's memory is not bounded by the system");
             made.map_err(unmade).ok()
         });
-        if let Some(room) = room {
-            room.enter(processes);
+        if let Some(cgroup) = cgroup {
+            cgroup.enter(processes);
         }
     }
 
@@ -170,13 +170,13 @@ impl Watched {
     }
 
     /// Returns the current contents of the kernel's directory.
-    pub(crate) fn written(&self) -> Written {
-        let mut written = Written::default();
+    pub(crate) fn written(&self) -> WrittenBytes {
+        let mut written = WrittenBytes::default();
         self.add_written(&mut written);
         written
     }
 
-    fn add_written(&self, written: &mut Written) {
+    fn add_written(&self, written: &mut WrittenBytes) {
         // The directory itself can be read at only one position.
         if let Ok(entries) = Dir::read_from(&self.directory) {
             sum(entries, &self.given, DEPTH_MAX, written);
@@ -184,12 +184,12 @@ impl Watched {
     }
 
     /// Returns the same with files that only the run's processes have open; `None` if they cannot be examined in this time.
-    fn written_and_open(&self, processes: &[i32], most: Option<Duration>) -> Option<Written> {
+    fn written_and_open(&self, processes: &[i32], most: Option<Duration>) -> Option<WrittenBytes> {
         let limit = self.limits.output_bytes;
-        let mut written = Written {
+        let mut written = WrittenBytes {
             until: most.map(|most| Instant::now() + most),
             enough: Some(limit),
-            ..Written::default()
+            ..WrittenBytes::default()
         };
         self.add_written(&mut written);
         let device = || rustix::fs::fstat(&self.directory).map_or(0, |data| data.st_dev);
@@ -214,7 +214,7 @@ impl Watched {
         looks.next = Some(Instant::now() + began.elapsed() * REST_FACTOR);
         match seen {
             Some(written) if written.exceeds(self.limits.output_bytes) => {
-                self.kill(End::OutputLimit);
+                self.kill(RunEnd::OutputLimit);
             }
             Some(_) => {}
             None => {
@@ -231,7 +231,7 @@ impl Watched {
 
 /// Amount of data that a kernel wrote.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Written {
+pub(crate) struct WrittenBytes {
     /// Space in use, in bytes: holes do not count.
     pub(crate) bytes: u64,
     /// Length of the longest file, in bytes.
@@ -252,7 +252,7 @@ pub(crate) struct Written {
     enough: Option<u64>,
 }
 
-impl Written {
+impl WrittenBytes {
     /// Returns whether this is more than `limit` bytes, including the space that many files take in addition to their contents.
     pub(crate) fn exceeds(&self, limit: u64) -> bool {
         let entries = self.entries.saturating_sub(ENTRIES_FREE) * ENTRY_BYTES;
@@ -287,7 +287,7 @@ impl Written {
 }
 
 /// Adds the contents of a directory. Errors are ignored: the kernel may remove a listed entry at any moment. No link is followed.
-fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut Written) {
+fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut WrittenBytes) {
     while let Some(Ok(entry)) = next(&mut entries) {
         if written.is_over() {
             return;
@@ -326,7 +326,7 @@ fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut
 }
 
 /// Adds files without a name that a process has open or mapped. Files that only the process itself may examine are skipped.
-fn open_files(process: i32, device: u64, written: &mut Written) {
+fn open_files(process: i32, device: u64, written: &mut WrittenBytes) {
     let of = |name: &str| PathBuf::from(format!("/proc/{process}/{name}"));
     let maps = fs::read_to_string(of("maps")).unwrap_or_default();
     written.look_at_open(maps.lines().count());
@@ -370,7 +370,7 @@ fn under_way(process: i32, socket: &Path) -> u64 {
 }
 
 struct Watcher {
-    runs: Mutex<Runs>,
+    runs: Mutex<WatchedRuns>,
     /// Signals that a run ends sooner than all known ones.
     sooner: Condvar,
     /// Signals that there are runs again.
@@ -378,7 +378,7 @@ struct Watcher {
 }
 
 #[derive(Default)]
-struct Runs {
+struct WatchedRuns {
     all: Vec<Weak<Watched>>,
     /// Time at which the thread of time limits wakes up, if it does so by itself.
     wakes: Option<Instant>,
@@ -386,7 +386,7 @@ struct Runs {
     idle: bool,
 }
 
-impl Runs {
+impl WatchedRuns {
     fn live(&mut self) -> Vec<Arc<Watched>> {
         let lives = |run: &Arc<Watched>| !run.state.lock().reaped;
         let live = |run: &Weak<Watched>| run.upgrade().filter(lives);
@@ -441,7 +441,7 @@ impl Watcher {
             let mut due = runs.live();
             due.retain(|run| run.end() <= now);
             MutexGuard::unlocked(&mut runs, || {
-                due.iter().for_each(|run| run.kill(End::TimeLimit));
+                due.iter().for_each(|run| run.kill(RunEnd::TimeLimit));
                 drop(due);
             });
             let live = runs.live();
@@ -492,7 +492,7 @@ fn look_apart(run: &Weak<Watched>) {
         let members = groups.get(&process).map(|group| &group.members[..]);
         let written = run.written_and_open(members.unwrap_or_default(), None);
         if written.is_some_and(|written| written.exceeds(run.limits.output_bytes)) {
-            run.kill(End::OutputLimit);
+            run.kill(RunEnd::OutputLimit);
         }
         drop(run);
         let rest = (began.elapsed() * REST_FACTOR).clamp(TICK, APART_REST_MAX);
@@ -532,15 +532,15 @@ fn look(runs: &[Arc<Watched>], now: Instant) -> Duration {
             .map(|run| (run.process.pid, run.limits.processes))
             .collect(),
     );
-    let none = Group::default();
+    let none = GroupUsage::default();
     let group = |run: &Watched| groups.get(&run.process.pid).unwrap_or(&none);
     for run in &old {
         let (group, limits) = (group(run), &run.limits);
         run.bound_memory(&group.members);
         if group.memory_bytes > limits.memory_bytes {
-            run.kill(End::MemoryLimit);
+            run.kill(RunEnd::MemoryLimit);
         } else if group.processes > limits.processes {
-            run.kill(End::ProcessLimit);
+            run.kill(RunEnd::ProcessLimit);
         }
     }
     let together = now.elapsed();
@@ -552,7 +552,7 @@ fn look(runs: &[Arc<Watched>], now: Instant) -> Duration {
 
 /// Usage of all processes of one group.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Group {
+pub(crate) struct GroupUsage {
     /// Resident private and shared anonymous memory, in bytes.
     pub(crate) memory_bytes: u64,
     /// Number of processes, including ended processes that no process waited for: they still take a place on the host.
@@ -564,8 +564,8 @@ pub(crate) struct Group {
 
 /// Counts the processes of the `wanted` groups among all processes. Stops at the first group that has more processes than its given
 /// limit: a fork bomb grows faster than it can be counted.
-pub(crate) fn groups(wanted: &BTreeMap<i32, u32>) -> BTreeMap<i32, Group> {
-    let mut groups = BTreeMap::<i32, Group>::new();
+pub(crate) fn groups(wanted: &BTreeMap<i32, u32>) -> BTreeMap<i32, GroupUsage> {
+    let mut groups = BTreeMap::<i32, GroupUsage>::new();
     let Ok(processes) = fs::read_dir("/proc") else {
         return groups;
     };
@@ -648,9 +648,9 @@ mod tests {
             fs::write(directory.path().join(number.to_string()), "text").unwrap();
         }
         let open = || Dir::new(open_directory(rustix::fs::CWD, directory.path()).unwrap()).unwrap();
-        let mut written = Written {
+        let mut written = WrittenBytes {
             until: Some(Instant::now()),
-            ..Written::default()
+            ..WrittenBytes::default()
         };
         sum(open(), &BTreeSet::new(), 8, &mut written);
         open_files(std::process::id().cast_signed(), 0, &mut written);
@@ -676,19 +676,19 @@ mod tests {
             fs::hard_link(at(from), at(&number.to_string())).unwrap();
         }
         let open = || Dir::new(open_directory(rustix::fs::CWD, directory.path()).unwrap()).unwrap();
-        let mut written = Written::default();
+        let mut written = WrittenBytes::default();
         sum(open(), &given.into(), 8, &mut written);
         assert_eq!(written.entries, ENTRIES_FREE + 101);
         assert!(written.exceeds(100 * ENTRY_BYTES) && !written.exceeds(101 * ENTRY_BYTES));
-        let mut written = Written {
+        let mut written = WrittenBytes {
             enough: Some(0),
-            ..Written::default()
+            ..WrittenBytes::default()
         };
         sum(open(), &given.into(), 8, &mut written);
         assert_eq!(written.entries, ENTRIES_FREE + 1);
         assert!(written.exceeds(0) && !written.is_late());
         // The count also exceeds each limit if it could not be finished in time.
-        let mut written = Written::default();
+        let mut written = WrittenBytes::default();
         written.look_at_open(OPEN_MAX);
         assert!(!written.exceeds(0));
         open_files(std::process::id().cast_signed(), 0, &mut written);
@@ -709,7 +709,7 @@ mod tests {
         let data = rustix::fs::stat(&given).unwrap();
         let given = BTreeSet::from([(data.st_dev, data.st_ino)]);
         let open = || Dir::new(open_directory(rustix::fs::CWD, directory.path()).unwrap()).unwrap();
-        let mut written = Written::default();
+        let mut written = WrittenBytes::default();
         sum(open(), &given, 8, &mut written);
         assert_eq!((written.bytes, written.longest), (5000, 1 << 40));
         assert!(written.exceeds(4999) && !written.exceeds(5000));

@@ -1,5 +1,5 @@
 //! Checks that a process outside of the sandbox with the same user cannot affect a kernel: each test attacks one promise with such a
-//! twin.
+//! same-UID process.
 //!
 //! If the node runs as an ordinary user, this user is also the node's, and nothing is promised; so these tests need root.
 
@@ -17,24 +17,24 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use support::{LAUNCHER, Place, compile, finish, output, skip_without_root, start, wait_until};
-use tidemill_kernel::{Code, KERNELS_FROM, PrepareError, Running, User};
+use tidemill_kernel::{CodeSource, KERNELS_FROM, PrepareError, RunningKernel, User};
 
-const TWIN: User = User {
+const SAME_UID: User = User {
     uid: 1000,
     gid: 1000,
 };
 
-/// Time after which it is certain that a process waits for the twin.
+/// Time after which it is certain that a process waits for the same-UID process.
 const HANG: Duration = Duration::from_secs(60);
 
-/// Returns the output of the twin's script: it tries operations and prints the names of those that succeeded.
-fn twin(script: &str, args: &[&str]) -> String {
+/// Returns the output of the same-UID process's script: it tries operations and prints the names of those that succeeded.
+fn same_uid_process(script: &str, args: &[&str]) -> String {
     let mut command = Command::new("/usr/bin/python3");
     command.arg("-c").arg(format!("{ATTEMPTS}{script}"));
-    command.args(args).uid(TWIN.uid).gid(TWIN.gid);
+    command.args(args).uid(SAME_UID.uid).gid(SAME_UID.gid);
     let done = command.current_dir("/").output().unwrap();
-    let said = String::from_utf8(done.stderr).unwrap();
-    assert!(done.status.success(), "{said}");
+    let printed = String::from_utf8(done.stderr).unwrap();
+    assert!(done.status.success(), "{printed}");
     String::from_utf8(done.stdout).unwrap()
 }
 
@@ -47,10 +47,10 @@ def attempt(what, call):
     if result is None or not isinstance(result, int) or result >= 0: print('could', what)
 ";
 
-/// Starts a kernel of the twin's user that reports when it runs, and then waits.
-fn waiting(place: &Place) -> (tidemill_kernel::Prepared, Running) {
+/// Starts a kernel of the same-UID process's user that reports when it runs, and then waits.
+fn waiting(place: &Place) -> (tidemill_kernel::Prepared, RunningKernel) {
     let mut run = place.shell("mkdir sub; echo x > sub/out; echo > ready; sleep 1000");
-    run.user = Some(TWIN);
+    run.user = Some(SAME_UID);
     let (prepared, running) = start(run);
     let ready = prepared.run().directory.join("ready");
     wait_until("the kernel runs", || ready.exists());
@@ -92,10 +92,10 @@ for path in (directory, directory + '/.tidemill', directory + '/.tidemill/tmp', 
     attempt('write ' + path, lambda: os.open(path, os.O_WRONLY))
 attempt('make a file', lambda: os.open(directory + '/sub/new', os.O_WRONLY | os.O_CREAT))
 ";
-    assert_eq!(twin(script, &[&pid, directory]), "");
+    assert_eq!(same_uid_process(script, &[&pid, directory]), "");
     // It still runs, with a user number that no process outside has.
     let owner = fs::metadata(format!("/proc/{pid}")).unwrap().uid();
-    assert_eq!(owner, KERNELS_FROM + TWIN.uid);
+    assert_eq!(owner, KERNELS_FROM + SAME_UID.uid);
     running.control().cancel();
     running.wait().unwrap();
 }
@@ -103,7 +103,7 @@ attempt('make a file', lambda: os.open(directory + '/sub/new', os.O_WRONLY | os.
 /// Returns an open descriptor of a directory, as an attacker who acquired it would have it.
 fn door(path: &Path) -> OwnedFd {
     let file = fs::File::open(path).unwrap();
-    // The twin inherits the descriptor.
+    // The same-UID process inherits the descriptor.
     rustix::io::dup(&file).unwrap()
 }
 
@@ -135,7 +135,7 @@ for door in map(int, numbers):
         let numbers = numbers.join(",");
         let mut args = vec![target.to_str().unwrap(), numbers.as_str()];
         args.extend(names);
-        twin_with(&doors, script, &args)
+        same_uid_process_with(&doors, script, &args)
     };
     assert_eq!(plant(&["payload.sh"]), "");
     assert_eq!(made.size().unwrap(), 2);
@@ -145,8 +145,8 @@ for door in map(int, numbers):
     assert!(LAUNCHER.recycle(&directory));
     assert_eq!(plant(&["payload.sh"]), "");
     let payload = place.object("payload.sh", "#!/bin/sh\necho ran\n");
-    let mut run = place.run(Code::Program(payload.clone()), &[]);
-    run.user = Some(TWIN);
+    let mut run = place.run(CodeSource::Program(payload.clone()), &[]);
+    run.user = Some(SAME_UID);
     run.inputs.push(tidemill_kernel::RunInput {
         name: "payload.sh".into(),
         path: payload,
@@ -164,13 +164,13 @@ for door in map(int, numbers):
     assert!(!target.exists());
 }
 
-/// Runs [`twin`] with descriptors that it inherits.
-fn twin_with(doors: &[OwnedFd], script: &str, args: &[&str]) -> String {
+/// Runs [`same_uid_process`] with descriptors that it inherits.
+fn same_uid_process_with(doors: &[OwnedFd], script: &str, args: &[&str]) -> String {
     for door in doors {
         let none = rustix::io::FdFlags::empty();
         rustix::io::fcntl_setfd(door, none).unwrap();
     }
-    twin(script, args)
+    same_uid_process(script, args)
 }
 
 #[test]
@@ -193,8 +193,8 @@ fn program_runs_only_for_permitted_users() {
     let unreadable = place.path("unreadable.sh");
     script(&unreadable, 0o711);
     for path in [&inner, &of_root, &unreadable] {
-        let mut run = place.run(Code::Program(path.clone()), &[]);
-        run.user = Some(TWIN);
+        let mut run = place.run(CodeSource::Program(path.clone()), &[]);
+        run.user = Some(SAME_UID);
         let refused = LAUNCHER.prepare(run).unwrap_err();
         assert!(
             matches!(refused, PrepareError::Forbidden { .. }),
@@ -208,14 +208,14 @@ fn program_runs_only_for_permitted_users() {
     script(&private, 0o700);
     fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
     for path in [&own, &private] {
-        chown(path, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
+        chown(path, Some(SAME_UID.uid), Some(SAME_UID.gid)).unwrap();
     }
-    let mut run = place.run(Code::Program(private), &[]);
-    run.user = Some(TWIN);
+    let mut run = place.run(CodeSource::Program(private), &[]);
+    run.user = Some(SAME_UID);
     assert_eq!(output(run), "ran as 1000\n");
 }
 
-/// A directory of the twin's user with a program that all users may run, and files of root that no other user may read.
+/// A directory of the same-UID process's user with a program that all users may run, and files of root that no other user may read.
 struct Swapped {
     place: Place,
     tool: PathBuf,
@@ -234,7 +234,7 @@ impl Swapped {
         let good = own.join("good");
         fs::copy(&tool, &good).unwrap();
         for path in [&own, &tool, &good] {
-            chown(path, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
+            chown(path, Some(SAME_UID.uid), Some(SAME_UID.gid)).unwrap();
         }
         let closed = place.path("closed");
         fs::create_dir(&closed).unwrap();
@@ -254,8 +254,8 @@ impl Swapped {
     }
 
     fn run(&self) -> tidemill_kernel::Run {
-        let mut run = self.place.run(Code::Program(self.tool.clone()), &[]);
-        run.user = Some(TWIN);
+        let mut run = self.place.run(CodeSource::Program(self.tool.clone()), &[]);
+        run.user = Some(SAME_UID);
         run
     }
 
@@ -339,11 +339,14 @@ while True:
     let mut command = Command::new("/usr/bin/python3");
     command.arg("-c").arg(format!("{ATTEMPTS}{script}"));
     command.args([&swapped.tool, &swapped.good]);
-    command.args(&swapped.secrets).uid(TWIN.uid).gid(TWIN.gid);
-    let mut twin = command.stdout(Stdio::piped()).spawn().unwrap();
-    let mut said = [0; 5];
-    let mut from_twin = twin.stdout.take().unwrap();
-    from_twin.read_exact(&mut said).unwrap();
+    command
+        .args(&swapped.secrets)
+        .uid(SAME_UID.uid)
+        .gid(SAME_UID.gid);
+    let mut same_uid_process = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut printed = [0; 5];
+    let mut from_same_uid_process = same_uid_process.stdout.take().unwrap();
+    from_same_uid_process.read_exact(&mut printed).unwrap();
     let good = tidemill_kernel::hash_file(&swapped.good).unwrap();
     let runs: Vec<_> = (0..ROUNDS).map(|_| swapped.run()).collect();
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -365,10 +368,16 @@ while True:
             found += 1;
         }
     }
-    assert!(twin.try_wait().unwrap().is_none(), "the twin gave up");
-    twin.kill().unwrap();
-    twin.wait().unwrap();
-    assert!(found > 0, "the twin was never in the way of itself");
+    assert!(
+        same_uid_process.try_wait().unwrap().is_none(),
+        "the same-UID process gave up"
+    );
+    same_uid_process.kill().unwrap();
+    same_uid_process.wait().unwrap();
+    assert!(
+        found > 0,
+        "the same-UID process was never in the way of itself"
+    );
 }
 
 #[test]
@@ -391,7 +400,7 @@ fn directory_changed_during_removal_leads_nowhere() {
     let before = state();
     let all = place.path("all");
     fs::create_dir(&all).unwrap();
-    chown(&all, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
+    chown(&all, Some(SAME_UID.uid), Some(SAME_UID.gid)).unwrap();
     let script = "
 all, outside, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 def quietly(call, *args):
@@ -427,17 +436,17 @@ for number in range(rounds):
     command
         .args([&all, &outside])
         .arg(ROUNDS.to_string())
-        .uid(TWIN.uid)
-        .gid(TWIN.gid);
-    let mut twin = command.stdout(Stdio::piped()).spawn().unwrap();
-    let rounds = std::io::BufReader::new(twin.stdout.take().unwrap()).lines();
+        .uid(SAME_UID.uid)
+        .gid(SAME_UID.gid);
+    let mut same_uid_process = command.stdout(Stdio::piped()).spawn().unwrap();
+    let rounds = std::io::BufReader::new(same_uid_process.stdout.take().unwrap()).lines();
     for number in rounds {
         let directory = all.join(number.unwrap());
         tidemill_kernel::remove_directory(&directory).unwrap();
         assert!(!directory.exists());
         assert_eq!(state(), before);
     }
-    assert!(twin.wait().unwrap().success());
+    assert!(same_uid_process.wait().unwrap().success());
 }
 
 #[test]
@@ -447,9 +456,9 @@ fn input_writable_by_its_reader_is_refused() {
     }
     let place = Place::new();
     let object = place.object("object", "kept");
-    chown(&object, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
+    chown(&object, Some(SAME_UID.uid), Some(SAME_UID.gid)).unwrap();
     let mut run = place.shell("cat input");
-    run.user = Some(TWIN);
+    run.user = Some(SAME_UID);
     run.inputs.push(tidemill_kernel::RunInput {
         name: "input".into(),
         path: object,
@@ -474,8 +483,8 @@ fn shared_object_runs_for_every_user() {
     fs::set_permissions(&closed, Permissions::from_mode(0o700)).unwrap();
     let object = closed.join("object");
     fs::rename(built, &object).unwrap();
-    for uid in [TWIN.uid, 0] {
-        let mut run = place.run(Code::Native(object.clone()), &["nothing"]);
+    for uid in [SAME_UID.uid, 0] {
+        let mut run = place.run(CodeSource::Native(object.clone()), &["nothing"]);
         run.user = Some(User { uid, gid: uid });
         run.inputs.push(tidemill_kernel::RunInput {
             name: "left.so".into(),
@@ -495,13 +504,13 @@ fn child_has_no_remains_of_earlier_order() {
     let users = support::users();
     let mark = "PRIVATE-ARGUMENT-OF-ANOTHER";
     let long = format!("{}{mark}", "q".repeat(3000));
-    let mut before = place.run(Code::Builtin("grep".into()), &["-c", &long]);
+    let mut before = place.run(CodeSource::Builtin("grep".into()), &["-c", &long]);
     before.user = users.last().copied().flatten();
     place.input(&mut before, "in", "text\n");
     let (_, exit) = finish(before);
     assert!(exit.success(), "{}", exit.stderr.text());
     let backwards: String = mark.chars().rev().collect();
-    let mut run = place.run(Code::Native(object), &[&backwards]);
+    let mut run = place.run(CodeSource::Native(object), &[&backwards]);
     run.outputs.push("found".into());
     let (prepared, exit) = finish(run);
     assert!(exit.success(), "{}", exit.stderr.text());
@@ -562,20 +571,20 @@ fn kernel_of_unprivileged_node_stays_inside() {
     fs::write(&secret, "secret").unwrap();
     fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
     for path in [&directory, &secret] {
-        chown(path, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
+        chown(path, Some(SAME_UID.uid), Some(SAME_UID.gid)).unwrap();
     }
     let done = Command::new(program)
         .args(["--exact", NAME, "--nocapture"])
         .env("PLAY_OWN_NODE", &directory)
         .env("TMPDIR", &directory)
         .current_dir("/")
-        .uid(TWIN.uid)
-        .gid(TWIN.gid)
+        .uid(SAME_UID.uid)
+        .gid(SAME_UID.gid)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{said}");
-    assert!(said.contains("1 passed"), "{said}");
+    let printed = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{printed}");
+    assert!(printed.contains("1 passed"), "{printed}");
 }
 
 #[test]
@@ -603,9 +612,9 @@ os.execv(sys.argv[1], sys.argv[1:])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = std::io::BufReader::new(container.stdout.take().unwrap());
+    let mut printed = std::io::BufReader::new(container.stdout.take().unwrap());
     let mut line = String::new();
-    said.read_line(&mut line).unwrap();
+    printed.read_line(&mut line).unwrap();
     assert_eq!(line, "made\n");
     for map in ["uid_map", "gid_map"] {
         let path = format!("/proc/{}/{map}", container.id());
@@ -613,7 +622,7 @@ os.execv(sys.argv[1], sys.argv[1:])
     }
     drop(container.stdin.take());
     let mut rest = String::new();
-    said.read_to_string(&mut rest).unwrap();
+    printed.read_to_string(&mut rest).unwrap();
     assert!(container.wait().unwrap().success(), "{rest}");
     assert!(rest.contains("1 passed"), "{rest}");
 }
@@ -622,16 +631,16 @@ os.execv(sys.argv[1], sys.argv[1:])
 fn in_container() {
     assert!(!LAUNCHER.has_users_of_kernels() && LAUNCHER.has_namespaces());
     let place = Place::new();
-    let mut stranger = place.shell("echo ran");
-    stranger.user = Some(User {
+    let mut other_user = place.shell("echo ran");
+    other_user.user = Some(User {
         uid: 3000,
         gid: 3000,
     });
-    LAUNCHER.prepare(stranger).unwrap_err();
+    LAUNCHER.prepare(other_user).unwrap_err();
     let (_, running) = waiting(&place);
     let pid = running.pid();
     let owner = fs::metadata(format!("/proc/{pid}")).unwrap().uid();
-    assert_eq!(owner, TWIN.uid);
+    assert_eq!(owner, SAME_UID.uid);
     let script = "
 pid = int(sys.argv[1])
 for name in ('cwd', 'root', 'exe', 'fd/0', 'ns/user'):
@@ -644,12 +653,15 @@ attempt('enter its namespaces', lambda: libc.setns(pidfd, 0x10000000))
 attempt('ptrace', lambda: libc.ptrace(16, pid, 0, 0))
 attempt('signal', lambda: os.kill(pid, 0))
 ";
-    assert_eq!(twin(script, &[&pid.to_string()]), "could signal\n");
+    assert_eq!(
+        same_uid_process(script, &[&pid.to_string()]),
+        "could signal\n"
+    );
     running.control().cancel();
     running.wait().unwrap();
     // A kernel that is part of the program runs in the same way.
-    let mut run = place.run(Code::Builtin("count".into()), &[]);
-    run.user = Some(TWIN);
+    let mut run = place.run(CodeSource::Builtin("count".into()), &[]);
+    run.user = Some(SAME_UID);
     place.input(&mut run, "data", "12345678");
     assert!(finish(run).1.success());
 }
@@ -676,7 +688,7 @@ attempt('have rights', lambda: os.chroot('.'))
 print(os.getuid())
 ";
     let mut run = tidemill_kernel::Run::new(
-        Code::Program("/usr/bin/python3".into()),
+        CodeSource::Program("/usr/bin/python3".into()),
         directory.join("run"),
     );
     let secret = directory.join("secret");
@@ -684,11 +696,11 @@ print(os.getuid())
     run.args.push(secret.to_str().unwrap().into());
     run.inputs_as = tidemill_kernel::InputsAs::Symlink;
     assert!(!LAUNCHER.has_users_of_kernels());
-    assert_eq!(output(run), format!("{}\n", TWIN.uid));
+    assert_eq!(output(run), format!("{}\n", SAME_UID.uid));
     assert_eq!(fs::read(&secret).unwrap(), b"secret");
     // A kernel that is part of the program is confined in the same way.
     let place = Place::new();
-    let mut run = place.run(Code::Builtin("max".into()), &["dtype=u8"]);
+    let mut run = place.run(CodeSource::Builtin("max".into()), &["dtype=u8"]);
     let input = place.path("data");
     fs::write(&input, [1, 7, 3]).unwrap();
     run.inputs.push(tidemill_kernel::RunInput {

@@ -1,4 +1,4 @@
-//! Tests users' kernels in C: the three forms, and the law of folds with real processes.
+//! Tests users' kernels in C: the three forms, and the merge invariance of folds with real processes.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use support::law::{Fold, cuts, series};
+use support::merge_invariance::{Fold, cuts, series};
 use support::{LAUNCHER, Place, compile, finish, output, users};
 use tidemill_kernel::child::{PIECE_ALIGN, SLICE_BYTES};
-use tidemill_kernel::{Code, End, Launcher, Part, Run, RunInput, Settings};
+use tidemill_kernel::{CodeSource, Launcher, LauncherSettings, Run, RunEnd, RunInput, RunPart};
 
 #[test]
 fn map_gets_slices_in_order_and_may_change_them() {
     let place = Place::new();
     let slices = compile(&place, "tests/kernels/slices.c", "slices.so");
     let run = || {
-        let mut run = place.run(Code::Native(slices.clone()), &[]);
+        let mut run = place.run(CodeSource::Native(slices.clone()), &[]);
         for (name, letter, length) in [("a", "a", 2 * SLICE_BYTES + 5), ("b", "b", 7), ("c", "", 0)]
         {
             let path = place.path(&format!("object-{name}"));
@@ -46,14 +46,14 @@ fn map_gets_slices_in_order_and_may_change_them() {
     let mut two = run();
     two.outputs = vec!["o1".into(), "o2".into()];
     let (_, exit) = finish(two);
-    assert_eq!(exit.end, End::Code(126));
+    assert_eq!(exit.end, RunEnd::Code(126));
     assert!(
         exit.stderr
             .text()
             .contains("writes one output; the task has 2")
     );
     let mut part = run();
-    part.part = Part::Merge;
+    part.part = RunPart::Merge;
     let (_, exit) = finish(part);
     assert!(
         exit.stderr.text().contains("is no fold"),
@@ -68,7 +68,7 @@ fn example_kernels_match_their_description() {
     for user in users() {
         let text = place.object("text", "low tide\n");
         let code = compile(&place, "../../examples/kernels/upper.c", "upper.so");
-        let mut upper = place.run(Code::Native(code.clone()), &[]);
+        let mut upper = place.run(CodeSource::Native(code.clone()), &[]);
         upper.user = user;
         upper.inputs.push(RunInput {
             name: "text".into(),
@@ -78,21 +78,21 @@ fn example_kernels_match_their_description() {
         fs::remove_file(code).unwrap();
 
         let code = compile(&place, "../../examples/kernels/tail.c", "tail.so");
-        let mut tail = place.run(Code::Native(code.clone()), &["5"]);
+        let mut tail = place.run(CodeSource::Native(code.clone()), &["5"]);
         tail.user = user;
         tail.inputs.push(RunInput {
             name: "text".into(),
             path: text.clone(),
         });
         assert_eq!(output(tail), "tide\n");
-        let (_, exit) = finish(place.run(Code::Native(code.clone()), &["none"]));
-        assert_eq!(exit.end, End::Code(2));
+        let (_, exit) = finish(place.run(CodeSource::Native(code.clone()), &["none"]));
+        assert_eq!(exit.end, RunEnd::Code(2));
         assert!(exit.stderr.text().starts_with("tail: the argument"));
         fs::remove_file(code).unwrap();
         fs::remove_file(text).unwrap();
     }
     let code = compile(&place, "../../examples/kernels/range.c", "range.so");
-    let mut range = place.run(Code::Native(code), &[]);
+    let mut range = place.run(CodeSource::Native(code), &[]);
     let values = [3.5, f64::NAN, -2.0, 9.25];
     place.input(&mut range, "a", values.map(f64::to_le_bytes).concat());
     place.input(&mut range, "b", 10.0_f64.to_le_bytes());
@@ -113,12 +113,12 @@ fn places(place: &Place) -> PathBuf {
 #[test]
 fn wrong_partial_states_are_refused() {
     let place = Place::new();
-    let code = Code::Native(places(&place));
+    let code = CodeSource::Native(places(&place));
     let say = |run: Run| finish(run).1.stderr.text();
     assert!(say(place.run(code.clone(), &[])).contains("places: one argument"));
     let state = |args: &[&str]| {
         let mut run = place.run(code.clone(), args);
-        run.part = Part::Piece {
+        run.part = RunPart::Piece {
             input: 0,
             offset: PIECE_ALIGN,
         };
@@ -135,7 +135,7 @@ fn wrong_partial_states_are_refused() {
     };
     let merge = |args: &[&str], from: &Path| {
         let mut run = place.run(code.clone(), args);
-        run.part = Part::Finish;
+        run.part = RunPart::Finish;
         run.outputs.push("result".into());
         place.input(
             &mut run,
@@ -154,7 +154,7 @@ fn wrong_partial_states_are_refused() {
     let odd = place.object("odd", odd);
     assert!(merge(&["1"], &odd).contains("by another version"));
     let mut askew = place.run(code.clone(), &["1"]);
-    askew.part = Part::Piece {
+    askew.part = RunPart::Piece {
         input: 0,
         offset: 1,
     };
@@ -169,7 +169,7 @@ proptest! {
     fn c_fold_is_independent_of_split(lengths in prop::collection::vec(0..60_000_usize, 1..3), seed: u64) {
         let place = Place::new();
         let inputs: Vec<_> = lengths.iter().zip(0..).map(|(length, salt)| series(*length, salt)).collect();
-        let fold = Fold { place: &place, launcher: &support::LAUNCHER, code: Code::Native(places(&place)), args: &["3"] };
+        let fold = Fold { place: &place, launcher: &support::LAUNCHER, code: CodeSource::Native(places(&place)), args: &["3"] };
         let whole = fold.whole(&inputs);
         prop_assert_eq!(fold.in_parts(&inputs, &cuts(&inputs, seed), seed), whole);
     }
@@ -180,25 +180,26 @@ fn kernel_inherits_nothing_from_node() {
     let place = Place::new();
     let code = compile(&place, "tests/kernels/around.c", "around.so");
     for user in users() {
-        let mut run = place.run(Code::Native(code.clone()), &[]);
+        let mut run = place.run(CodeSource::Native(code.clone()), &[]);
         run.user = user;
         run.environment = vec![("MINE".into(), "1".into())];
-        let said = output(run);
+        let printed = output(run);
         let line = |name: &str| {
-            said.lines()
+            printed
+                .lines()
                 .find_map(|line| line.strip_prefix(name))
                 .unwrap()
         };
-        assert_eq!(line("descriptors"), " 0 1 2", "{said}");
-        assert_eq!(line("signals"), "", "{said}");
-        assert_eq!(line("leader"), " 1", "{said}");
-        assert_eq!(line("dumpable"), " 1", "{said}");
-        assert!(line("variables").contains(" MINE"), "{said}");
+        assert_eq!(line("descriptors"), " 0 1 2", "{printed}");
+        assert_eq!(line("signals"), "", "{printed}");
+        assert_eq!(line("leader"), " 1", "{printed}");
+        assert_eq!(line("dumpable"), " 1", "{printed}");
+        assert!(line("variables").contains(" MINE"), "{printed}");
         // The kernel has no variable of this process.
-        assert!(!line("variables").contains("CARGO"), "{said}");
+        assert!(!line("variables").contains("CARGO"), "{printed}");
         if let Some(user) = user {
             let (uid, gid) = (user.uid, user.gid);
-            assert_eq!(line("ids"), format!(" {uid} {uid} {gid}"), "{said}");
+            assert_eq!(line("ids"), format!(" {uid} {uid} {gid}"), "{printed}");
         }
     }
 }
@@ -211,9 +212,12 @@ fn ignored_signals_are_reset_for_kernels() {
     let mut node = std::process::Command::new("/bin/sh");
     node.args(["-c", script, "sh"])
         .arg(std::env::current_exe().unwrap());
-    let said = node.args(["--exact", again]).output().unwrap();
-    let text = String::from_utf8_lossy(&said.stdout);
-    assert!(said.status.success() && text.contains("1 passed"), "{text}");
+    let printed = node.args(["--exact", again]).output().unwrap();
+    let text = String::from_utf8_lossy(&printed.stdout);
+    assert!(
+        printed.status.success() && text.contains("1 passed"),
+        "{text}"
+    );
 }
 
 /// Returns the children of this process that fork kernels.
@@ -237,7 +241,7 @@ fn fork_servers() -> Vec<i32> {
 fn kernels_survive_kill_of_fork_server() {
     let place = Place::new();
     let count = |launcher: &Launcher| {
-        let mut run = place.run(Code::Builtin("count".into()), &["dtype=u8"]);
+        let mut run = place.run(CodeSource::Builtin("count".into()), &["dtype=u8"]);
         let object = place.input(&mut run, "in", "12345");
         let prepared = launcher.prepare(run).unwrap();
         let exit = launcher.spawn(&prepared).unwrap().wait().unwrap();
@@ -247,7 +251,7 @@ fn kernels_survive_kill_of_fork_server() {
     // The server of the other tests exists before the one of this test.
     assert_eq!(count(&LAUNCHER), "5\n");
     let before = fork_servers();
-    let launcher = Launcher::new(Settings::default()).unwrap();
+    let launcher = Launcher::new(LauncherSettings::default()).unwrap();
     assert_eq!(count(&launcher), "5\n");
     let mut new = fork_servers();
     new.retain(|id| !before.contains(id));

@@ -8,11 +8,11 @@ use std::fs::File;
 use std::io::Write;
 use support::{LAUNCHER, Place, is_root};
 use tidemill_kernel::User;
-use tidemill_kernel::array::{Codec, Dtype, Operation, Spec};
-use tidemill_kernel::reducing::{Order, Piece, ReduceError, Reducing};
+use tidemill_kernel::array::{ArrayOperation, ArraySpec, Codec, Dtype};
+use tidemill_kernel::reduce_workers::{ArrayReduction, ReduceError, Reducing, StoredBytes};
 
-fn spec(operation: Operation, codecs: Vec<Codec>) -> Spec {
-    Spec {
+fn spec(operation: ArrayOperation, codecs: Vec<Codec>) -> ArraySpec {
+    ArraySpec {
         operation,
         dtype: Dtype::Int32,
         big_endian: false,
@@ -35,8 +35,8 @@ fn file() -> File {
     file
 }
 
-fn held() -> Vec<Piece> {
-    vec![Piece::Held {
+fn held() -> Vec<StoredBytes> {
+    vec![StoredBytes::Held {
         offset: 5,
         length: 4000,
     }]
@@ -56,15 +56,15 @@ fn reducer_child_serves_many_different_orders() {
     let mut child = start(&place);
     let (file, pid) = (file(), child.pid());
     for _ in 0..3 {
-        let order = Order {
-            spec: spec(Operation::Sum, vec![]),
+        let order = ArrayReduction {
+            spec: spec(ArrayOperation::Sum, vec![]),
             pieces: held(),
         };
         let found = child.reduce(&order, &file, &[]).unwrap();
         assert_eq!(found.bytes, 499_500_i32.to_le_bytes());
         // The bytes are not zlib.
-        let order = Order {
-            spec: spec(Operation::Sum, vec![Codec::Zlib]),
+        let order = ArrayReduction {
+            spec: spec(ArrayOperation::Sum, vec![Codec::Zlib]),
             pieces: held(),
         };
         let refused = child.reduce(&order, &file, &[]).unwrap_err();
@@ -73,16 +73,16 @@ fn reducer_child_serves_many_different_orders() {
             "{refused}"
         );
         // The pieces come from several sources.
-        let order = Order {
-            spec: spec(Operation::Max, vec![]),
+        let order = ArrayReduction {
+            spec: spec(ArrayOperation::Max, vec![]),
             pieces: vec![
-                Piece::Held {
+                StoredBytes::Held {
                     offset: 5,
                     length: 1998,
                 },
-                Piece::Sent(1002),
-                Piece::Hole(600),
-                Piece::Held {
+                StoredBytes::Sent(1002),
+                StoredBytes::Hole(600),
+                StoredBytes::Held {
                     offset: 5,
                     length: 400,
                 },
@@ -104,8 +104,8 @@ fn killed_reducer_reports_and_next_one_works() {
     let pid = child.pid().unwrap();
     // SAFETY: the number is that of a child that has not been waited for.
     unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGKILL) };
-    let order = Order {
-        spec: spec(Operation::Count, vec![]),
+    let order = ArrayReduction {
+        spec: spec(ArrayOperation::Count, vec![]),
         pieces: held(),
     };
     let ended = child.reduce(&order, &file(), &[]).unwrap_err();
@@ -123,15 +123,15 @@ fn killed_reducer_reports_and_next_one_works() {
 fn impossible_orders_are_refused_before_child() {
     let place = Place::new();
     let mut child = start(&place);
-    let huge = Order {
-        spec: spec(Operation::Sum, vec![]),
-        pieces: vec![Piece::Hole(u64::MAX), Piece::Hole(7)],
+    let huge = ArrayReduction {
+        spec: spec(ArrayOperation::Sum, vec![]),
+        pieces: vec![StoredBytes::Hole(u64::MAX), StoredBytes::Hole(7)],
     };
     let refused = child.reduce(&huge, &file(), &[]).unwrap_err();
     assert!(matches!(refused, ReduceError::Refused(_)), "{refused}");
-    let short = Order {
-        spec: spec(Operation::Sum, vec![]),
-        pieces: vec![Piece::Sent(4000)],
+    let short = ArrayReduction {
+        spec: spec(ArrayOperation::Sum, vec![]),
+        pieces: vec![StoredBytes::Sent(4000)],
     };
     assert!(child.reduce(&short, &file(), &[1]).is_err());
     assert!(child.is_there());

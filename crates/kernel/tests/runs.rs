@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-#[path = "runs/stack.rs"]
-mod stack;
+#[path = "runs/pipeline.rs"]
+mod pipeline;
 mod support;
 
 use std::fs;
@@ -14,8 +14,8 @@ use support::{
     LAUNCHER, Place, compile, exists, finish, is_root, output, start, users, wait_until,
 };
 use tidemill_kernel::{
-    Code, End, OutputError, PrepareError, RunInput, SpawnError, TAIL_BYTES_MAX, User, builtin_hash,
-    hash_file, locks,
+    CodeSource, OutputError, PrepareError, RunEnd, RunInput, SpawnError, TAIL_BYTES_MAX, User,
+    builtin_hash, hash_file, locks,
 };
 
 #[test]
@@ -46,7 +46,9 @@ fn program_sees_inputs_and_leaves_outputs() {
 fn probe_finds_processor_share_and_leaves_nothing() {
     let place = Place::new();
     for user in users() {
-        let directory = place.run(Code::Builtin("count".into()), &[]).directory;
+        let directory = place
+            .run(CodeSource::Builtin("count".into()), &[])
+            .directory;
         let share = LAUNCHER.probe(directory.clone(), user).unwrap();
         assert!(share > 0.0 && share <= 1.0, "{share}");
         assert!(!directory.exists());
@@ -62,8 +64,8 @@ fn code_hash_is_known_before_inputs_exist() {
     let place = Place::new();
     let program = Path::new("/bin/sh");
     for (code, hash) in [
-        (Code::Builtin("count".into()), builtin_hash("count")),
-        (Code::Program(program.into()), hash_file(program).ok()),
+        (CodeSource::Builtin("count".into()), builtin_hash("count")),
+        (CodeSource::Program(program.into()), hash_file(program).ok()),
     ] {
         let mut run = place.run(code, &[]);
         run.user = users().last().copied().flatten();
@@ -77,7 +79,7 @@ fn code_hash_is_known_before_inputs_exist() {
 fn standard_streams_can_be_files() {
     let place = Place::new();
     for user in users() {
-        let mut run = place.run(Code::Program("/usr/bin/tr".into()), &["a-z", "A-Z"]);
+        let mut run = place.run(CodeSource::Program("/usr/bin/tr".into()), &["a-z", "A-Z"]);
         run.user = user;
         let input = place.input(&mut run, "in", "text");
         run.outputs.push("dir/out".into());
@@ -129,10 +131,10 @@ fn processor_time_of_unwaited_descendants_counts() {
     // The first process succeeds without having waited for its busy children: one of them ends by itself, one is killed.
     let script = "import os, sys, time
 for last in (False, True):
-    ready, told = os.pipe()
+    ready, reported = os.pipe()
     if os.fork() == 0:
         while time.process_time() < 0.2: pass
-        os.write(told, b'x')
+        os.write(reported, b'x')
         if last: time.sleep(1000)
         os._exit(0)
     os.read(ready, 1)
@@ -147,7 +149,7 @@ for last in (False, True):
 fn end_of_long_standard_error_is_kept() {
     let place = Place::new();
     let (_, exit) = finish(place.shell("yes | head -c 1000000 >&2; echo the end >&2; exit 7"));
-    assert_eq!(exit.end, End::Code(7));
+    assert_eq!(exit.end, RunEnd::Code(7));
     assert_eq!(exit.stderr.total_bytes, 1_000_008);
     assert_eq!(exit.stderr.bytes.len(), TAIL_BYTES_MAX);
     assert!(exit.stderr.text().ends_with("y\nthe end\n"));
@@ -163,7 +165,7 @@ fn sealed_scripts_and_programs_run() {
             "#!/usr/bin/env python3\nimport sys; print(sys.argv[1:])\n",
         );
         let binary = place.object("object-3", fs::read("/bin/echo").unwrap());
-        let mut run = place.run(Code::Program(shell.clone()), &["a b", "c"]);
+        let mut run = place.run(CodeSource::Program(shell.clone()), &["a b", "c"]);
         run.user = user;
         run.inputs.push(RunInput {
             name: "hello.sh".into(),
@@ -171,7 +173,7 @@ fn sealed_scripts_and_programs_run() {
         });
         assert_eq!(output(run), "hello.sh a b c\n");
         for (code, text) in [(&python, "['x']\n"), (&binary, "x\n")] {
-            let mut run = place.run(Code::Program(code.clone()), &["x"]);
+            let mut run = place.run(CodeSource::Program(code.clone()), &["x"]);
             run.user = user;
             run.inputs.push(RunInput {
                 name: "program".into(),
@@ -203,13 +205,16 @@ print(subprocess.run(['sh', '-c', 'echo sub'], capture_output=True, text=True).s
 fn exit_signal_and_time_limit_are_distinguished() {
     let place = Place::new();
     let crash = "kill -SEGV $$";
-    assert_eq!(finish(place.shell(crash)).1.end, End::Signal(libc::SIGSEGV));
-    assert_eq!(finish(place.shell("exit 3")).1.end, End::Code(3));
+    assert_eq!(
+        finish(place.shell(crash)).1.end,
+        RunEnd::Signal(libc::SIGSEGV)
+    );
+    assert_eq!(finish(place.shell("exit 3")).1.end, RunEnd::Code(3));
     let mut slow = place.shell("echo begun >&2; while :; do :; done");
     slow.limits.time = Duration::from_millis(400);
     let limits = slow.limits;
     let (_, exit) = finish(slow);
-    assert_eq!(exit.end, End::TimeLimit);
+    assert_eq!(exit.end, RunEnd::TimeLimit);
     assert_eq!(exit.stderr.text(), "begun\n");
     assert!(
         exit.message(&limits).contains("time limit of 0.4 s"),
@@ -231,7 +236,7 @@ fn run_can_be_cancelled_and_watched() {
         control.cancel();
         control
     });
-    assert_eq!(running.wait().unwrap().end, End::Cancelled);
+    assert_eq!(running.wait().unwrap().end, RunEnd::Cancelled);
     canceller.join().unwrap().cancel();
 }
 
@@ -274,7 +279,7 @@ time.sleep(1000)\"";
             let (prepared, exit) = finish(run);
             assert_eq!(
                 exit.end,
-                End::OutputLimit,
+                RunEnd::OutputLimit,
                 "{script}: {}",
                 exit.stderr.text()
             );
@@ -283,7 +288,7 @@ time.sleep(1000)\"";
     }
     let mut hole = place.shell("truncate -s 900000 hole; head -c 900000 /dev/zero > full");
     hole.limits.output_bytes = 1_000_000;
-    assert_eq!(finish(hole).1.end, End::Code(0), "holes take no space");
+    assert_eq!(finish(hole).1.end, RunEnd::Code(0), "holes take no space");
 }
 
 #[test]
@@ -306,7 +311,7 @@ time.sleep(1000)";
         let (_, exit) = finish(run);
         assert_eq!(
             exit.end,
-            End::MemoryLimit,
+            RunEnd::MemoryLimit,
             "{script}: {}",
             exit.stderr.text()
         );
@@ -324,30 +329,30 @@ at = libc.malloc(ctypes.c_size_t(1 << 32))
 ";
     let silent = format!("{refused}raise SystemExit(3 if at is None else 0)");
     let crash = format!("{refused}if at is None: ctypes.memset(0, 1, 1)");
-    let said = |script: &str| {
+    let printed = |script: &str| {
         let mut run = place.python(script);
         run.limits.memory_bytes = 512 << 20;
         let limits = run.limits;
         let (_, exit) = finish(run);
         (exit.end, exit.message(&limits))
     };
-    let (end, message) = said(&silent);
-    assert_eq!(end, End::Code(3));
+    let (end, message) = printed(&silent);
+    assert_eq!(end, RunEnd::Code(3));
     assert!(message.contains("limits.memory"), "{message}");
     assert!(message.contains("536870912 bytes"), "{message}");
-    let (end, message) = said(&crash);
-    assert_eq!(end, End::Signal(libc::SIGSEGV));
+    let (end, message) = printed(&crash);
+    assert_eq!(end, RunEnd::Signal(libc::SIGSEGV));
     assert!(message.contains("limits.memory"), "{message}");
     // A kernel that prints a reason needs no guess.
-    let (end, message) = said("raise SystemExit('no such column')");
-    assert_eq!(end, End::Code(1));
+    let (end, message) = printed("raise SystemExit('no such column')");
+    assert_eq!(end, RunEnd::Code(1));
     assert!(!message.contains("limits.memory"), "{message}");
 }
 
 #[test]
 fn mapped_input_over_memory_limit_is_readable() {
     let place = Place::new();
-    let mut run = place.run(Code::Builtin("max".into()), &["dtype=u8"]);
+    let mut run = place.run(CodeSource::Builtin("max".into()), &["dtype=u8"]);
     run.limits.memory_bytes = 32 << 20;
     let mut data = vec![1_u8; 128 << 20];
     data[100 << 20] = 9;
@@ -359,7 +364,10 @@ fn mapped_input_over_memory_limit_is_readable() {
 fn builtins_read_inputs_and_write_one_output() {
     let place = Place::new();
     for user in users() {
-        let mut run = place.run(Code::Builtin("mean".into()), &["dtype=text", "out=f64"]);
+        let mut run = place.run(
+            CodeSource::Builtin("mean".into()),
+            &["dtype=text", "out=f64"],
+        );
         run.user = user;
         let input = place.input(&mut run, "a/numbers", "1 2\n3.5 5.5\n");
         run.outputs.push("b/mean".into());
@@ -370,10 +378,10 @@ fn builtins_read_inputs_and_write_one_output() {
         assert_eq!(bytes, 3.0_f64.to_le_bytes());
         fs::remove_file(input).unwrap();
     }
-    let mut wrong = place.run(Code::Builtin("mean".into()), &["type=f64"]);
+    let mut wrong = place.run(CodeSource::Builtin("mean".into()), &["type=f64"]);
     place.input(&mut wrong, "x", "");
     let (_, exit) = finish(wrong);
-    assert_eq!(exit.end, End::Code(2));
+    assert_eq!(exit.end, RunEnd::Code(2));
     assert!(
         exit.stderr.text().contains("dtype=TYPE, out=text|f64"),
         "{}",
@@ -394,7 +402,7 @@ fn listing_1_runs_with_native_kernel() {
     for user in users() {
         let mut maxima = Vec::new();
         for values in [&[1.0, 5.0, f64::NAN, 3.0], &[2.0, 9.0, -1.0, 0.0]] {
-            let mut run = place.run(Code::Native(library.clone()), &[]);
+            let mut run = place.run(CodeSource::Native(library.clone()), &[]);
             run.user = user;
             // The kernel's code is an input of its task, but is not passed to it as an input.
             run.inputs.push(RunInput {
@@ -409,7 +417,7 @@ fn listing_1_runs_with_native_kernel() {
             maxima.push(fs::read(prepared.run().directory.join("1.max")).unwrap());
             fs::remove_file(input).unwrap();
         }
-        let mut run = place.run(Code::Builtin("mean".into()), &[]);
+        let mut run = place.run(CodeSource::Builtin("mean".into()), &[]);
         run.user = user;
         let files: Vec<_> = ["1.max", "2.max"]
             .iter()
@@ -419,10 +427,10 @@ fn listing_1_runs_with_native_kernel() {
         assert_eq!(output(run), "7\n");
         files.iter().for_each(|file| fs::remove_file(file).unwrap());
     }
-    let mut empty = place.run(Code::Native(library), &[]);
+    let mut empty = place.run(CodeSource::Native(library), &[]);
     empty.outputs.push("out".into());
     let (_, exit) = finish(empty);
-    assert_eq!(exit.end, End::Code(1));
+    assert_eq!(exit.end, RunEnd::Code(1));
     assert_eq!(exit.stderr.text(), "getmax: the inputs hold no numbers\n");
 }
 
@@ -430,13 +438,13 @@ fn listing_1_runs_with_native_kernel() {
 fn native_kernels_get_arguments_and_cannot_harm() {
     let place = Place::new();
     let library = compile(&place, "tests/kernels/probe.c", "probe.so");
-    let mut run = place.run(Code::Native(library.clone()), &["one", "two words"]);
+    let mut run = place.run(CodeSource::Native(library.clone()), &["one", "two words"]);
     place.input(&mut run, "in/put", "abc");
     place.input(&mut run, "empty", "");
     run.outputs.push("o/1".into());
     run.outputs.push("2".into());
     let (prepared, exit) = finish(run);
-    assert_eq!(exit.end, End::Code(42), "{}", exit.stderr.text());
+    assert_eq!(exit.end, RunEnd::Code(42), "{}", exit.stderr.text());
     let directory = &prepared.run().directory;
     assert_eq!(
         fs::read_to_string(directory.join("o/1")).unwrap(),
@@ -444,15 +452,15 @@ fn native_kernels_get_arguments_and_cannot_harm() {
     );
     assert_eq!(fs::read_to_string(directory.join("2")).unwrap(), "abc");
     assert_eq!(exit.stderr.text(), "constructor: no network\na message\n");
-    let crash = place.run(Code::Native(library), &["crash"]);
-    assert_eq!(finish(crash).1.end, End::Signal(libc::SIGSEGV));
+    let crash = place.run(CodeSource::Native(library), &["crash"]);
+    assert_eq!(finish(crash).1.end, RunEnd::Signal(libc::SIGSEGV));
     let text = place.object("not-a-library", "hello");
-    let (_, exit) = finish(place.run(Code::Native(text), &[]));
-    assert_eq!(exit.end, End::Code(126));
-    let said = exit.stderr.text();
+    let (_, exit) = finish(place.run(CodeSource::Native(text), &[]));
+    assert_eq!(exit.end, RunEnd::Code(126));
+    let printed = exit.stderr.text();
     assert!(
-        said.starts_with("cannot load the kernel") && said.contains("file too short"),
-        "{said}"
+        printed.starts_with("cannot load the kernel") && printed.contains("file too short"),
+        "{printed}"
     );
 }
 
@@ -460,13 +468,13 @@ fn native_kernels_get_arguments_and_cannot_harm() {
 fn missing_code_is_reported_clearly() {
     let place = Place::new();
     let gone = LAUNCHER
-        .prepare(place.run(Code::Program("/usr/bin/no-such".into()), &[]))
+        .prepare(place.run(CodeSource::Program("/usr/bin/no-such".into()), &[]))
         .unwrap_err();
     assert!(
         matches!(gone, PrepareError::Code { .. }) && gone.to_string().contains("/usr/bin/no-such")
     );
     let unknown = LAUNCHER
-        .prepare(place.run(Code::Builtin("nean".into()), &[]))
+        .prepare(place.run(CodeSource::Builtin("nean".into()), &[]))
         .unwrap_err();
     assert!(
         unknown
@@ -476,7 +484,7 @@ fn missing_code_is_reported_clearly() {
     );
     let script = place.object("script", "#!/no/interpreter\n");
     let script = LAUNCHER
-        .prepare(place.run(Code::Program(script), &[]))
+        .prepare(place.run(CodeSource::Program(script), &[]))
         .unwrap_err();
     assert!(
         matches!(script, PrepareError::Interpreter { .. }),
@@ -484,7 +492,7 @@ fn missing_code_is_reported_clearly() {
     );
     let text = place.object("text", "just text\n");
     let prepared = LAUNCHER
-        .prepare(place.run(Code::Program(text), &[]))
+        .prepare(place.run(CodeSource::Program(text), &[]))
         .unwrap();
     let text = LAUNCHER.spawn(&prepared).unwrap_err();
     assert!(

@@ -14,8 +14,8 @@ use support::{
     LAUNCHER, Place, finish, is_root, output, require, skip_without_root, start, users, wait_until,
 };
 use tidemill_kernel::{
-    Code, End, InputsAs, Launcher, PrepareError, RunInput, Settings, Together, User,
-    sandbox_support,
+    CodeSource, InputsAs, Launcher, LauncherLimits, LauncherSettings, PrepareError, RunEnd,
+    RunInput, User, sandbox_support,
 };
 
 #[test]
@@ -317,7 +317,7 @@ fn kernel_that_cannot_be_watched_does_not_run() {
     };
     let place = Place::new();
     let builtin = || {
-        let mut run = place.run(Code::Builtin("count".into()), &[]);
+        let mut run = place.run(CodeSource::Builtin("count".into()), &[]);
         run.user = users().last().copied().flatten();
         run
     };
@@ -375,7 +375,12 @@ if os.fork() == 0:
         let (_, running) = start(run);
         let group = running.pid().cast_signed();
         let exit = running.wait().unwrap();
-        assert_eq!(exit.end, End::TimeLimit, "{escape}: {}", exit.stderr.text());
+        assert_eq!(
+            exit.end,
+            RunEnd::TimeLimit,
+            "{escape}: {}",
+            exit.stderr.text()
+        );
         assert_eq!(live_members(group), Vec::<String>::new(), "{escape}");
     }
 }
@@ -426,7 +431,7 @@ fn fork_bomb_is_bounded_and_killed() {
         let exit = running.wait().unwrap();
         // A user's fork bomb may run against RLIMIT_NPROC, which keeps it just below the limit until its time is over.
         let bounded =
-            exit.end == End::ProcessLimit || (user.is_some() && exit.end == End::TimeLimit);
+            exit.end == RunEnd::ProcessLimit || (user.is_some() && exit.end == RunEnd::TimeLimit);
         assert!(bounded, "{:?}", exit.end);
         assert_eq!(live_members(group), Vec::<String>::new());
     }
@@ -463,8 +468,10 @@ fn kernel_inherits_no_descriptors_or_variables() {
 fn kernels_die_with_their_node() {
     // This test's own binary plays the node: it starts a kernel that sleeps, and is killed.
     if let Ok(directory) = std::env::var("PLAY_NODE") {
-        let mut run =
-            tidemill_kernel::Run::new(Code::Program("/bin/sh".into()), format!("{directory}/run"));
+        let mut run = tidemill_kernel::Run::new(
+            CodeSource::Program("/bin/sh".into()),
+            format!("{directory}/run"),
+        );
         run.args = vec!["-c".into(), "sleep 1000 & echo > ready; sleep 1000".into()];
         run.inputs_as = InputsAs::Symlink;
         run.user = is_root().then_some(User {
@@ -512,14 +519,14 @@ fn live_members(group: i32) -> Vec<String> {
 #[test]
 fn kernels_share_one_memory_limit() {
     let place = Place::new();
-    let together = Some(Together {
+    let together = Some(LauncherLimits {
         memory_bytes: 128 << 20,
         threads: 64,
         idle: false,
     });
-    let launcher = Launcher::new(Settings {
+    let launcher = Launcher::new(LauncherSettings {
         together,
-        ..Settings::default()
+        ..LauncherSettings::default()
     })
     .unwrap();
     if !launcher.bounds_together() {
@@ -540,11 +547,11 @@ fn kernels_share_one_memory_limit() {
     }
     controls.iter().for_each(tidemill_kernel::Control::cancel);
     let mut ends: Vec<_> = ends.into_iter().map(|end| end.join().unwrap()).collect();
-    ends.sort_by_key(|end| *end == End::Cancelled);
-    assert_eq!(ends[0], End::GroupLimit, "{ends:?}");
+    ends.sort_by_key(|end| *end == RunEnd::Cancelled);
+    assert_eq!(ends[0], RunEnd::GroupLimit, "{ends:?}");
     // The other run continues; built-in kernels are in the group too.
-    assert_ne!(ends[1], End::Code(0));
-    let mut run = place.run(Code::Builtin("sort".into()), &["dtype=u8"]);
+    assert_ne!(ends[1], RunEnd::Code(0));
+    let mut run = place.run(CodeSource::Builtin("sort".into()), &["dtype=u8"]);
     place.input(&mut run, "in", vec![7; 1 << 20]);
     let prepared = launcher.prepare(run).unwrap();
     assert!(launcher.spawn(&prepared).unwrap().wait().unwrap().success());
@@ -553,13 +560,13 @@ fn kernels_share_one_memory_limit() {
 #[test]
 fn long_run_is_held_to_its_cpu_percent() {
     let place = Place::new();
-    let launcher = Launcher::new(Settings {
-        together: Some(Together {
+    let launcher = Launcher::new(LauncherSettings {
+        together: Some(LauncherLimits {
             memory_bytes: 700 << 20,
             threads: 64,
             idle: true,
         }),
-        ..Settings::default()
+        ..LauncherSettings::default()
     })
     .unwrap();
     if !launcher.bounds_cpu() {
@@ -585,13 +592,13 @@ print((time.process_time() - used) / (time.monotonic() - begin))";
 #[test]
 fn unmapped_memory_counts_for_its_kernel_alone() {
     let place = Place::new();
-    let launcher = Launcher::new(Settings {
-        together: Some(Together {
+    let launcher = Launcher::new(LauncherSettings {
+        together: Some(LauncherLimits {
             memory_bytes: 700 << 20,
             threads: 64,
             idle: false,
         }),
-        ..Settings::default()
+        ..LauncherSettings::default()
     })
     .unwrap();
     if !launcher.bounds_together() {
@@ -622,9 +629,9 @@ time.sleep(1000)";
     let mut run = place.python(hidden);
     run.limits.memory_bytes = 64 << 20;
     let exit = start(run).wait().unwrap();
-    assert_eq!(exit.end, End::MemoryLimit, "{}", exit.stderr.text());
+    assert_eq!(exit.end, RunEnd::MemoryLimit, "{}", exit.stderr.text());
     control.cancel();
-    assert_eq!(other.join().unwrap().end, End::Cancelled);
+    assert_eq!(other.join().unwrap().end, RunEnd::Cancelled);
 }
 
 /// Software of a host on which every user has all rights, except for a private directory, and a link out of it.
@@ -691,8 +698,8 @@ fn shown_directory_is_readable_and_executable_but_unchangeable() {
         run.user = user;
         run.shown = vec![sw.path().canonicalize().unwrap()];
         run.path = vec![sw.path().join("bin")];
-        let said = output(run);
-        assert_eq!(said, "data\ntool\ntool\nclosed\n", "{user:?}");
+        let printed = output(run);
+        assert_eq!(printed, "data\ntool\ntool\nclosed\n", "{user:?}");
         assert_eq!(all_in(sw.path()), before, "{user:?}");
         assert_eq!(fs::read(&secret).unwrap(), b"secret\n");
     }

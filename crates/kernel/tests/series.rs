@@ -3,12 +3,13 @@
 #![allow(
     clippy::unwrap_used,
     clippy::float_cmp,
-    reason = "a test whose results are told exactly"
+    reason = "a test whose results are exact"
 )]
 
-use tidemill_format::{Attribute, Header, Store, Value};
+use tidemill_format::{Attribute, Header, Value, VariableSource};
 use tidemill_kernel::reduction::{
-    Axis, Column, Coordinate, Field, Form, Input, Table, Words, here,
+    Column, Coordinate, QueryText, ReductionInput, ResultAxis, ResultField, ResultFormat,
+    ResultTable, local,
 };
 
 fn text(name: &str, text: &str) -> Attribute {
@@ -18,12 +19,12 @@ fn text(name: &str, text: &str) -> Attribute {
     }
 }
 
-fn axis(name: &str, values: &[f64], units: &str) -> Axis {
+fn axis(name: &str, values: &[f64], units: &str) -> ResultAxis {
     let attributes = match units {
         "" => Vec::new(),
         units => vec![text("units", units)],
     };
-    Axis {
+    ResultAxis {
         name: name.into(),
         length: values.len() as u64,
         coordinate: Some(Coordinate {
@@ -37,11 +38,11 @@ fn axis(name: &str, values: &[f64], units: &str) -> Axis {
 
 const DAYS: &str = "days since 2000-01-01";
 
-fn times(values: &[f64]) -> Axis {
+fn times(values: &[f64]) -> ResultAxis {
     axis("time", values, DAYS)
 }
 
-fn with(mut axis: Axis, attribute: Attribute) -> Axis {
+fn with(mut axis: ResultAxis, attribute: Attribute) -> ResultAxis {
     let coordinate = axis.coordinate.as_mut().unwrap();
     coordinate
         .attributes
@@ -56,10 +57,10 @@ struct Made {
     bytes: Vec<u8>,
 }
 
-fn made(axes: Vec<Axis>, values: &[f64], attributes: Vec<Attribute>, single: bool) -> Made {
-    let table = Table {
+fn made(axes: Vec<ResultAxis>, values: &[f64], attributes: Vec<Attribute>, single: bool) -> Made {
+    let table = ResultTable {
         axes,
-        fields: vec![Field {
+        fields: vec![ResultField {
             variable: "tas".into(),
             units: None,
             name: "mean".into(),
@@ -72,20 +73,20 @@ fn made(axes: Vec<Axis>, values: &[f64], attributes: Vec<Attribute>, single: boo
         scalars: Vec::new(),
     };
     let mut bytes = Vec::new();
-    table.write(Form::Netcdf, &mut bytes).unwrap();
+    table.write(ResultFormat::Netcdf, &mut bytes).unwrap();
     Made { bytes }
 }
 
-fn simple(axes: Vec<Axis>, values: &[f64]) -> Made {
+fn simple(axes: Vec<ResultAxis>, values: &[f64]) -> Made {
     made(axes, values, Vec::new(), false)
 }
 
 fn header(made: &Made) -> Header {
-    here::header("made", Store::File(&made.bytes)).unwrap()
+    local::header("made", VariableSource::File(&made.bytes)).unwrap()
 }
 
-fn reduced(words: &Words<'_>, files: &[Made]) -> Result<Table, String> {
-    let words = Words {
+fn reduced(words: &QueryText<'_>, files: &[Made]) -> Result<ResultTable, String> {
+    let words = QueryText {
         variable: "tas",
         ..words.clone()
     };
@@ -94,18 +95,18 @@ fn reduced(words: &Words<'_>, files: &[Made]) -> Result<Table, String> {
     let names: Vec<String> = (1..=files.len())
         .map(|number| format!("{number}.nc"))
         .collect();
-    let inputs: Vec<Input<'_>> = (0..files.len())
-        .map(|place| Input {
+    let inputs: Vec<ReductionInput<'_>> = (0..files.len())
+        .map(|place| ReductionInput {
             name: &names[place],
             header: &headers[place],
-            store: Store::File(&files[place].bytes),
+            store: VariableSource::File(&files[place].bytes),
             bytes: Some(&files[place].bytes),
         })
         .collect();
-    here::reduce(&query, &inputs, |_| {}).map_err(|error| error.to_string())
+    local::reduce(&query, &inputs, |_| {}).map_err(|error| error.to_string())
 }
 
-fn values(table: &Table) -> Vec<f64> {
+fn values(table: &ResultTable) -> Vec<f64> {
     match &table.fields[0].values {
         Column::Whole(all) => all
             .iter()
@@ -115,18 +116,18 @@ fn values(table: &Table) -> Vec<f64> {
     }
 }
 
-fn coordinates(table: &Table) -> &[f64] {
+fn coordinates(table: &ResultTable) -> &[f64] {
     &table.axes[0].coordinate.as_ref().unwrap().values
 }
 
-fn sum<'a>() -> Words<'a> {
-    Words {
+fn sum<'a>() -> QueryText<'a> {
+    QueryText {
         operation: "sum",
-        ..Words::default()
+        ..QueryText::default()
     }
 }
 
-fn refused(words: &Words<'_>, files: &[Made], why: &[&str]) {
+fn refused(words: &QueryText<'_>, files: &[Made], why: &[&str]) {
     let error = reduced(words, files).expect_err("it is refused");
     for word in why {
         assert!(error.contains(word), "{word}: {error}");
@@ -140,7 +141,7 @@ fn files_with_other_coordinates_are_refused_by_name() {
         vec![times(&[0.0]), lat(&[60.0, 20.0, -20.0])],
         &[1.0, 2.0, 3.0],
     );
-    let of = |lat: Axis| simple(vec![times(&[1.0]), lat], &[3.0, 2.0, 1.0]);
+    let of = |lat: ResultAxis| simple(vec![times(&[1.0]), lat], &[3.0, 2.0, 1.0]);
     let south = of(lat(&[-20.0, 20.0, 60.0]));
     refused(
         &sum(),
@@ -153,7 +154,7 @@ fn files_with_other_coordinates_are_refused_by_name() {
         &[north.clone(), moved.clone()],
         &["coordinate lat", "index 1 is 20"],
     );
-    let of_first = Words {
+    let of_first = QueryText {
         join: "override",
         select: "lat=20",
         ..sum()
@@ -177,7 +178,7 @@ fn files_with_other_coordinates_are_refused_by_name() {
         values(&reduced(&sum(), &[north.clone(), spelt]).unwrap()),
         [12.0]
     );
-    let none = of(Axis {
+    let none = of(ResultAxis {
         coordinate: None,
         ..lat(&[0.0; 3])
     });
@@ -194,7 +195,7 @@ fn index_without_time_is_left_out_whatever_its_bounds() {
     axis.coordinate.as_mut().unwrap().bounds = Some(vec![(0.0, 1.0), (1.0, 2.0)]);
     let file = simple(vec![axis], &[1.0, 2.0]);
     for time_at in ["bounds", "start"] {
-        let words = Words {
+        let words = QueryText {
             select: "time=2000",
             time_at,
             ..sum()
@@ -212,8 +213,8 @@ fn index_without_time_is_left_out_whatever_its_bounds() {
     }
 }
 
-fn inner<'a>() -> Words<'a> {
-    Words {
+fn inner<'a>() -> QueryText<'a> {
+    QueryText {
         join: "inner",
         ..sum()
     }
@@ -239,7 +240,7 @@ fn of_latitudes() -> [Made; 3] {
 #[test]
 fn inner_join_keeps_common_values_in_order_of_first_file() {
     let files = of_latitudes();
-    let kept = Words {
+    let kept = QueryText {
         over: "time",
         ..inner()
     };
@@ -270,11 +271,11 @@ fn inner_join_keeps_common_values_in_order_of_first_file() {
         ("lat=::2", 186.0),
         ("lat=20,time=2000-01-02", 21.0),
     ] {
-        let words = Words { select, ..inner() };
+        let words = QueryText { select, ..inner() };
         let found = values(&reduced(&words, &files).unwrap());
         assert!(close(&found[0], expected), "{select}: {found:?}");
     }
-    let outside = Words {
+    let outside = QueryText {
         select: "lat=[2:5]",
         ..inner()
     };
@@ -285,7 +286,7 @@ fn inner_join_keeps_common_values_in_order_of_first_file() {
 fn inner_join_weights_cover_common_values_only() {
     let close = |one: &f64, two: f64| (one - two).abs() < 1e-9;
     let files = of_latitudes();
-    let weighted = Words {
+    let weighted = QueryText {
         operation: "mean",
         weights: "lat",
         ..inner()
@@ -305,7 +306,7 @@ fn inner_join_weights_cover_common_values_only() {
 #[test]
 fn inner_join_without_common_value_is_refused() {
     let lat = |values: &[f64]| axis("lat", values, "degrees_north");
-    let of = |time: f64, lats: Axis| {
+    let of = |time: f64, lats: ResultAxis| {
         let values = vec![1.0; usize::try_from(lats.length).unwrap()];
         simple(vec![times(&[time]), lats], &values)
     };
@@ -332,7 +333,7 @@ fn inner_join_without_common_value_is_refused() {
         &[one.clone(), metres],
         &["coordinate lat", "its units"],
     );
-    let none = |length: u64| Axis {
+    let none = |length: u64| ResultAxis {
         coordinate: None,
         length,
         ..lat(&[])
@@ -361,7 +362,7 @@ fn inner_join_without_common_value_is_refused() {
 
 #[test]
 fn inner_join_of_members_keeps_common_times() {
-    let ensemble = Words {
+    let ensemble = QueryText {
         ensemble: "yes",
         ..inner()
     };
@@ -389,9 +390,10 @@ fn inner_join_of_members_keeps_common_times() {
 #[test]
 fn first_file_of_series_gives_coordinates_of_result() {
     let lon: Vec<f64> = (0..36).map(|place| f64::from(place) * 10.0).collect();
-    let of = |time: f64, axis: Axis, values: &[f64]| simple(vec![times(&[time]), axis], values);
+    let of =
+        |time: f64, axis: ResultAxis, values: &[f64]| simple(vec![times(&[time]), axis], values);
     let around = |time| of(time, axis("lon", &lon, "degrees_east"), &lon);
-    let words = Words {
+    let words = QueryText {
         select: "time=2000-01-02,lon=-10:10",
         over: "time",
         ..sum()
@@ -405,7 +407,7 @@ fn first_file_of_series_gives_coordinates_of_result() {
         of(time, lat, &[1.0, 2.0, 4.0])
     };
     for select in ["time=2000-01-02,lat=0..60", "time=2000-01-02,lat=21..60"] {
-        let words = Words {
+        let words = QueryText {
             join: "override",
             select,
             ..words.clone()
@@ -437,7 +439,7 @@ fn times_of_series_have_one_calendar_and_no_duplicates() {
     // From 1582 on these two calendars are the same.
     let other = axis("time", &[72.0, 96.0], "hours since 1999-12-31");
     let other = with(other, text("calendar", "proleptic_gregorian"));
-    let kept = Words {
+    let kept = QueryText {
         over: "lat",
         ..sum()
     };
@@ -487,15 +489,15 @@ fn times_of_series_have_one_calendar_and_no_duplicates() {
 #[test]
 fn members_of_ensemble_have_same_times() {
     let member = |first: f64| simple(vec![times(&[0.0, 1.0])], &[first, first + 1.0]);
-    let words = Words {
+    let words = QueryText {
         operation: "mean",
         ensemble: "yes",
         over: "member",
-        ..Words::default()
+        ..QueryText::default()
     };
     let table = reduced(&words, &[member(0.0), member(10.0), member(20.0)]).unwrap();
     assert_eq!(values(&table), [10.0, 11.0]);
-    let over_time = Words {
+    let over_time = QueryText {
         over: "time",
         ..words.clone()
     };
@@ -521,7 +523,7 @@ fn longitude_selection_wraps_around() {
             values,
         )
     };
-    let kept = |select| Words {
+    let kept = |select| QueryText {
         select,
         over: "lat",
         ..sum()
@@ -547,7 +549,7 @@ fn longitude_selection_wraps_around() {
     refused(&kept("lon=-10:10"), &[of(&closed)], &["one longitude"]);
     // A dimension that is no longitude is not periodic.
     let level = simple(vec![axis("lev", &lon, "m")], &lon);
-    let words = Words {
+    let words = QueryText {
         select: "lev=350:10",
         ..sum()
     };
@@ -561,13 +563,13 @@ fn range_ends_have_type_of_coordinate() {
         .collect();
     let mut file = simple(vec![axis("lat", &tenths, "")], &[1.0, 2.0, 4.0, 8.0, 16.0]);
     // The coordinate as 32-bit floats: written from a table that has it as its variable.
-    let table = Table {
-        axes: vec![Axis {
+    let table = ResultTable {
+        axes: vec![ResultAxis {
             coordinate: None,
             ..axis("lat", &tenths, "")
         }],
         fields: ["lat", "tas"]
-            .map(|variable| Field {
+            .map(|variable| ResultField {
                 variable: variable.into(),
                 units: None,
                 name: "mean".into(),
@@ -584,13 +586,13 @@ fn range_ends_have_type_of_coordinate() {
         scalars: Vec::new(),
     };
     file.bytes.clear();
-    table.write(Form::Netcdf, &mut file.bytes).unwrap();
+    table.write(ResultFormat::Netcdf, &mut file.bytes).unwrap();
     for (select, expected) in [
         ("lat=0.1:0.3", 7.0),
         ("lat=0.3", 4.0),
         ("lat=0.2:0.5", 30.0),
     ] {
-        let words = Words { select, ..sum() };
+        let words = QueryText { select, ..sum() };
         let table = reduced(&words, std::slice::from_ref(&file)).unwrap();
         assert_eq!(values(&table), [expected], "{select}");
         assert!(table.notes.is_empty());
@@ -603,7 +605,7 @@ fn selection_outside_data_is_refused_or_noted() {
         vec![times(&[0.0, f64::NAN, 2.0, 3.0])],
         &[1.0, 2.0, 4.0, 8.0],
     );
-    let of = |select| Words { select, ..sum() };
+    let of = |select| QueryText { select, ..sum() };
     let table = reduced(&of("time=2000"), std::slice::from_ref(&file)).unwrap();
     assert_eq!(values(&table), [13.0]);
     assert!(
@@ -622,7 +624,7 @@ fn selection_outside_data_is_refused_or_noted() {
     )
     .unwrap();
     assert_eq!((values(&table), table.notes.len()), (vec![12.0], 1));
-    let by = Words { by: "day", ..sum() };
+    let by = QueryText { by: "day", ..sum() };
     let table = reduced(&by, std::slice::from_ref(&file)).unwrap();
     assert_eq!(
         (values(&table), table.notes.len()),
@@ -640,13 +642,13 @@ fn kept_time_needs_no_known_units() {
             let axes = vec![axis("time", &[time], units), axis("lat", &[0.0, 1.0], "")];
             simple(axes, &[time, 1.0])
         };
-        let kept = Words {
+        let kept = QueryText {
             over: "lat",
             ..sum()
         };
         let table = reduced(&kept, &[of(2.0), of(1.0)]).unwrap();
         assert_eq!(values(&table), [2.0, 3.0], "{units}");
-        let by = Words {
+        let by = QueryText {
             by: "month",
             ..sum()
         };
@@ -672,7 +674,7 @@ fn months_are_grouped_in_all_calendars() {
             vec![with(time, text("calendar", calendar))],
             &[1.0, 2.0, 4.0],
         );
-        let by = Words {
+        let by = QueryText {
             by: "month",
             ..sum()
         };
@@ -692,7 +694,7 @@ fn monthly() -> Made {
 
 #[test]
 fn time_stamps_at_ends_of_intervals_require_time_at() {
-    let by = |time_at, by| Words {
+    let by = |time_at, by| QueryText {
         by,
         time_at,
         ..sum()
@@ -713,7 +715,7 @@ fn time_stamps_at_ends_of_intervals_require_time_at() {
         values(&reduced(&by("", "year"), &[monthly()]).unwrap()),
         [7.0]
     );
-    let select = |time_at| Words {
+    let select = |time_at| QueryText {
         select: "time=2000-01",
         time_at,
         ..sum()
@@ -737,15 +739,17 @@ fn results_are_written_with_cf_attributes() {
         text("coordinates", "height"),
     ];
     let file = made(vec![times(&days)], &days, attributes, true);
-    let words = Words {
+    let words = QueryText {
         operation: "max",
         by: "month",
-        ..Words::default()
+        ..QueryText::default()
     };
     let mut table = reduced(&words, &[file]).unwrap();
     table.log("tidemill reduce");
     let mut written = Made { bytes: Vec::new() };
-    table.write(Form::Netcdf, &mut written.bytes).unwrap();
+    table
+        .write(ResultFormat::Netcdf, &mut written.bytes)
+        .unwrap();
     let header = header(&written);
     let tas = header.find("tas").unwrap();
     assert_eq!(tas.data_type.name(), "float32");
@@ -772,9 +776,9 @@ fn results_are_written_with_cf_attributes() {
     assert_eq!(header.find("time_bnds").unwrap().shape(), [2, 2]);
     let bounds = table.axes[0].coordinate.as_ref().unwrap().bounds.clone();
     assert_eq!(bounds, Some(vec![(0.0, 31.0), (31.0, 60.0)]));
-    let again = Words {
+    let again = QueryText {
         operation: "count",
-        ..Words::default()
+        ..QueryText::default()
     };
     let mut csv = Vec::new();
     let table = reduced(&again, &[written.clone()]).unwrap();
@@ -782,14 +786,14 @@ fn results_are_written_with_cf_attributes() {
         table.fields[0].attributes,
         [text("long_name", "number of values of tas")]
     );
-    let kept = Words {
+    let kept = QueryText {
         over: "lat",
         ..sum()
     };
     let lat = axis("lat", &[0.0], "");
     let times = times(&[0.0, 1.25]);
     let table = reduced(&kept, &[simple(vec![times, lat], &[1.0, 2.0])]).unwrap();
-    table.write(Form::Csv, &mut csv).unwrap();
+    table.write(ResultFormat::Csv, &mut csv).unwrap();
     let csv = String::from_utf8(csv).unwrap();
     assert_eq!(csv, "time,sum\n2000-01-01,1.0\n2000-01-02T06:00:00,2.0\n");
 }
@@ -798,7 +802,7 @@ fn results_are_written_with_cf_attributes() {
 fn cell_methods_name_dimensions_as_cf_does() {
     let lat = || axis("lat", &[10.0, 20.0], "degrees_north");
     let axes = || vec![times(&[0.0, 1.0]), lat(), axis("lev", &[1.0], "m")];
-    let methods = |words: &Words<'_>, files: &[Made]| {
+    let methods = |words: &QueryText<'_>, files: &[Made]| {
         let table = reduced(words, files).unwrap();
         let all = table.fields[0].attributes.clone();
         let found = all.into_iter().find(|one| one.name == "cell_methods");
@@ -808,26 +812,26 @@ fn cell_methods_name_dimensions_as_cf_does() {
         }
     };
     let file = simple(axes(), &[1.0; 4]);
-    let over = |over| Words { over, ..sum() };
+    let over = |over| QueryText { over, ..sum() };
     for (words, expected) in [
         (over("lat,lev"), "latitude: lev: sum"),
         (over(""), "time: latitude: lev: sum"),
         (
-            Words {
+            QueryText {
                 weights: "lat",
                 ..over("time")
             },
             "time: sum (interval: 1 day comment: weighted by the cosine of lat)",
         ),
         (
-            Words {
+            QueryText {
                 by: "climatological-month",
                 ..over("lat")
             },
             "time: latitude: sum",
         ),
         (
-            Words {
+            QueryText {
                 weights: "lat",
                 ..over("lat,lev")
             },
@@ -841,7 +845,7 @@ fn cell_methods_name_dimensions_as_cf_does() {
     let none = axis("lat", &[f64::NAN; 2], "degrees_north");
     let none = simple(vec![times(&[0.0]), none], &[1.0; 2]);
     assert_eq!(methods(&over("lat"), &[none]), "latitude: sum");
-    let members = Words {
+    let members = QueryText {
         ensemble: "yes",
         ..over("member")
     };
@@ -850,7 +854,7 @@ fn cell_methods_name_dimensions_as_cf_does() {
 
 #[test]
 fn bounds_of_kept_dimensions_are_written() {
-    let with_bounds = |mut axis: Axis, bounds: &[(f64, f64)]| {
+    let with_bounds = |mut axis: ResultAxis, bounds: &[(f64, f64)]| {
         axis.coordinate.as_mut().unwrap().bounds = Some(bounds.to_vec());
         axis
     };
@@ -868,7 +872,7 @@ fn bounds_of_kept_dimensions_are_written() {
     };
     let files = [of(0.0, DAYS), of(24.0, "hours since 2000-01-01")];
     let bounds = |over, select| {
-        let words = Words {
+        let words = QueryText {
             over,
             select,
             ..sum()
@@ -879,14 +883,16 @@ fn bounds_of_kept_dimensions_are_written() {
     assert_eq!(bounds("lat", ""), Some(vec![(0.0, 1.0), (1.0, 2.0)]));
     assert_eq!(bounds("time", "lat=5:15"), Some(vec![(15.0, 5.0)]));
     // Reduced dimensions are written as one value: their middle.
-    let over_time = Words {
+    let over_time = QueryText {
         over: "time",
         ..sum()
     };
     let table = reduced(&over_time, &files).unwrap();
     assert_eq!(table.scalars[0].ends, (0.0, 2.0));
     let mut written = Made { bytes: Vec::new() };
-    table.write(Form::Netcdf, &mut written.bytes).unwrap();
+    table
+        .write(ResultFormat::Netcdf, &mut written.bytes)
+        .unwrap();
     let header = header(&written);
     let time = header.find("time").unwrap();
     assert_eq!((time.shape(), time.text("units")), (Vec::new(), Some(DAYS)));
@@ -897,7 +903,7 @@ fn bounds_of_kept_dimensions_are_written() {
     );
     // If only some files have bounds, the result has none.
     let none = simple(vec![times(&[2.0]), lat()], &[1.0, 2.0]);
-    let kept = Words {
+    let kept = QueryText {
         over: "lat",
         ..sum()
     };

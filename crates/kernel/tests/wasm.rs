@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use support::law::{Fold, cuts, series};
+use support::merge_invariance::{Fold, cuts, series};
 use support::{Place, compile, users};
 use tidemill_kernel::{
-    Code, End, Exit, Launcher, PrepareError, Run, RunInput, STORE_USER, Settings, Stage,
+    CodeSource, Exit, Launcher, LauncherSettings, PrepareError, Run, RunEnd, RunInput, RunStage,
+    STORE_USER,
 };
 
 /// Environment with its own directory of compiled modules.
@@ -26,9 +27,9 @@ impl Mill {
     fn new() -> Self {
         let place = Place::new();
         let modules = Some(place.path("modules"));
-        let launcher = Launcher::new(Settings {
+        let launcher = Launcher::new(LauncherSettings {
             modules,
-            ..Settings::default()
+            ..LauncherSettings::default()
         })
         .unwrap();
         Self { place, launcher }
@@ -39,7 +40,7 @@ impl Mill {
     }
 
     fn run(&self, module: &Path, args: &[&str]) -> Run {
-        self.place.run(Code::Wasm(module.to_owned()), args)
+        self.place.run(CodeSource::Wasm(module.to_owned()), args)
     }
 
     fn finish(&self, run: Run) -> Exit {
@@ -112,7 +113,7 @@ fn start_gets_arguments_inputs_and_outputs() {
         run.outputs = vec!["a".into(), "deep/b".into()];
         let prepared = mill.launcher.prepare(run).unwrap();
         let exit = mill.launcher.spawn(&prepared).unwrap().wait().unwrap();
-        assert_eq!(exit.end, End::Code(22), "{}", exit.stderr.text());
+        assert_eq!(exit.end, RunEnd::Code(22), "{}", exit.stderr.text());
         let directory = &prepared.run().directory;
         assert_eq!(fs::read_to_string(directory.join("a")).unwrap(), "andfirst");
         assert_eq!(
@@ -134,7 +135,7 @@ fn wasm_fold_matches_native_fold() {
     let module = mill.module("places", PLACES);
     let native = compile(&mill.place, "tests/kernels/places.c", "places.so");
     let inputs = [series(3_000_000, 1), series(0, 2), series(1234, 3)];
-    let of = |code: Code| {
+    let of = |code: CodeSource| {
         Fold {
             place: &mill.place,
             launcher: &mill.launcher,
@@ -143,9 +144,12 @@ fn wasm_fold_matches_native_fold() {
         }
         .whole(&inputs)
     };
-    assert_eq!(of(Code::Wasm(module.clone())), of(Code::Native(native)));
+    assert_eq!(
+        of(CodeSource::Wasm(module.clone())),
+        of(CodeSource::Native(native))
+    );
     let exit = mill.finish(mill.run(&module, &[]));
-    assert_eq!(exit.end, End::Code(1));
+    assert_eq!(exit.end, RunEnd::Code(1));
     assert_eq!(exit.stderr.text(), "places: a factor\n");
 }
 
@@ -156,7 +160,7 @@ proptest! {
     fn wasm_fold_is_independent_of_split(lengths in prop::collection::vec(0..40_000_usize, 1..3), seed: u64) {
         let mill = Mill::new();
         let inputs: Vec<_> = lengths.iter().zip(0..).map(|(length, salt)| series(*length, salt)).collect();
-        let code = Code::Wasm(mill.module("places", PLACES));
+        let code = CodeSource::Wasm(mill.module("places", PLACES));
         let fold = Fold { place: &mill.place, launcher: &mill.launcher, code, args: &["3"] };
         let whole = fold.whole(&inputs);
         prop_assert_eq!(fold.in_parts(&inputs, &cuts(&inputs, seed), seed), whole);
@@ -166,7 +170,7 @@ proptest! {
 #[test]
 fn vector_instructions_are_available() {
     let body = "(i32x4.extract_lane 2 (i32x4.add (v128.const i32x4 1 2 3 4) (i32x4.splat (i32.const 40))))";
-    assert_eq!(Mill::new().start(body).end, End::Code(43));
+    assert_eq!(Mill::new().start(body).end, RunEnd::Code(43));
 }
 
 #[test]
@@ -174,9 +178,9 @@ fn forbidden_operation_traps_module() {
     let mill = Mill::new();
     let trapped = |body: &str, words: &str| {
         let exit = mill.start(body);
-        let said = exit.stderr.text();
-        assert_eq!(exit.end, End::Code(134), "{said}");
-        assert!(said.contains(words), "{said}");
+        let printed = exit.stderr.text();
+        assert_eq!(exit.end, RunEnd::Code(134), "{printed}");
+        assert!(printed.contains(words), "{printed}");
     };
     trapped("unreachable", "unreachable");
     trapped("(i32.load (i32.const -65536))", "out of bounds");
@@ -204,11 +208,11 @@ fn invalid_write_returns_error_to_module() {
         ))
         .end
     };
-    assert_eq!(write(0, 0, 0), End::Code(0));
-    assert_eq!(write(1, 0, 4), End::Code(libc::EINVAL));
-    assert_eq!(write(0, 65535, 2), End::Code(libc::EFAULT));
-    assert_eq!(write(0, -1, -1), End::Code(libc::EFAULT));
-    assert_eq!(write(-1, 0, 1), End::Code(libc::EINVAL));
+    assert_eq!(write(0, 0, 0), RunEnd::Code(0));
+    assert_eq!(write(1, 0, 4), RunEnd::Code(libc::EINVAL));
+    assert_eq!(write(0, 65535, 2), RunEnd::Code(libc::EFAULT));
+    assert_eq!(write(0, -1, -1), RunEnd::Code(libc::EFAULT));
+    assert_eq!(write(-1, 0, 1), RunEnd::Code(libc::EINVAL));
 }
 
 #[test]
@@ -217,7 +221,7 @@ fn endless_loop_ends_at_time_limit() {
     let module = mill.module("loop", &starting("", "(loop $on (br $on)) (i32.const 0)"));
     let mut run = mill.run(&module, &[]);
     run.limits.time = Duration::from_millis(500);
-    assert_eq!(mill.finish(run).end, End::TimeLimit);
+    assert_eq!(mill.finish(run).end, RunEnd::TimeLimit);
 }
 
 #[test]
@@ -229,11 +233,11 @@ fn memory_growth_ends_at_limit() {
             (memory.fill (i32.shl (i32.sub (memory.size) (i32.const 16)) (i32.const 16)) (i32.const 7) (i32.const 1048576))
             (br $more)))";
     let exit = mill.start(&format!("{grow} unreachable"));
-    assert_eq!(exit.end, End::MemoryLimit, "{}", exit.stderr.text());
+    assert_eq!(exit.end, RunEnd::MemoryLimit, "{}", exit.stderr.text());
     assert!(exit.usage.rss_bytes_max < 128 << 20);
     // A module that does not need more memory continues.
     let exit = mill.start(&format!("{grow} (i32.lt_u (memory.size) (i32.const 1024))"));
-    assert_eq!(exit.end, End::Code(1), "{}", exit.stderr.text());
+    assert_eq!(exit.end, RunEnd::Code(1), "{}", exit.stderr.text());
     let module = mill.module("start", &starting("", "(i32.const 0)"));
     let mut run = mill.run(&module, &[]);
     run.limits.memory_bytes = 64 << 20;
@@ -248,7 +252,7 @@ fn memory_growth_ends_at_limit() {
         path,
     });
     let exit = mill.finish(run);
-    assert_eq!(exit.end, End::MemoryLimit, "{}", exit.stderr.text());
+    assert_eq!(exit.end, RunEnd::MemoryLimit, "{}", exit.stderr.text());
 }
 
 #[test]
@@ -257,10 +261,10 @@ fn invalid_module_is_refused_with_reason() {
     let bad = mill.place.object("bad", "\0asm but no module");
     assert!(mill.refused(&bad).contains("no valid module"));
     let wasi = r#"(module (import "wasi_snapshot_preview1" "fd_write" (func (param i32 i32 i32 i32) (result i32))))"#;
-    let said = mill.refused(&mill.module("wasi", wasi));
+    let printed = mill.refused(&mill.module("wasi", wasi));
     assert!(
-        said.contains("imports wasi_snapshot_preview1.fd_write"),
-        "{said}"
+        printed.contains("imports wasi_snapshot_preview1.fd_write"),
+        "{printed}"
     );
     let memory = r#"(module (import "tidemill" "write" (memory 1)))"#;
     assert!(
@@ -276,15 +280,15 @@ fn invalid_module_is_refused_with_reason() {
     let wrong = |name: &str, text: &str, words: &str| {
         let module = mill.module(name, text);
         let exit = mill.finish(mill.run(&module, &[]));
-        assert_eq!(exit.end, End::Code(126));
-        let said = exit.stderr.text();
-        assert!(said.contains(words), "{said}");
+        assert_eq!(exit.end, RunEnd::Code(126));
+        let printed = exit.stderr.text();
+        assert!(printed.contains(words), "{printed}");
     };
     let type_of_write =
         r#"(module (import "tidemill" "write" (func (param i64))) (memory (export "memory") 1))"#;
     let module = mill.module("type", type_of_write);
-    let said = mill.finish(mill.run(&module, &[])).stderr.text();
-    assert!(said.contains("types incompatible"), "{said}");
+    let printed = mill.finish(mill.run(&module, &[])).stderr.text();
+    assert!(printed.contains("types incompatible"), "{printed}");
     wrong("none", "(module)", "does not export memory");
     wrong(
         "bare",
@@ -304,7 +308,7 @@ fn invalid_module_is_refused_with_reason() {
 fn compiled_module_changeable_by_others_is_recompiled() {
     let mill = Mill::new();
     let module = mill.module("start", &starting("", "(i32.const 5)"));
-    assert_eq!(mill.finish(mill.run(&module, &[])).end, End::Code(5));
+    assert_eq!(mill.finish(mill.run(&module, &[])).end, RunEnd::Code(5));
     let kept = mill.compiled();
     let [kept] = kept.as_slice() else {
         panic!("{kept:?}")
@@ -319,7 +323,7 @@ fn compiled_module_changeable_by_others_is_recompiled() {
     fs::write(kept, "not what was compiled").unwrap();
     assert_eq!(
         mill.finish(mill.run(&module, &[])).end,
-        End::Code(5),
+        RunEnd::Code(5),
         "it was compiled again"
     );
     let again = mill.compiled();
@@ -331,7 +335,7 @@ fn compiled_module_changeable_by_others_is_recompiled() {
 }
 
 #[test]
-fn modules_work_as_stages_of_stack() {
+fn modules_work_as_stages_of_pipeline() {
     let mill = Mill::new();
     // Writes its input, then its argument, which ends with a point.
     let body = "
@@ -341,19 +345,19 @@ fn modules_work_as_stages_of_stack() {
         (call $write (i32.const 0) (i32.load offset=4 (i32.load offset=12 (local.get $task))) (i32.const 3))";
     let first = mill.module("first.wasm", &starting("", body));
     let second = mill.module("second.wasm", &starting("(func (export \"other\"))", body));
-    let stage = |code, args: &[&str]| Stage {
+    let stage = |code, args: &[&str]| RunStage {
         code,
         args: args.iter().map(|arg| (*arg).to_owned()).collect(),
     };
     let upper = PathBuf::from("/usr/bin/tr");
     let stages = [
-        stage(Code::Wasm(first.clone()), &["one"]),
-        stage(Code::Program(upper), &["a-z", "A-Z"]),
-        stage(Code::Wasm(second), &["two"]),
-        stage(Code::Wasm(first), &["end"]),
+        stage(CodeSource::Wasm(first.clone()), &["one"]),
+        stage(CodeSource::Program(upper), &["a-z", "A-Z"]),
+        stage(CodeSource::Wasm(second), &["two"]),
+        stage(CodeSource::Wasm(first), &["end"]),
     ];
     for user in users() {
-        let mut run = (mill.place).run(Code::Stack(stages.to_vec()), &[]);
+        let mut run = (mill.place).run(CodeSource::Pipeline(stages.to_vec()), &[]);
         run.user = user;
         run.outputs.push("result".into());
         run.stdout = Some("result".into());
@@ -366,18 +370,18 @@ fn modules_work_as_stages_of_stack() {
     }
     let trap = mill.module("trap.wasm", &starting("", "unreachable"));
     let stages = vec![
-        stage(Code::Builtin("sort".into()), &["dtype=u8"]),
-        stage(Code::Wasm(trap), &[]),
+        stage(CodeSource::Builtin("sort".into()), &["dtype=u8"]),
+        stage(CodeSource::Wasm(trap), &[]),
     ];
-    let mut run = mill.place.run(Code::Stack(stages), &[]);
+    let mut run = mill.place.run(CodeSource::Pipeline(stages), &[]);
     run.outputs.push("result".into());
     run.stdout = Some("result".into());
     mill.place.input(&mut run, "in", "x");
     let exit = mill.finish(run);
-    let said = exit.stderr.text();
+    let printed = exit.stderr.text();
     assert!(
-        said.contains("stage 2 (") && said.contains("unreachable"),
-        "{said}"
+        printed.contains("stage 2 (") && printed.contains("unreachable"),
+        "{printed}"
     );
 }
 

@@ -68,7 +68,7 @@ tidemill_label *tidemill_label_rename(const tidemill_app *app, const char *path,
 tidemill_label *tidemill_label_copy(const tidemill_app *app, const char *path, const char *to, unsigned flags,
                                     const tidemill_label *after);
 
-/* Kernel or stack of kernels ("a | b") with its files. Lists end with NULL and may be NULL, except `outputs`.
+/* Kernel or pipeline of kernels ("a | b") with its files. Lists end with NULL and may be NULL, except `outputs`.
  * The kernel finds the files below the directory of its first output by their names relative to that directory, and all other files
  * by their last name; `args` use these names. */
 typedef struct tidemill_analysis {
@@ -105,7 +105,7 @@ typedef struct tidemill_subscription tidemill_subscription;
 tidemill_subscription *tidemill_subscribe(const tidemill_app *app, const char *pattern, const char *since);
 /* Waits for the next file: without a limit if `limit_ms` is negative, else for up to `limit_ms`, after which it returns -1 with
  * ETIMEDOUT. Writes the address of the file, with a zero, to `path`, which has at least TIDEMILL_ADDRESS_BYTES; returns its length.
- * Returns -1 with EOVERFLOW once if the cluster has dropped the oldest arrivals. */
+ * Returns -1 with EOVERFLOW once if the cluster has dropped the oldest file events. */
 int64_t tidemill_subscription_next(tidemill_subscription *subscription, char *path, size_t size, int64_t limit_ms);
 /* Writes the cursor after the last returned file, with a zero. It has less than TIDEMILL_ADDRESS_BYTES bytes. Returns its length. */
 int64_t tidemill_subscription_cursor(const tidemill_subscription *subscription, char *cursor, size_t size);

@@ -6,14 +6,14 @@
 //! are merged, different files are processed at the same time, and the labels of one file take effect in the order of their publication.
 
 use crate::app::PUT;
-use crate::arrivals::Awaiting;
-use crate::board::{self, Board};
-use crate::directory::Directory;
+use crate::directory::LogDirectory;
 use crate::error::Error;
-use crate::execute::Files;
+use crate::events::Awaiting;
+use crate::execute::AppFiles;
 use crate::intent::Manner;
 use crate::jobs::Jobs;
-use crate::log::{Kind, Log, Record, Status};
+use crate::log::{Log, LogRecord, RecordStatus, RequestKind};
+use crate::shared_index::{self, SharedIndex};
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ pub fn run(
     tell: Tell,
     begins: impl FnOnce(&Path),
 ) -> Result<(), Error> {
-    let directory = Directory::open(directory)?;
+    let directory = LogDirectory::open(directory)?;
     let mut begins = Some(begins);
     // Modes are those that the application would set.
     rustix::process::umask(rustix::fs::Mode::empty());
@@ -69,16 +69,19 @@ pub fn run(
     Ok(())
 }
 
-fn logs(directory: &Directory) -> Result<Vec<PathBuf>, Error> {
+fn logs(directory: &LogDirectory) -> Result<Vec<PathBuf>, Error> {
     directory.logs().map_err(|source| Error::Log {
         path: directory.path().to_owned(),
         source,
     })
 }
 
-fn serve(directory: &Directory, lock: &File, stays: bool, tell: Tell) -> Result<(), Error> {
-    let (bell, board) = (directory.bell()?, Arc::new(Board::open(directory.path())?));
-    board.forget_unseen();
+fn serve(directory: &LogDirectory, lock: &File, stays: bool, tell: Tell) -> Result<(), Error> {
+    let (bell, shared_index) = (
+        directory.bell()?,
+        Arc::new(SharedIndex::open(directory.path())?),
+    );
+    shared_index.forget_unseen();
     let mut stuck = Vec::new();
     let mut kept: HashMap<PathBuf, JoinHandle<()>> = HashMap::new();
     let (mut idle, mut begun) = (Instant::now(), Instant::now());
@@ -100,8 +103,8 @@ fn serve(directory: &Directory, lock: &File, stays: bool, tell: Tell) -> Result<
                 // Checked again: the log may be in a directory that was created since.
                 _ if !directory.is_locked_by(lock) => break,
                 Ok(log) => {
-                    let board = board.clone();
-                    let keeper = move || Keeper::new(log, board, tell).run();
+                    let shared_index = shared_index.clone();
+                    let keeper = move || LogKeeper::new(log, shared_index, tell).run();
                     kept.insert(path, std::thread::spawn(keeper));
                 }
                 Err(error) => set_aside(&path, &error.to_string(), tell),
@@ -118,9 +121,9 @@ fn serve(directory: &Directory, lock: &File, stays: bool, tell: Tell) -> Result<
         bell.wait(rung, LOOK);
         // A change of an entry takes far less than the time between two checks.
         if begun.elapsed() > LOOK {
-            let changing = board.changing();
+            let changing = shared_index.changing();
             let both: Vec<_> = changing.iter().filter(|one| stuck.contains(*one)).collect();
-            board.repair(both);
+            shared_index.repair(both);
             (stuck, begun) = (changing, Instant::now());
         }
     }
@@ -148,10 +151,10 @@ fn set_aside(path: &Path, why: &str, tell: Tell) {
 }
 
 /// Serves one log.
-struct Keeper {
+struct LogKeeper {
     log: Arc<Log>,
     tell: Tell,
-    files: Files,
+    files: AppFiles,
     jobs: Jobs,
     awaiting: Awaiting,
     /// Position up to which all labels are settled.
@@ -160,9 +163,9 @@ struct Keeper {
     last: u64,
     written: Instant,
     manner: Manner,
-    /// Board on which put files are visible until they are stored.
-    board: Arc<Board>,
-    /// Puts that are not stored: hash of the path, position, and whether the put is visible on the board.
+    /// Shared index in which put files are visible until they are stored.
+    shared_index: Arc<SharedIndex>,
+    /// Puts that are not stored: hash of the path, position, and whether the put is visible in the shared index.
     puts: Vec<(u64, u64, bool)>,
     /// Time since which labels are gathered.
     gathers: Option<Instant>,
@@ -170,10 +173,10 @@ struct Keeper {
     left: Option<Instant>,
 }
 
-impl Keeper {
-    fn new(log: Log, board: Arc<Board>, tell: Tell) -> Self {
+impl LogKeeper {
+    fn new(log: Log, shared_index: Arc<SharedIndex>, tell: Tell) -> Self {
         let (root, system) = log.root();
-        let files = Files::new(root, system, log.umask());
+        let files = AppFiles::new(root, system, log.umask());
         let (at, last) = (log.freed(), log.stored());
         let manner = log.intent().manner();
         Self {
@@ -186,7 +189,7 @@ impl Keeper {
             last,
             written: Instant::now(),
             manner,
-            board,
+            shared_index,
             puts: Vec::new(),
             gathers: None,
             left: None,
@@ -242,14 +245,14 @@ impl Keeper {
                 if self.manner.rest.is_zero() || wanted > self.log.stored() && self.last >= wanted {
                     self.store();
                 }
-                self.log.told();
+                self.log.notify();
                 continue;
             }
             let resting = self.written.elapsed() >= self.manner.rest;
             let wanted = self.log.wanted() > self.log.stored();
             if self.last > self.log.stored() && (wanted || resting || self.files.is_empty()) {
                 self.store();
-                self.log.told();
+                self.log.notify();
             }
             let idle = self.files.is_empty() && self.jobs.is_empty() && self.awaiting.is_empty();
             // With the lock, so that no application takes it up at this moment.
@@ -302,20 +305,21 @@ impl Keeper {
     fn end_puts(&mut self) {
         for (hash, at, seen) in self.puts.drain(..) {
             match seen {
-                true => self.board.remove(&self.log, hash, at),
-                false => self.board.ends_unseen(hash),
+                true => self.shared_index.remove(&self.log, hash, at),
+                false => self.shared_index.ends_unseen(hash),
             }
         }
     }
 
     /// Returns the labels that were published since and have not begun. A label that an earlier agent began is carried out again.
-    fn take(&mut self) -> Result<Vec<Record>, Error> {
+    fn take(&mut self) -> Result<Vec<LogRecord>, Error> {
         let mut round = Vec::new();
         let head = self.log.published();
         while self.at < head && round.len() < ROUND {
             let record = self.log.record(self.at)?;
             // The label stays where it can be cancelled; labels after it keep their places.
-            let over = record.kind == Kind::Filler || self.log.status(record.at).0.is_settled();
+            let over =
+                record.kind == RequestKind::Filler || self.log.status(record.at).0.is_settled();
             let due = match over {
                 true => Some(true),
                 false if self.awaiting.hold_up(&record) => None,
@@ -324,23 +328,26 @@ impl Keeper {
             };
             let Some(due) = due else { break };
             self.at += record.length;
-            if record.kind == Kind::Filler {
+            if record.kind == RequestKind::Filler {
                 continue;
             }
             if record.flags & PUT != 0 {
                 // Before the file is written: the application may not have entered the put yet.
-                let hash = board::hash(self.log.root().0, self.log.paths(&record));
-                let seen = self.board.put(&self.log, hash, record.at);
+                let hash = shared_index::hash(self.log.root().0, self.log.paths(&record));
+                let seen = self.shared_index.put(&self.log, hash, record.at);
                 if !seen {
-                    self.board.begins_unseen(hash);
+                    self.shared_index.begins_unseen(hash);
                 }
                 self.puts.push((hash, record.at, seen));
             }
             if !due {
-                self.log.turn(record.at, Status::Pending, Status::Cancelled);
+                self.log
+                    .turn(record.at, RecordStatus::Pending, RecordStatus::Cancelled);
             }
-            let fresh = self.log.turn(record.at, Status::Pending, Status::Running);
-            let begun = [Status::Running, Status::Stopping];
+            let fresh = self
+                .log
+                .turn(record.at, RecordStatus::Pending, RecordStatus::Running);
+            let begun = [RecordStatus::Running, RecordStatus::Stopping];
             if fresh || begun.contains(&self.log.status(record.at).0) {
                 round.push(record.begun_again(!fresh));
                 if record.is_job() || record.is_await() {
@@ -355,11 +362,12 @@ impl Keeper {
     }
 
     /// Carries labels out, in groups; each group begins when all earlier ones are done.
-    fn carry_out(&mut self, round: &[Record]) {
+    fn carry_out(&mut self, round: &[LogRecord]) {
         let mut rest = round;
         while let Some(first) = rest.first() {
-            let alone = |record: &Record| record.is_alone() || record.is_job() || record.is_await();
-            let together = |record: &&Record| !alone(record) && record.is_free_from(first.at);
+            let alone =
+                |record: &LogRecord| record.is_alone() || record.is_job() || record.is_await();
+            let together = |record: &&LogRecord| !alone(record) && record.is_free_from(first.at);
             let many = rest.iter().take_while(together).count();
             if first.is_job() {
                 // The job has to read earlier writes.
@@ -386,15 +394,15 @@ impl Keeper {
             .map_or(self.last, |record| self.last.max(record.id));
     }
 
-    fn settle(&self, record: &Record, outcome: std::io::Result<u64>) {
+    fn settle(&self, record: &LogRecord, outcome: std::io::Result<u64>) {
         settle(&self.log, record, outcome, self.tell);
     }
 
     /// Carries out labels that only read and write, file by file.
-    fn carry_out_files(&mut self, records: &[Record]) {
+    fn carry_out_files(&mut self, records: &[LogRecord]) {
         let log = self.log.clone();
         let mut places: HashMap<&[u8], usize> = HashMap::new();
-        let mut groups: Vec<Vec<Record>> = Vec::new();
+        let mut groups: Vec<Vec<LogRecord>> = Vec::new();
         for record in records {
             let place = *places.entry(log.paths(record)).or_insert(groups.len());
             match groups.get_mut(place) {
@@ -403,12 +411,12 @@ impl Keeper {
             }
         }
         let tell = self.tell;
-        let told = |record: &Record, outcome| settle(&log, record, outcome, tell);
+        let reported = |record: &LogRecord, outcome| settle(&log, record, outcome, tell);
         // A file that is to be closed at once need not be opened.
         let wanted = log.wanted() > log.stored()
             && records.last().is_some_and(|last| last.id <= log.wanted());
         if wanted || self.manner.rest.is_zero() || self.files.are_many(groups.len()) {
-            groups = self.files.make_new(&log, groups, told);
+            groups = self.files.make_new(&log, groups, reported);
         }
         let work: Vec<_> = groups
             .into_iter()
@@ -420,7 +428,7 @@ impl Keeper {
             while let Some(work) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let work = work.lock().ok().and_then(|mut work| work.take());
                 let Some(work) = work else { continue };
-                let ended = work.run(&log, told);
+                let ended = work.run(&log, reported);
                 if let Ok(mut done) = done.lock() {
                     done.push(ended);
                 }
@@ -441,14 +449,14 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for LogKeeper {
     /// However the thread ends, no reader waits for puts that it was storing.
     fn drop(&mut self) {
         self.end_puts();
     }
 }
 
-fn settle(log: &Log, record: &Record, outcome: std::io::Result<u64>, tell: Tell) {
+fn settle(log: &Log, record: &LogRecord, outcome: std::io::Result<u64>, tell: Tell) {
     if let Err(error) = &outcome {
         let path = String::from_utf8_lossy(log.paths(record)).replace('\0', " -> ");
         let (name, id, kind) = (log.name(), record.id, record.kind);

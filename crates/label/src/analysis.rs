@@ -1,4 +1,4 @@
-//! Analyses: a kernel, or a stack of kernels, that a label runs on files. The application's description becomes a job script, which the
+//! Analyses: a kernel, or a pipeline of kernels, that a label runs on files. The application's description becomes a job script, which the
 //! label carries (next: `label/src/jobs.rs`).
 
 use crate::error::Error;
@@ -9,13 +9,13 @@ use std::fmt::Write as _;
 /// Bytes that are reserved for the reason of a failed analysis.
 pub(crate) const TEXT_MAX: u64 = 1024;
 
-/// A kernel, or a stack of kernels, that is to run on files of the cluster. Files are addresses.
+/// A kernel, or a pipeline of kernels, that is to run on files of the cluster. Files are addresses.
 ///
 /// The kernel finds the files below the directory of its first output by their names relative to that directory, and all other files by their
 /// last name. Its arguments use these names.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Analysis<'a> {
-    /// Kernel as job scripts name it: built in, a file of the cluster, a program; `"a | b"` is a stack.
+pub struct FileAnalysis<'a> {
+    /// Kernel as job scripts name it: built in, a file of the cluster, a program; `"a | b"` is a pipeline.
     pub kernel: &'a str,
     /// Arguments of the kernel.
     pub args: &'a [&'a str],
@@ -32,8 +32,8 @@ pub struct Analysis<'a> {
 }
 
 /// An analysis whose files are paths below the mount.
-pub(crate) struct Known<'a> {
-    analysis: &'a Analysis<'a>,
+pub(crate) struct MountedAnalysis<'a> {
+    analysis: &'a FileAnalysis<'a>,
     inputs: Vec<Cow<'a, str>>,
     outputs: Vec<Cow<'a, str>>,
     stdin: Option<Cow<'a, str>>,
@@ -83,12 +83,12 @@ impl Paths {
     }
 }
 
-impl<'a> Analysis<'a> {
+impl<'a> FileAnalysis<'a> {
     /// Replaces addresses by paths.
     pub(crate) fn within(
         &'a self,
         path: impl Fn(&'a str) -> Result<Cow<'a, str>, Error>,
-    ) -> Result<Known<'a>, Error> {
+    ) -> Result<MountedAnalysis<'a>, Error> {
         let file = |address: &'a str| match path(address)? {
             path if path.is_empty() => Err(Error::Invalid(format!("{address} is no file"))),
             path => Ok(path),
@@ -97,7 +97,7 @@ impl<'a> Analysis<'a> {
             let paths = addresses.iter().map(|address| file(address));
             paths.collect::<Result<Vec<_>, Error>>()
         };
-        Ok(Known {
+        Ok(MountedAnalysis {
             analysis: self,
             inputs: all(self.inputs)?,
             outputs: all(self.outputs)?,
@@ -107,7 +107,7 @@ impl<'a> Analysis<'a> {
     }
 }
 
-impl Known<'_> {
+impl MountedAnalysis<'_> {
     pub(crate) fn paths(&self, result: &str) -> Vec<u8> {
         Paths::to_bytes(result, &self.outputs, &self.inputs)
     }
@@ -175,14 +175,14 @@ mod tests {
 
     #[test]
     fn analysis_becomes_a_job_script() {
-        let analysis = Analysis {
+        let analysis = FileAnalysis {
             kernel: "stats | head",
             args: &["-a", "\"b\"\n"],
             inputs: &["run/in", "x"],
             outputs: &["run/out"],
             stdout: Some("run/out"),
             policy: Some("min-wait"),
-            ..Analysis::default()
+            ..FileAnalysis::default()
         };
         let known = analysis.within(|path| Ok(path.into())).unwrap();
         assert_eq!(
@@ -191,12 +191,12 @@ mod tests {
              tasks = ( {\n  name = \"label\";\n  kernel = \"stats | head\";\n  args = [ \"-a\", \"\\\"b\\\"\\x0a\" ];\n  \
              input = [ \"/run/in\", \"/x\" ];\n  output = [ \"/run/out\" ];\n  stdout = \"/run/out\";\n} );\n"
         );
-        let unsaid = Analysis {
+        let unstated = FileAnalysis {
             policy: None,
             ..analysis
         };
         let script = |intent| {
-            unsaid
+            unstated
                 .within(|path| Ok(path.into()))
                 .unwrap()
                 .script("a", intent)

@@ -1,16 +1,16 @@
 //! The application's side: a label is published by a copy into the application's log, and can be waited for (next: `label/src/agent.rs`).
 
-use crate::analysis::{Analysis, Paths, TEXT_MAX};
-use crate::arrivals;
-use crate::board::{self, Board};
-use crate::directory::{self, Directory};
+use crate::analysis::{FileAnalysis, Paths, TEXT_MAX};
+use crate::directory::{self, LogDirectory};
 use crate::error::Error;
+use crate::events;
 use crate::intent::Intent;
 use crate::jobs::CONTROL;
-use crate::limits::{self, Limits};
-use crate::log::{self, Asked, Kind, Log, PATHS_MAX, Status, Terms};
-use crate::notices::{Callback, Notices};
-use crate::root::Root;
+use crate::limits::{self, BufferLimits};
+use crate::log::{self, Log, LogRequest, PATHS_MAX, RecordStatus, RequestKind, Terms};
+use crate::notices::{Callback, CallbackLabels};
+use crate::root::MountRoot;
+use crate::shared_index::{self, SharedIndex};
 use std::borrow::{Borrow, Cow};
 use std::collections::{HashMap, VecDeque};
 use std::path::{Component, Path, PathBuf};
@@ -24,8 +24,8 @@ const CAPACITY: u64 = 64 << 20;
 const LABEL_MAX: u64 = 4 << 20;
 /// Interval at which a waiting call checks whether an agent runs.
 const LOOK: Duration = Duration::from_millis(100);
-/// Directory of rooms, below the mount.
-const ROOMS: &str = "rooms";
+/// Directory of workspaces, below the mount.
+const WORKSPACES: &str = "workspaces";
 /// Pause of a put, before it checks again whether another application's put of the same file is stored.
 const OTHERS: Duration = Duration::from_micros(500);
 /// Maximum size of the read of one label, in bytes.
@@ -49,7 +49,7 @@ const LET_GO: Duration = Duration::from_secs(3);
 
 /// Options of a registration.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct RegistrationOptions {
     /// Mountpoint of the cluster; by default the only mount of this host.
     pub mount: Option<PathBuf>,
     /// Bytes for unfinished labels; 0: 64 MiB.
@@ -66,28 +66,28 @@ pub struct Settings {
 
 /// A registered application. Clones are the same application. Its labels are carried out after its end, too.
 #[derive(Clone, Debug)]
-pub struct App(Arc<Inner>);
+pub struct App(Arc<AppState>);
 
 #[derive(Debug)]
-struct Inner {
+struct AppState {
     log: Log,
-    directory: Directory,
+    directory: LogDirectory,
     mount: PathBuf,
     starts_agent: bool,
     label_max: u64,
     /// Whether outcomes of labels stay in the log until they are requested: the application may be resumed.
     keeps: bool,
     ring: Mutex<Ring>,
-    notices: Mutex<Notices>,
-    /// Board on which puts are visible: opened by the first put or get.
-    board: OnceLock<Board>,
-    root: Root,
+    notices: Mutex<CallbackLabels>,
+    /// Shared index in which puts are visible: opened by the first put or get.
+    shared_index: OnceLock<SharedIndex>,
+    root: MountRoot,
     /// Set once the application's directory is known to be the mountpoint of a cluster.
     is_cluster: OnceLock<()>,
 }
 
 /// A label in the format of the log.
-struct Said<'a> {
+struct Encoded<'a> {
     /// Name in errors.
     name: String,
     paths: Vec<u8>,
@@ -101,27 +101,27 @@ struct Said<'a> {
 #[derive(Debug, Default)]
 struct Ring {
     last: u64,
-    slots: VecDeque<Slot>,
+    slots: VecDeque<LogSlot>,
     /// Outcomes of labels that the application may request and whose places are free.
-    outcomes: HashMap<u64, Outcome>,
+    outcomes: HashMap<u64, AppOutcome>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct LogSlot {
     at: u64,
     length: u64,
     id: u64,
     /// Whether the outcome cannot be requested any more.
     left: bool,
-    /// Hash of its path on the board; 0: the label is not on the board.
+    /// Hash of its path in the shared index; 0: the label is not in the shared index.
     put: u64,
     /// The last label that depends on its outcome; 0: none.
     asked_by: u64,
 }
 
 #[derive(Debug)]
-struct Outcome {
-    status: Status,
+struct AppOutcome {
+    status: RecordStatus,
     value: u64,
     bytes: Vec<u8>,
 }
@@ -129,8 +129,8 @@ struct Outcome {
 /// A request, before it is published.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a label does nothing before it is published"]
-pub struct Label<'a> {
-    kind: Kind,
+pub struct LabelRequest<'a> {
+    kind: RequestKind,
     path: &'a str,
     other: &'a str,
     offset: u64,
@@ -139,11 +139,11 @@ pub struct Label<'a> {
     flags: u16,
     after: Option<&'a Ticket>,
     patient: bool,
-    analysis: Option<&'a Analysis<'a>>,
+    analysis: Option<&'a FileAnalysis<'a>>,
 }
 
-impl<'a> Label<'a> {
-    fn new(kind: Kind, path: &'a str) -> Self {
+impl<'a> LabelRequest<'a> {
+    fn new(kind: RequestKind, path: &'a str) -> Self {
         Self {
             kind,
             path,
@@ -164,7 +164,7 @@ impl<'a> Label<'a> {
             offset,
             size: bytes.len() as u64,
             bytes,
-            ..Self::new(Kind::Write, path)
+            ..Self::new(RequestKind::Write, path)
         }
     }
 
@@ -181,7 +181,7 @@ impl<'a> Label<'a> {
         Self {
             size: bytes.len() as u64,
             bytes,
-            ..Self::new(Kind::Append, path)
+            ..Self::new(RequestKind::Append, path)
         }
     }
 
@@ -190,20 +190,20 @@ impl<'a> Label<'a> {
         Self {
             offset,
             size,
-            ..Self::new(Kind::Read, path)
+            ..Self::new(RequestKind::Read, path)
         }
     }
 
     /// Deletes a file.
     pub fn delete(path: &'a str) -> Self {
-        Self::new(Kind::Delete, path)
+        Self::new(RequestKind::Delete, path)
     }
 
     /// Renames a file, in place of an existing file.
     pub fn rename(path: &'a str, to: &'a str) -> Self {
         Self {
             other: to,
-            ..Self::new(Kind::Move, path)
+            ..Self::new(RequestKind::Move, path)
         }
     }
 
@@ -211,20 +211,20 @@ impl<'a> Label<'a> {
     pub fn copy(path: &'a str, to: &'a str) -> Self {
         Self {
             other: to,
-            ..Self::new(Kind::Copy, path)
+            ..Self::new(RequestKind::Copy, path)
         }
     }
 
     /// Does nothing: the label is done when all labels before it are done.
     pub fn fence() -> Self {
-        Self::new(Kind::Fence, "tidemill:/")
+        Self::new(RequestKind::Fence, "tidemill:/")
     }
 
     /// Runs a kernel on files, in the cluster, after the writes before it are stored.
-    pub fn analyse(analysis: &'a Analysis<'a>) -> Self {
+    pub fn analyse(analysis: &'a FileAnalysis<'a>) -> Self {
         Self {
             analysis: Some(analysis),
-            ..Self::new(Kind::Analyse, "")
+            ..Self::new(RequestKind::Analyse, "")
         }
     }
 
@@ -233,17 +233,17 @@ impl<'a> Label<'a> {
     pub fn job(script: &'a str) -> Self {
         Self {
             bytes: script.as_bytes(),
-            ..Self::new(Kind::Analyse, "")
+            ..Self::new(RequestKind::Analyse, "")
         }
     }
 
     /// Waits for a file of any user whose path matches a pattern and that arrives after the publication: closed with new content, or
     /// renamed to that path. The wait for the label returns the address of the file.
-    pub fn arrival(pattern: &'a str) -> Self {
-        Self::arrivals(pattern, "", (1, arrivals::ONE_BYTES))
+    pub fn file_event(pattern: &'a str) -> Self {
+        Self::events(pattern, "", (1, events::ONE_BYTES))
     }
 
-    /// As [`Self::arrival`], for arrivals after a cursor: see [`App::subscribe`].
+    /// As [`Self::file_event`], for file events after a cursor: see [`App::subscribe`].
     pub fn since(self, cursor: &'a str) -> Self {
         Self {
             other: cursor,
@@ -251,13 +251,13 @@ impl<'a> Label<'a> {
         }
     }
 
-    /// Waits for up to `limit` arrivals, which take up to `size` bytes.
-    pub(crate) fn arrivals(pattern: &'a str, since: &'a str, (limit, size): (u64, u64)) -> Self {
+    /// Waits for up to `limit` file events, which take up to `size` bytes.
+    pub(crate) fn events(pattern: &'a str, since: &'a str, (limit, size): (u64, u64)) -> Self {
         Self {
             other: since,
             offset: limit,
             size,
-            ..Self::new(Kind::Await, pattern)
+            ..Self::new(RequestKind::Await, pattern)
         }
     }
 
@@ -302,7 +302,7 @@ impl<'a> Label<'a> {
         self
     }
 
-    /// Publishing fails with [`Error::Full`] instead of waiting for room.
+    /// Publishing fails with [`Error::Full`] instead of waiting for space.
     pub fn impatient(mut self) -> Self {
         self.patient = false;
         self
@@ -314,13 +314,13 @@ impl App {
     ///
     /// # Errors
     /// There is no mount or no directory for its labels, or no agent can be started.
-    pub fn register(name: &str, settings: &Settings) -> Result<Self, Error> {
+    pub fn register(name: &str, settings: &RegistrationOptions) -> Result<Self, Error> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |now| now.as_nanos());
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let file = format!("{now:x}-{}-{number}.{}", std::process::id(), directory::LOG);
-        let directory = Directory::open(settings.directory.as_deref())?;
+        let directory = LogDirectory::open(settings.directory.as_deref())?;
         let log = make(&directory, &file, name, (settings, false))?;
         Self::begin(directory, log, settings)
     }
@@ -330,7 +330,11 @@ impl App {
     ///
     /// # Errors
     /// As for [`Self::register`]; and if another process has the application.
-    pub fn register_by_key(name: &str, key: &str, settings: &Settings) -> Result<Self, Error> {
+    pub fn register_by_key(
+        name: &str,
+        key: &str,
+        settings: &RegistrationOptions,
+    ) -> Result<Self, Error> {
         let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         if !KEY_BYTES.contains(&key.len()) || !key.bytes().all(good) {
             let (least, most) = (KEY_BYTES.start(), KEY_BYTES.end());
@@ -338,7 +342,7 @@ impl App {
                 "{key:?} is no key: {least} to {most} letters, digits, dashes and underscores"
             )));
         }
-        let directory = Directory::open(settings.directory.as_deref())?;
+        let directory = LogDirectory::open(settings.directory.as_deref())?;
         let file = format!("key-{key}.{}", directory::LOG);
         let path = directory.path().join(&file);
         let begun = Instant::now();
@@ -362,10 +366,14 @@ impl App {
         Self::begin(directory, log, settings)
     }
 
-    fn begin(directory: Directory, log: Log, settings: &Settings) -> Result<Self, Error> {
+    fn begin(
+        directory: LogDirectory,
+        log: Log,
+        settings: &RegistrationOptions,
+    ) -> Result<Self, Error> {
         let (keeps, (mount, system)) = (log.is_keyed(), log.root());
-        let (mount, root) = (mount.to_owned(), Root::new(mount, system, log.umask()));
-        let inner = Inner {
+        let (mount, root) = (mount.to_owned(), MountRoot::new(mount, system, log.umask()));
+        let inner = AppState {
             label_max: LABEL_MAX.min(log.capacity() / 4),
             ring: Mutex::new(Ring::of(&log, keeps)?),
             log,
@@ -374,7 +382,7 @@ impl App {
             keeps,
             starts_agent: !settings.no_agent,
             notices: Mutex::default(),
-            board: OnceLock::new(),
+            shared_index: OnceLock::new(),
             is_cluster: OnceLock::new(),
             root,
         };
@@ -426,11 +434,11 @@ impl App {
             .collect()
     }
 
-    /// Publishes a label. When this returns the label is kept, whichever process is killed. Waits for room if necessary.
+    /// Publishes a label. When this returns the label is kept, whichever process is killed. Waits for space if necessary.
     ///
     /// # Errors
-    /// The label is invalid, or there is no room and the label does not wait.
-    pub fn publish(&self, label: &Label<'_>) -> Result<Ticket, Error> {
+    /// The label is invalid, or there is no space and the label does not wait.
+    pub fn publish(&self, label: &LabelRequest<'_>) -> Result<Ticket, Error> {
         let inner = &self.0;
         if inner.log.pid() != std::process::id() {
             return Err(Error::Forked);
@@ -457,10 +465,10 @@ impl App {
                 0 => (label.flags, asked.after),
                 _ => (label.flags & DURABLE | PART, ticket.at + 1),
             };
-            let part = Asked {
+            let part = LogRequest {
                 kind: label.kind,
                 flags,
-                status: Status::Pending,
+                status: RecordStatus::Pending,
                 id: 0,
                 after,
                 offset: asked.offset + done,
@@ -498,7 +506,7 @@ impl App {
     ///
     /// # Errors
     /// As for both.
-    pub fn publish_wait(&self, label: &Label<'_>) -> Result<Vec<u8>, Error> {
+    pub fn publish_wait(&self, label: &LabelRequest<'_>) -> Result<Vec<u8>, Error> {
         self.publish(label)?.wait()
     }
 
@@ -507,13 +515,13 @@ impl App {
     /// # Errors
     /// No agent can be started.
     pub fn flush(&self) -> Result<(), Error> {
-        self.publish(&Label::fence())?.wait().map(drop)
+        self.publish(&LabelRequest::fence())?.wait().map(drop)
     }
 
     /// Returns the options of the registration.
-    pub(crate) fn settings(&self) -> Settings {
+    pub(crate) fn settings(&self) -> RegistrationOptions {
         let inner = &self.0;
-        Settings {
+        RegistrationOptions {
             mount: Some(inner.mount.clone()),
             capacity: inner.log.capacity(),
             directory: Some(inner.directory.path().to_owned()),
@@ -539,12 +547,12 @@ impl App {
         &self.0.mount
     }
 
-    pub(crate) fn root(&self) -> &Root {
+    pub(crate) fn root(&self) -> &MountRoot {
         &self.0.root
     }
 
-    pub(crate) fn board(&self) -> Result<&Board, Error> {
-        self.0.board()
+    pub(crate) fn shared_index(&self) -> Result<&SharedIndex, Error> {
+        self.0.shared_index()
     }
 
     /// Returns the path below the mount for an address.
@@ -566,10 +574,10 @@ fn check_name(name: &str) -> Result<(), Error> {
 
 /// Creates the log of an application.
 fn make(
-    directory: &Directory,
+    directory: &LogDirectory,
     file: &str,
     name: &str,
-    (settings, keyed): (&Settings, bool),
+    (settings, keyed): (&RegistrationOptions, bool),
 ) -> Result<Log, Error> {
     check_name(name)?;
     let mount = match &settings.mount {
@@ -579,7 +587,7 @@ fn make(
     let at = |source| Error::Mount(format!("{}: {source}", mount.display()));
     let mount = mount.canonicalize().map_err(at)?;
     let system = directory::system(&mount).map_err(at)?;
-    let limits = Limits::read(Path::new(limits::FILE))?;
+    let limits = BufferLimits::read(Path::new(limits::FILE))?;
     let (capacity, _lock) = limits.allow(directory, settings.capacity, CAPACITY)?;
     let terms = Terms {
         capacity,
@@ -590,13 +598,13 @@ fn make(
     Log::make(&directory.path().join(file), name, (&mount, system), terms)
 }
 
-impl Inner {
+impl AppState {
     fn ring(&self) -> MutexGuard<'_, Ring> {
         // A panic here leaves no half-made change.
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn notices(&self) -> MutexGuard<'_, Notices> {
+    pub(crate) fn notices(&self) -> MutexGuard<'_, CallbackLabels> {
         self.notices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -630,7 +638,7 @@ impl Inner {
 
     /// Returns the path below the mount for an address.
     fn path<'a>(&self, address: &'a str) -> Result<Cow<'a, str>, Error> {
-        if let Some(inside) = address.strip_prefix("room:/") {
+        if let Some(inside) = address.strip_prefix("workspace:/") {
             self.need_cluster()?;
             let inside = Path::new(inside).components();
             let plain = inside
@@ -638,10 +646,10 @@ impl Inner {
                 .all(|part| matches!(part, Component::Normal(_)));
             if !plain || inside.count() < 2 || address.contains('\0') {
                 return Err(Error::Invalid(format!(
-                    "{address:?} is no address: room:/ROOM/FILE, without .."
+                    "{address:?} is no address: workspace:/WORKSPACE/FILE, without .."
                 )));
             }
-            return Ok(address.replacen("room:", ROOMS, 1).into());
+            return Ok(address.replacen("workspace:", WORKSPACES, 1).into());
         }
         let inside = match address.strip_prefix("tidemill:") {
             Some(inside) => inside.starts_with('/').then_some(inside),
@@ -661,21 +669,21 @@ impl Inner {
             _ => {
                 let mount = self.mount.display();
                 Err(Error::Invalid(format!(
-                    "{address:?} is no address: tidemill:/PATH, room:/ROOM/FILE, or a path below {mount}, where the cluster is mounted; without .."
+                    "{address:?} is no address: tidemill:/PATH, workspace:/WORKSPACE/FILE, or a path below {mount}, where the cluster is mounted; without .."
                 )))
             }
         }
     }
 
     /// Returns a label in the format of the log.
-    fn ask<'a>(&self, label: &Label<'a>) -> Result<Said<'a>, Error> {
+    fn ask<'a>(&self, label: &LabelRequest<'a>) -> Result<Encoded<'a>, Error> {
         let invalid = |why: String| Err(Error::Invalid(why));
         let end = label.offset.checked_add(label.size);
         if end.is_none_or(|end| end > i64::MAX as u64) {
             let (size, offset) = (label.size, label.offset);
             return invalid(format!("{size} bytes at {offset} end where no file can"));
         }
-        if matches!(label.kind, Kind::Read | Kind::Analyse) && label.size > READ_MAX {
+        if matches!(label.kind, RequestKind::Read | RequestKind::Analyse) && label.size > READ_MAX {
             let size = label.size;
             return invalid(format!(
                 "one label reads at most {READ_MAX} bytes, not {size}"
@@ -687,21 +695,21 @@ impl Inner {
             }
             after => after.map_or(0, |ticket| ticket.at + 1),
         };
-        let said = match label.kind {
-            Kind::Analyse => self.ask_job(label, after)?,
-            Kind::Await => self.ask_arrivals(label, after)?,
+        let encoded = match label.kind {
+            RequestKind::Analyse => self.ask_job(label, after)?,
+            RequestKind::Await => self.ask_events(label, after)?,
             kind => {
                 let mut paths = self.path(label.path)?.as_bytes().to_vec();
-                if matches!(kind, Kind::Move | Kind::Copy) {
+                if matches!(kind, RequestKind::Move | RequestKind::Copy) {
                     let other = self.path(label.other)?;
                     let other = other.as_bytes();
-                    if kind == Kind::Copy && other == paths {
+                    if kind == RequestKind::Copy && other == paths {
                         return invalid(format!("{} can't be copied to itself", label.path));
                     }
                     paths.push(0);
                     paths.extend_from_slice(other);
                 }
-                Said {
+                Encoded {
                     name: label.path.to_owned(),
                     paths,
                     bytes: Cow::Borrowed(label.bytes),
@@ -711,14 +719,14 @@ impl Inner {
                 }
             }
         };
-        if said.paths.len() > PATHS_MAX {
+        if encoded.paths.len() > PATHS_MAX {
             let max = PATHS_MAX;
             return invalid(format!(
                 "{:?}: the paths of a label have at most {max} bytes",
-                said.name
+                encoded.name
             ));
         }
-        Ok(said)
+        Ok(encoded)
     }
 
     /// Refuses requests that need the cluster itself, if the application has a directory inside a cluster.
@@ -729,21 +737,21 @@ impl Inner {
         }
         let mount = self.mount.display();
         Err(Error::Invalid(format!(
-            "{mount} is not where a cluster is mounted: register with that for rooms, jobs, and labels that wait for files"
+            "{mount} is not where a cluster is mounted: register with that for workspaces, jobs, and labels that wait for files"
         )))
     }
 
-    fn ask_arrivals<'a>(&self, label: &Label<'a>, after: u64) -> Result<Said<'a>, Error> {
+    fn ask_events<'a>(&self, label: &LabelRequest<'a>, after: u64) -> Result<Encoded<'a>, Error> {
         self.need_cluster()?;
         let pattern = self.path(label.path)?;
         let since = match label.other {
-            "" => arrivals::now(&self.mount, &pattern)?,
+            "" => events::now(&self.mount, &pattern)?,
             since if since.contains('\0') => {
                 return Err(Error::Invalid(format!("{since:?} is no cursor")));
             }
             since => since.to_owned(),
         };
-        Ok(Said {
+        Ok(Encoded {
             name: label.path.to_owned(),
             paths: format!("{pattern}\0{since}").into_bytes(),
             bytes: Cow::Borrowed(&[]),
@@ -753,7 +761,7 @@ impl Inner {
         })
     }
 
-    fn ask_job<'a>(&self, label: &Label<'a>, after: u64) -> Result<Said<'a>, Error> {
+    fn ask_job<'a>(&self, label: &LabelRequest<'a>, after: u64) -> Result<Encoded<'a>, Error> {
         self.need_cluster()?;
         let result = match label.path {
             "" => Cow::Borrowed(""),
@@ -768,7 +776,7 @@ impl Inner {
             None => (Paths::of_result(&result), Cow::Borrowed(label.bytes)),
         };
         let offset = bytes.len() as u64;
-        Ok(Said {
+        Ok(Encoded {
             name: label.analysis.map_or("a job", |it| it.kernel).to_owned(),
             paths,
             bytes,
@@ -778,18 +786,18 @@ impl Inner {
         })
     }
 
-    fn board(&self) -> Result<&Board, Error> {
-        if let Some(board) = self.board.get() {
-            return Ok(board);
+    fn shared_index(&self) -> Result<&SharedIndex, Error> {
+        if let Some(shared_index) = self.shared_index.get() {
+            return Ok(shared_index);
         }
-        let board = Board::open(self.directory.path())?;
-        Ok(self.board.get_or_init(|| board))
+        let shared_index = SharedIndex::open(self.directory.path())?;
+        Ok(self.shared_index.get_or_init(|| shared_index))
     }
 
     /// Returns the maximum size of a label that is not split. Refuses a label that is too large.
-    fn size_max(&self, label: &Label<'_>, size: u64) -> Result<u64, Error> {
+    fn size_max(&self, label: &LabelRequest<'_>, size: u64) -> Result<u64, Error> {
         let what = match label.kind {
-            Kind::Analyse => "a job's script and result have",
+            RequestKind::Analyse => "a job's script and result have",
             _ if label.flags & PUT != 0 => "what is put has",
             _ => return Ok(self.label_max),
         };
@@ -798,18 +806,18 @@ impl Inner {
             return Ok(max);
         }
         Err(Error::Invalid(format!(
-            "{what} at most {max} bytes, a quarter of the application's room, not {size}"
+            "{what} at most {max} bytes, a quarter of the application's buffer quota, not {size}"
         )))
     }
 
     /// Waits until another application's put of the same file is stored, so that this put is the later one.
-    fn begin_put(&self, path: &[u8], label: &Label<'_>) -> Result<u64, Error> {
+    fn begin_put(&self, path: &[u8], label: &LabelRequest<'_>) -> Result<u64, Error> {
         if label.after.is_some() {
             let why = "what is put is seen at once: it can't be after another label";
             return Err(Error::Invalid(why.into()));
         }
-        let (board, hash) = (self.board()?, board::hash(&self.mount, path));
-        while board.is_others(&self.log, hash) {
+        let (shared_index, hash) = (self.shared_index()?, shared_index::hash(&self.mount, path));
+        while shared_index.is_others(&self.log, hash) {
             if !label.patient {
                 return Err(Error::Full {
                     needed: label.size,
@@ -824,24 +832,24 @@ impl Inner {
 
     /// Makes a put visible to all. If that is impossible, waits until it is stored.
     fn end_put(&self, hash: u64, ticket: &Ticket) -> Result<(), Error> {
-        let (board, log) = (self.board()?, &self.log);
-        if !board.put(log, hash, ticket.at) {
+        let (shared_index, log) = (self.shared_index()?, &self.log);
+        if !shared_index.put(log, hash, ticket.at) {
             return ticket.wait_until(None);
         }
         let mut ring = self.ring();
         if log.stored() >= ticket.first {
             // The agent finished it before it was visible.
-            board.remove(log, hash, ticket.at);
+            shared_index.remove(log, hash, ticket.at);
         } else if let Some(slot) = ring.slot(ticket.first) {
             slot.put = hash;
         }
         Ok(())
     }
 
-    /// Appends a record when there is room. Returns its id and position.
+    /// Appends a record when there is space. Returns its id and position.
     fn append(
         &self,
-        part: Asked<'_>,
+        part: LogRequest<'_>,
         bytes: &[u8],
         after: Option<&Ticket>,
         patient: bool,
@@ -851,17 +859,17 @@ impl Inner {
             let settled = self.log.settled();
             {
                 let mut ring = self.ring();
-                let mut filled = self.log.room(&part);
+                let mut filled = self.log.space(&part);
                 if filled.is_none() {
-                    ring.collect(&self.log, self.board.get(), self.keeps);
-                    filled = self.log.room(&part);
+                    ring.collect(&self.log, self.shared_index.get(), self.keeps);
+                    filled = self.log.space(&part);
                 }
                 if let Some(filled) = filled {
                     ring.last += 1;
                     let id = ring.last;
-                    let part = ring.depend(Asked { id, ..part }, after);
+                    let part = ring.depend(LogRequest { id, ..part }, after);
                     let at = self.log.append(&part, bytes, filled);
-                    ring.slots.push_back(Slot {
+                    ring.slots.push_back(LogSlot {
                         at,
                         length,
                         id,
@@ -889,7 +897,7 @@ impl Inner {
 }
 
 impl Ring {
-    fn slot(&mut self, id: u64) -> Option<&mut Slot> {
+    fn slot(&mut self, id: u64) -> Option<&mut LogSlot> {
         let first = self.slots.front()?.id;
         let index = usize::try_from(id.checked_sub(first)?).ok()?;
         self.slots.get_mut(index)
@@ -905,18 +913,18 @@ impl Ring {
         while at < log.published() {
             let record = log.record(at)?;
             at += record.length;
-            if record.kind == Kind::Filler {
+            if record.kind == RequestKind::Filler {
                 continue;
             }
             ring.last = record.id;
-            ring.slots.push_back(Slot {
+            ring.slots.push_back(LogSlot {
                 at: record.at,
                 length: record.length,
                 id: record.id,
                 left: record.flags & FORGET != 0,
                 put: match record.flags & PUT {
                     0 => 0,
-                    _ => board::hash(log.root().0, log.paths(&record)),
+                    _ => shared_index::hash(log.root().0, log.paths(&record)),
                 },
                 asked_by: 0,
             });
@@ -935,7 +943,7 @@ impl Ring {
 
     /// Frees the places of settled labels, from the oldest on. Outcomes that may be requested are kept here, or stay in their places. The
     /// number of the last label is known from its place.
-    fn collect(&mut self, log: &Log, board: Option<&Board>, keeps: bool) {
+    fn collect(&mut self, log: &Log, shared_index: Option<&SharedIndex>, keeps: bool) {
         while let Some(slot) = self.slots.front().copied() {
             if keeps && (!slot.left || self.slots.len() == 1) {
                 return;
@@ -944,16 +952,16 @@ impl Ring {
             if !status.is_settled() || !self.is_settled(log, slot.asked_by) {
                 return;
             }
-            // A reader that looks for the put on the board must find the stored file otherwise.
-            if slot.put != 0 && status == Status::Done && log.stored() < slot.id {
+            // A reader that looks for the put in the shared index must find the stored file otherwise.
+            if slot.put != 0 && status == RecordStatus::Done && log.stored() < slot.id {
                 return;
             }
             if !slot.left {
-                let outcome = Outcome::of(log, slot.at, (status, value));
+                let outcome = AppOutcome::of(log, slot.at, (status, value));
                 self.outcomes.insert(slot.id, outcome);
             }
-            if let Some(board) = board.filter(|_| slot.put != 0) {
-                board.remove(log, slot.put, slot.at);
+            if let Some(shared_index) = shared_index.filter(|_| slot.put != 0) {
+                shared_index.remove(log, slot.put, slot.at);
             }
             self.slots.pop_front();
             log.free(slot.at + slot.length);
@@ -962,14 +970,14 @@ impl Ring {
 
     /// Keeps the outcome that a label depends on until that label is settled. If the outcome is known and its place is free, decides here
     /// whether the label is cancelled.
-    fn depend<'a>(&mut self, part: Asked<'a>, after: Option<&Ticket>) -> Asked<'a> {
+    fn depend<'a>(&mut self, part: LogRequest<'a>, after: Option<&Ticket>) -> LogRequest<'a> {
         let Some(after) = after.filter(|_| part.flags & (IF_DONE | IF_FAILED) != 0) else {
             return part;
         };
         let outcome = |id| self.outcomes.get(&id).map(|outcome| outcome.status);
         let done = after
             .ids()
-            .all(|id| outcome(id).is_none_or(|status| status == Status::Done));
+            .all(|id| outcome(id).is_none_or(|status| status == RecordStatus::Done));
         if done && self.slot(after.last()).is_some() {
             for id in after.ids() {
                 if let Some(slot) = self.slot(id) {
@@ -979,13 +987,13 @@ impl Ring {
             return part;
         }
         let status = if done == (part.flags & IF_DONE != 0) {
-            Status::Pending
+            RecordStatus::Pending
         } else {
-            Status::Cancelled
+            RecordStatus::Cancelled
         };
         let flags = part.flags & !(IF_DONE | IF_FAILED);
         let after = 0;
-        Asked {
+        LogRequest {
             flags,
             status,
             after,
@@ -994,18 +1002,18 @@ impl Ring {
     }
 
     /// Returns the outcome of a label, once.
-    fn take(&mut self, log: &Log, id: u64) -> Option<Outcome> {
+    fn take(&mut self, log: &Log, id: u64) -> Option<AppOutcome> {
         if let Some(outcome) = self.outcomes.remove(&id) {
             return Some(outcome);
         }
         let slot = self.slot(id)?;
-        let told = log.status(slot.at);
-        if !told.0.is_settled() {
+        let status = log.status(slot.at);
+        if !status.0.is_settled() {
             return None;
         }
         slot.left = true;
         let at = slot.at;
-        Some(Outcome::of(log, at, told))
+        Some(AppOutcome::of(log, at, status))
     }
 
     fn is_settled(&mut self, log: &Log, id: u64) -> bool {
@@ -1015,18 +1023,21 @@ impl Ring {
     }
 }
 
-impl Outcome {
-    fn of(log: &Log, at: u64, (status, value): (Status, u64)) -> Self {
+impl AppOutcome {
+    fn of(log: &Log, at: u64, (status, value): (RecordStatus, u64)) -> Self {
         let record = log.record(at).ok();
         let bytes = record.and_then(|record| {
             let answer = || log.answered(&record);
             match (record.kind, status) {
-                (Kind::Read | Kind::Analyse | Kind::Await, Status::Done) => {
+                (
+                    RequestKind::Read | RequestKind::Analyse | RequestKind::Await,
+                    RecordStatus::Done,
+                ) => {
                     let size = usize::try_from(value).unwrap_or(usize::MAX);
                     Some(answer()[..size.min(answer().len())].to_vec())
                 }
                 // The reason of the failure, up to the first zero.
-                (Kind::Analyse | Kind::Await, Status::Failed) => {
+                (RequestKind::Analyse | RequestKind::Await, RecordStatus::Failed) => {
                     answer().split(|&byte| byte == 0).next().map(<[u8]>::to_vec)
                 }
                 _ => None,
@@ -1043,8 +1054,8 @@ impl Outcome {
 /// A published label. After its drop the outcome cannot be requested; the label is carried out all the same.
 #[derive(Debug)]
 pub struct Ticket {
-    inner: Arc<Inner>,
-    kind: Kind,
+    inner: Arc<AppState>,
+    kind: RequestKind,
     path: String,
     /// Numbers of its labels in the log; other labels may have been published between them.
     first: u64,
@@ -1064,7 +1075,10 @@ impl Ticket {
 
     /// Whether only the outcome counts, and not that files are closed.
     fn is_answer(&self) -> bool {
-        matches!(self.kind, Kind::Read | Kind::Analyse | Kind::Await)
+        matches!(
+            self.kind,
+            RequestKind::Read | RequestKind::Analyse | RequestKind::Await
+        )
     }
 
     /// Whether the label is stored, has failed, or was cancelled.
@@ -1146,16 +1160,18 @@ impl Ticket {
         for id in self.ids() {
             let outcome = ring.take(&self.inner.log, id).ok_or(Error::Timeout)?;
             match outcome.status {
-                Status::Cancelled => return Err(Error::Cancelled),
-                Status::Failed if matches!(self.kind, Kind::Analyse | Kind::Await) => {
+                RecordStatus::Cancelled => return Err(Error::Cancelled),
+                RecordStatus::Failed
+                    if matches!(self.kind, RequestKind::Analyse | RequestKind::Await) =>
+                {
                     let errno = i32::try_from(outcome.value).unwrap_or(0);
                     let why = String::from_utf8_lossy(&outcome.bytes).into_owned();
                     return Err(match self.kind {
-                        Kind::Await => Error::Await { errno, why },
+                        RequestKind::Await => Error::Await { errno, why },
                         _ => Error::Analysis { errno, why },
                     });
                 }
-                Status::Failed => {
+                RecordStatus::Failed => {
                     let errno = i32::try_from(outcome.value).unwrap_or(0);
                     return Err(Error::Failed {
                         what: self.kind.verb(),
@@ -1177,8 +1193,8 @@ impl Ticket {
         let inner = self.inner.clone();
         let callback: Callback = Box::new(callback);
         if inner.notices().add(self, callback) {
-            let told = inner.clone();
-            std::thread::spawn(move || told.tell());
+            let notified = inner.clone();
+            std::thread::spawn(move || notified.tell());
         }
     }
 
@@ -1192,9 +1208,10 @@ impl Ticket {
         for id in self.ids() {
             let at = ring.slot(id).map(|slot| slot.at);
             all &= at.is_some_and(|at| {
-                let (begun, stop) = (Status::Running, Status::Stopping);
-                log.turn(at, Status::Pending, Status::Cancelled)
-                    || matches!(self.kind, Kind::Analyse | Kind::Await) && log.turn(at, begun, stop)
+                let (begun, stop) = (RecordStatus::Running, RecordStatus::Stopping);
+                log.turn(at, RecordStatus::Pending, RecordStatus::Cancelled)
+                    || matches!(self.kind, RequestKind::Analyse | RequestKind::Await)
+                        && log.turn(at, begun, stop)
             });
         }
         drop(ring);
@@ -1267,7 +1284,7 @@ pub fn wait_all(tickets: Vec<Ticket>) -> Vec<Result<Vec<u8>, Error>> {
     tickets.into_iter().map(Ticket::wait).collect()
 }
 
-impl Kind {
+impl RequestKind {
     fn verb(self) -> &'static str {
         match self {
             Self::Write => "can't write",

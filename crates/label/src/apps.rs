@@ -1,6 +1,6 @@
 //! List of the registered applications. It only reads logs.
 
-use crate::directory::Directory;
+use crate::directory::LogDirectory;
 use crate::error::Error;
 pub use crate::log::Drew;
 use crate::log::Log;
@@ -49,7 +49,7 @@ pub struct Applications {
 /// # Errors
 /// The directory of logs cannot be used.
 pub fn list(directory: Option<&Path>) -> Result<Applications, Error> {
-    let directory = Directory::open(directory)?;
+    let directory = LogDirectory::open(directory)?;
     let read = |source| Error::Log {
         path: directory.path().to_owned(),
         source,

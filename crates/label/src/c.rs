@@ -2,10 +2,10 @@
 //!
 //! Handles are boxes that C owns: a constructor returns a box, a destructor takes it. Errors are `errno` and a text of the thread.
 
-use crate::analysis::Analysis;
-use crate::app::{App, Label, Settings, Ticket};
-use crate::arrivals::Subscription;
+use crate::analysis::FileAnalysis;
+use crate::app::{App, LabelRequest, RegistrationOptions, Ticket};
 use crate::error::Error;
+use crate::events::Subscription;
 use crate::intent::Intent;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -22,7 +22,7 @@ const IF_FAILED: c_uint = 16;
 const ADDRESS_BYTES: usize = 4160;
 
 thread_local! {
-    static SAID: RefCell<CString> = RefCell::default();
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
 unsafe extern "C" {
@@ -31,7 +31,7 @@ unsafe extern "C" {
 
 fn say(error: &Error) {
     let text = error.to_string().replace('\0', " ");
-    SAID.with_borrow_mut(|said| *said = CString::new(text).unwrap_or_default());
+    LAST_ERROR.with_borrow_mut(|reported| *reported = CString::new(text).unwrap_or_default());
     // SAFETY: the address is valid for as long as the thread lives.
     unsafe { *__errno_location() = error.errno() };
 }
@@ -63,7 +63,7 @@ unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str, Error> {
 /// Returns the text of the last error of this thread; valid until the next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn tidemill_label_error() -> *const c_char {
-    SAID.with_borrow(|said| said.as_ptr())
+    LAST_ERROR.with_borrow(|reported| reported.as_ptr())
 }
 
 /// [`App::register`]. `mount` may be null, `capacity` 0.
@@ -100,11 +100,11 @@ pub unsafe extern "C" fn tidemill_app_register_for(
     };
     handle((|| {
         let unknown = || Error::Invalid(format!("{intent} is no intent"));
-        let settings = Settings {
+        let settings = RegistrationOptions {
             mount: mount.transpose()?.map(PathBuf::from),
             capacity,
             intent: Intent::of(intent).ok_or_else(unknown)?,
-            ..Settings::default()
+            ..RegistrationOptions::default()
         };
         App::register(name?, &settings)
     })())
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn tidemill_app_close(app: *mut App) {
 /// `app` is null or lives; `after` is null or a label that was not ended; texts end with a zero.
 unsafe fn publish(
     app: *const App,
-    label: Result<Label<'_>, Error>,
+    label: Result<LabelRequest<'_>, Error>,
     flags: c_uint,
     after: *const Ticket,
 ) -> *mut Ticket {
@@ -179,7 +179,7 @@ unsafe fn bytes<'a>(bytes: *const c_void, size: usize) -> Result<&'a [u8], Error
     Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), size) })
 }
 
-/// [`Label::write`].
+/// [`LabelRequest::write`].
 ///
 /// # Safety
 /// As for all: `app` lives, texts end with a zero, `data` has `size` bytes, `after` is null or was not ended.
@@ -195,12 +195,13 @@ pub unsafe extern "C" fn tidemill_label_write(
 ) -> *mut Ticket {
     // SAFETY: as the caller promises.
     unsafe {
-        let label = text(to, "to").and_then(|to| Ok(Label::write(to, offset, bytes(data, size)?)));
+        let label =
+            text(to, "to").and_then(|to| Ok(LabelRequest::write(to, offset, bytes(data, size)?)));
         publish(app, label, flags, after)
     }
 }
 
-/// [`Label::put`].
+/// [`LabelRequest::put`].
 ///
 /// # Safety
 /// As for [`tidemill_label_write`].
@@ -214,7 +215,7 @@ pub unsafe extern "C" fn tidemill_label_put(
 ) -> *mut Ticket {
     // SAFETY: as the caller promises.
     unsafe {
-        let label = text(to, "to").and_then(|to| Ok(Label::put(to, bytes(data, size)?)));
+        let label = text(to, "to").and_then(|to| Ok(LabelRequest::put(to, bytes(data, size)?)));
         publish(app, label, flags, ptr::null())
     }
 }
@@ -222,7 +223,7 @@ pub unsafe extern "C" fn tidemill_label_put(
 /// [`App::get_into`].
 ///
 /// # Safety
-/// `app` lives, `from` ends with a zero, `buffer` has room for `size` bytes.
+/// `app` lives, `from` ends with a zero, `buffer` has space for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_app_get(
     app: *const App,
@@ -251,7 +252,7 @@ pub unsafe extern "C" fn tidemill_app_get(
     }
 }
 
-/// [`Label::append`].
+/// [`LabelRequest::append`].
 ///
 /// # Safety
 /// As for [`tidemill_label_write`].
@@ -266,12 +267,12 @@ pub unsafe extern "C" fn tidemill_label_append(
 ) -> *mut Ticket {
     // SAFETY: as the caller promises.
     unsafe {
-        let label = text(to, "to").and_then(|to| Ok(Label::append(to, bytes(data, size)?)));
+        let label = text(to, "to").and_then(|to| Ok(LabelRequest::append(to, bytes(data, size)?)));
         publish(app, label, flags, after)
     }
 }
 
-/// [`Label::read`].
+/// [`LabelRequest::read`].
 ///
 /// # Safety
 /// As for [`tidemill_label_write`].
@@ -286,12 +287,12 @@ pub unsafe extern "C" fn tidemill_label_read(
 ) -> *mut Ticket {
     // SAFETY: as the caller promises.
     unsafe {
-        let label = text(from, "from").map(|from| Label::read(from, offset, size));
+        let label = text(from, "from").map(|from| LabelRequest::read(from, offset, size));
         publish(app, label, flags, after)
     }
 }
 
-/// [`Label::delete`].
+/// [`LabelRequest::delete`].
 ///
 /// # Safety
 /// As for [`tidemill_label_write`].
@@ -303,10 +304,17 @@ pub unsafe extern "C" fn tidemill_label_delete(
     after: *const Ticket,
 ) -> *mut Ticket {
     // SAFETY: as the caller promises.
-    unsafe { publish(app, text(path, "path").map(Label::delete), flags, after) }
+    unsafe {
+        publish(
+            app,
+            text(path, "path").map(LabelRequest::delete),
+            flags,
+            after,
+        )
+    }
 }
 
-/// [`Label::rename`].
+/// [`LabelRequest::rename`].
 ///
 /// # Safety
 /// As for [`tidemill_label_write`].
@@ -320,12 +328,13 @@ pub unsafe extern "C" fn tidemill_label_rename(
 ) -> *mut Ticket {
     // SAFETY: as the caller promises.
     unsafe {
-        let label = text(path, "path").and_then(|path| Ok(Label::rename(path, text(to, "to")?)));
+        let label =
+            text(path, "path").and_then(|path| Ok(LabelRequest::rename(path, text(to, "to")?)));
         publish(app, label, flags, after)
     }
 }
 
-/// [`Label::copy`].
+/// [`LabelRequest::copy`].
 ///
 /// # Safety
 /// As for [`tidemill_label_write`].
@@ -339,7 +348,8 @@ pub unsafe extern "C" fn tidemill_label_copy(
 ) -> *mut Ticket {
     // SAFETY: as the caller promises.
     unsafe {
-        let label = text(path, "path").and_then(|path| Ok(Label::copy(path, text(to, "to")?)));
+        let label =
+            text(path, "path").and_then(|path| Ok(LabelRequest::copy(path, text(to, "to")?)));
         publish(app, label, flags, after)
     }
 }
@@ -375,7 +385,7 @@ unsafe fn texts<'a>(all: *const *const c_char) -> Result<Vec<&'a str>, Error> {
     Ok(texts)
 }
 
-/// [`Label::analyse`], and [`Label::result`] of its first output.
+/// [`LabelRequest::analyse`], and [`LabelRequest::result`] of its first output.
 ///
 /// # Safety
 /// As for [`tidemill_label_write`]; `analysis` is null, or as the header describes.
@@ -388,21 +398,25 @@ pub unsafe extern "C" fn tidemill_label_analyse(
     after: *const Ticket,
 ) -> *mut Ticket {
     // SAFETY: as the caller promises.
-    let said = unsafe { analysis.as_ref() }.map(|said| unsafe {
+    let reported = unsafe { analysis.as_ref() }.map(|reported| unsafe {
         let some = |one: *const c_char| (!one.is_null()).then(|| text(one, "a file")).transpose();
         Ok((
-            (text(said.kernel, "kernel")?, some(said.policy)?),
-            (texts(said.args)?, texts(said.inputs)?, texts(said.outputs)?),
-            (some(said.stdin)?, some(said.stdout)?),
+            (text(reported.kernel, "kernel")?, some(reported.policy)?),
+            (
+                texts(reported.args)?,
+                texts(reported.inputs)?,
+                texts(reported.outputs)?,
+            ),
+            (some(reported.stdin)?, some(reported.stdout)?),
         ))
     });
     let none = || Err(Error::Invalid("analysis is NULL".into()));
     let ((kernel, policy), (args, inputs, outputs), (stdin, stdout)) =
-        match said.unwrap_or_else(none) {
-            Ok(said) => said,
+        match reported.unwrap_or_else(none) {
+            Ok(reported) => reported,
             Err(error) => return handle(Err(error)),
         };
-    let analysis = Analysis {
+    let analysis = FileAnalysis {
         kernel,
         args: &args,
         inputs: &inputs,
@@ -411,7 +425,7 @@ pub unsafe extern "C" fn tidemill_label_analyse(
         stdout,
         policy,
     };
-    let label = Label::analyse(&analysis);
+    let label = LabelRequest::analyse(&analysis);
     let label = match outputs.first() {
         Some(output) if result > 0 => label.result(output, result as u64),
         _ => label,
@@ -420,7 +434,7 @@ pub unsafe extern "C" fn tidemill_label_analyse(
     unsafe { publish(app, Ok(label), flags, after) }
 }
 
-/// [`Label::job`], and [`Label::result`] if `result` is not null.
+/// [`LabelRequest::job`], and [`LabelRequest::result`] if `result` is not null.
 ///
 /// # Safety
 /// As for [`tidemill_label_write`].
@@ -435,7 +449,7 @@ pub unsafe extern "C" fn tidemill_label_job(
 ) -> *mut Ticket {
     // SAFETY: as the caller promises.
     unsafe {
-        let label = text(script, "script").map(Label::job);
+        let label = text(script, "script").map(LabelRequest::job);
         let label = match result.is_null() {
             true => label,
             false => label.and_then(|label| Ok(label.result(text(result, "result")?, size as u64))),
@@ -444,7 +458,7 @@ pub unsafe extern "C" fn tidemill_label_job(
     }
 }
 
-/// [`Label::arrival`], or for arrivals after the cursor `since` if that is not null.
+/// [`LabelRequest::file_event`], or for file events after the cursor `since` if that is not null.
 ///
 /// # Safety
 /// As for [`tidemill_label_write`].
@@ -458,7 +472,7 @@ pub unsafe extern "C" fn tidemill_label_await(
 ) -> *mut Ticket {
     // SAFETY: as the caller promises.
     unsafe {
-        let label = text(pattern, "pattern").map(Label::arrival);
+        let label = text(pattern, "pattern").map(LabelRequest::file_event);
         let label = match since.is_null() {
             true => label,
             false => label.and_then(|label| Ok(label.since(text(since, "since")?))),
@@ -538,9 +552,9 @@ pub unsafe extern "C" fn tidemill_subscription_next(
             )));
         }
         let limit = u64::try_from(limit_ms).ok().map(Duration::from_millis);
-        let arrival = subscription.ok_or_else(none)?.next(limit)?;
+        let event = subscription.ok_or_else(none)?.next(limit)?;
         // SAFETY: as the caller promises.
-        unsafe { give(&arrival.path, path, size) }
+        unsafe { give(&event.path, path, size) }
     })())
 }
 
@@ -575,14 +589,14 @@ pub unsafe extern "C" fn tidemill_subscription_close(subscription: *mut Subscrip
     }
 }
 
-/// [`Label::fence`].
+/// [`LabelRequest::fence`].
 ///
 /// # Safety
 /// As for [`tidemill_label_write`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_fence(app: *const App) -> *mut Ticket {
     // SAFETY: as the caller promises.
-    unsafe { publish(app, Ok(Label::fence()), 0, ptr::null()) }
+    unsafe { publish(app, Ok(LabelRequest::fence()), 0, ptr::null()) }
 }
 
 /// [`Ticket::test`].
@@ -643,10 +657,10 @@ pub unsafe extern "C" fn tidemill_label_wait(
 type CCallback = unsafe extern "C" fn(*mut c_void, *const c_void, i64, c_int);
 
 /// Argument of a callback of C; the caller is responsible for its use in another thread.
-struct Arg(*mut c_void);
+struct CallbackArgument(*mut c_void);
 
 // SAFETY: it is passed on and never dereferenced.
-unsafe impl Send for Arg {}
+unsafe impl Send for CallbackArgument {}
 
 /// [`Ticket::on_done`], which ends the label.
 ///
@@ -664,9 +678,9 @@ pub unsafe extern "C" fn tidemill_label_on_done(
     };
     // SAFETY: as the caller promises.
     let label = *unsafe { Box::from_raw(label) };
-    let arg = Arg(arg);
+    let arg = CallbackArgument(arg);
     label.on_done(move |outcome| {
-        let Arg(arg) = { arg };
+        let CallbackArgument(arg) = { arg };
         let (bytes, size, errno) = match &outcome {
             Ok(bytes) => (
                 bytes.as_ptr(),

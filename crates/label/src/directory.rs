@@ -18,9 +18,9 @@ pub(crate) const LOG: &str = "labels";
 
 /// A user's directory of logs: on this host, so that it outlives every process, and private to the user.
 #[derive(Clone, Debug)]
-pub(crate) struct Directory(PathBuf);
+pub(crate) struct LogDirectory(PathBuf);
 
-impl Directory {
+impl LogDirectory {
     /// Opens that directory, or the user's own: `TIDEMILL_LABELS`, or `/dev/shm/tidemill-labels-UID`.
     pub(crate) fn open(named: Option<&Path>) -> Result<Self, Error> {
         let user = rustix::process::geteuid().as_raw();
@@ -138,8 +138,8 @@ impl Directory {
             .output()
             .map_err(|error| failed(error.to_string()))?;
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(failed(said.trim().to_owned()));
+            let reported = String::from_utf8_lossy(&output.stderr);
+            return Err(failed(reported.trim().to_owned()));
         }
         let begun = Instant::now();
         while !self.has_agent() {
@@ -230,9 +230,9 @@ pub(crate) fn system(directory: &Path) -> std::io::Result<u64> {
 mod tests {
     use super::*;
 
-    fn directory() -> (tempfile::TempDir, Directory) {
+    fn directory() -> (tempfile::TempDir, LogDirectory) {
         let place = tempfile::tempdir().unwrap();
-        let directory = Directory::open(Some(&place.path().join("logs"))).unwrap();
+        let directory = LogDirectory::open(Some(&place.path().join("logs"))).unwrap();
         (place, directory)
     }
 
@@ -244,7 +244,7 @@ mod tests {
         assert!(directory.lock().unwrap().is_none());
         std::fs::remove_dir_all(directory.path()).unwrap();
         assert!(!directory.is_locked_by(&lock));
-        let again = Directory::open(Some(directory.path())).unwrap();
+        let again = LogDirectory::open(Some(directory.path())).unwrap();
         assert!(!directory.is_locked_by(&lock) && !again.has_agent());
         let other = again.lock().unwrap().unwrap();
         assert!(again.is_locked_by(&other) && !again.is_locked_by(&lock));

@@ -31,9 +31,9 @@ pub enum Error {
         /// Reason of the failure.
         why: String,
     },
-    /// The oldest arrivals that a subscription asks for are so old that the cluster has dropped them.
+    /// The oldest file events that a subscription asks for are so old that the cluster has dropped them.
     #[error(
-        "some arrivals are not known any more: the cluster remembers a bounded number of arrivals; ask again to continue with the known arrivals"
+        "some file events are not known any more: the cluster remembers a bounded number of file events; ask again to continue with the known events"
     )]
     Missed,
     /// The label was cancelled before it began.
@@ -42,7 +42,7 @@ pub enum Error {
     /// The label or option is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// Unfinished labels take all of the application's room.
+    /// Unfinished labels take all of the application's buffer quota.
     #[error(
         "{needed} bytes of labels don't fit: {capacity} bytes are the application's, and taken; wait for labels, or register \
          with more"
@@ -53,7 +53,7 @@ pub enum Error {
         /// Bytes that the application may use.
         capacity: u64,
     },
-    /// The limits of the host's administrator allow no more room for labels.
+    /// The limits of the host's administrator allow no larger buffer quota.
     #[error("{0}")]
     Quota(String),
     /// The file of labels cannot be created or opened.

@@ -1,10 +1,10 @@
 //! Carries labels out, by system calls on files below the mount (next: `mount/src/fuse/mod.rs`).
 
 use crate::app::{CUT, DURABLE};
-use crate::log::{DIRECT_MIN, Kind, Log, PAGE, Record};
-use crate::new_files::{Calls, FILES_MAX, fits};
-use crate::root::{Root, is_offline, patiently};
-use crate::shuffle::{Deed, Op, supertasks};
+use crate::log::{DIRECT_MIN, Log, LogRecord, PAGE, RequestKind};
+use crate::new_files::{FILES_MAX, MountCalls, fits};
+use crate::request_scheduler::{Deed, ShuffleOp, supertasks};
+use crate::root::{MountRoot, is_offline, patiently};
 use rustix::fs::{AtFlags, OFlags, renameat, statat, unlinkat};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -30,14 +30,14 @@ const DIRECT: OFlags = OFlags::WRONLY.union(OFlags::DIRECT);
 const CALLS: usize = 2;
 
 /// The files of an application.
-pub(crate) struct Files {
-    root: Arc<Root>,
-    calls: Calls,
-    open: HashMap<PathBuf, Open>,
+pub(crate) struct AppFiles {
+    root: Arc<MountRoot>,
+    calls: MountCalls,
+    open: HashMap<PathBuf, WrittenFile>,
 }
 
 /// A file that is being written.
-struct Open {
+struct WrittenFile {
     file: File,
     readable: bool,
     appends: bool,
@@ -47,25 +47,25 @@ struct Open {
 }
 
 /// Labels of one file, and that file if it is open.
-pub(crate) struct Work {
-    root: Arc<Root>,
+pub(crate) struct FileLabels {
+    root: Arc<MountRoot>,
     path: PathBuf,
-    open: Option<Open>,
-    records: Vec<Record>,
+    open: Option<WrittenFile>,
+    records: Vec<LogRecord>,
     /// Whether some of the labels read.
     reads: bool,
 }
 
-impl Files {
+impl AppFiles {
     pub(crate) fn new(root: &Path, system: u64, umask: u32) -> Self {
         Self {
-            root: Arc::new(Root::new(root, system, umask)),
-            calls: Calls::default(),
+            root: Arc::new(MountRoot::new(root, system, umask)),
+            calls: MountCalls::default(),
             open: HashMap::new(),
         }
     }
 
-    pub(crate) fn root(&self) -> &Arc<Root> {
+    pub(crate) fn root(&self) -> &Arc<MountRoot> {
         &self.root
     }
 
@@ -87,14 +87,14 @@ impl Files {
     pub(crate) fn make_new(
         &self,
         log: &Log,
-        groups: Vec<Vec<Record>>,
-        settle: impl Fn(&Record, Result<u64>) + Sync,
-    ) -> Vec<Vec<Record>> {
-        let closed = |records: &Vec<Record>| {
+        groups: Vec<Vec<LogRecord>>,
+        settle: impl Fn(&LogRecord, Result<u64>) + Sync,
+    ) -> Vec<Vec<LogRecord>> {
+        let closed = |records: &Vec<LogRecord>| {
             let path = records.first().map_or(&[][..], |first| log.paths(first));
             !self.open.contains_key(Path::new(OsStr::from_bytes(path)))
         };
-        let new = |records: &Vec<Record>| closed(records) && fits(log, records);
+        let new = |records: &Vec<LogRecord>| closed(records) && fits(log, records);
         let (new, mut others): (Vec<_>, Vec<_>) = groups.into_iter().partition(new);
         let parts: Vec<_> = new.chunks(FILES_MAX).collect();
         let (next, left) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -120,14 +120,14 @@ impl Files {
     fn make_part(
         &self,
         log: &Log,
-        mut files: &[Vec<Record>],
-        settle: &impl Fn(&Record, Result<u64>),
-    ) -> Vec<Vec<Record>> {
+        mut files: &[Vec<LogRecord>],
+        settle: &impl Fn(&LogRecord, Result<u64>),
+    ) -> Vec<Vec<LogRecord>> {
         let mut not = Vec::new();
         while !files.is_empty() {
             let (taken, made) = self.calls.make(&self.root, log, files);
-            let (told, rest) = files.split_at(taken.clamp(1, files.len()));
-            for (at, records) in told.iter().enumerate() {
+            let (reported, rest) = files.split_at(taken.clamp(1, files.len()));
+            for (at, records) in reported.iter().enumerate() {
                 match made.get(at) {
                     Some(true) => records
                         .iter()
@@ -141,20 +141,22 @@ impl Files {
     }
 
     /// Returns labels of one file, with that file.
-    pub(crate) fn take(&mut self, log: &Log, records: Vec<Record>) -> Work {
+    pub(crate) fn take(&mut self, log: &Log, records: Vec<LogRecord>) -> FileLabels {
         let path = records.first().map_or(&[][..], |first| log.paths(first));
         let path = PathBuf::from(OsStr::from_bytes(path));
-        Work {
+        FileLabels {
             root: self.root.clone(),
             open: self.open.remove(&path),
             path,
-            reads: records.iter().any(|record| record.kind == Kind::Read),
+            reads: records
+                .iter()
+                .any(|record| record.kind == RequestKind::Read),
             records,
         }
     }
 
     /// Keeps files open that may be written again soon.
-    pub(crate) fn give_back(&mut self, works: Vec<Work>) {
+    pub(crate) fn give_back(&mut self, works: Vec<FileLabels>) {
         let many = self.are_many(works.len());
         if many {
             self.open.clear();
@@ -167,24 +169,24 @@ impl Files {
     }
 
     /// Carries out a label that changes names.
-    pub(crate) fn change_names(&mut self, log: &Log, record: &Record) -> Result<u64> {
+    pub(crate) fn change_names(&mut self, log: &Log, record: &LogRecord) -> Result<u64> {
         let mut paths = log.paths(record).split(|byte| *byte == 0);
         let mut path = || Path::new(OsStr::from_bytes(paths.next().unwrap_or_default()));
         let (from, to) = (path(), path());
-        if record.kind == Kind::Fence {
+        if record.kind == RequestKind::Fence {
             return Ok(0);
         }
         // Written bytes belong to the name that they were written to.
         self.open.remove(from);
         self.open.remove(to);
         let root = self.root.clone();
-        if record.kind == Kind::Copy {
+        if record.kind == RequestKind::Copy {
             return patiently(|| copy(&root, from, to, record.flags & DURABLE != 0));
         }
         patiently(|| {
             let root = root.open()?;
             let changed = match record.kind {
-                Kind::Move => renameat(&root, from, &root, to),
+                RequestKind::Move => renameat(&root, from, &root, to),
                 _ => unlinkat(&root, from, AtFlags::empty()),
             };
             match changed {
@@ -197,7 +199,7 @@ impl Files {
 }
 
 /// Copies a file, from its beginning: an agent that was killed during the copy has left a part.
-fn copy(root: &Root, from: &Path, to: &Path, durable: bool) -> Result<u64> {
+fn copy(root: &MountRoot, from: &Path, to: &Path, durable: bool) -> Result<u64> {
     let mut from = root.open_file(from, OFlags::RDONLY)?;
     let is = from.metadata()?;
     if !is.is_file() {
@@ -217,35 +219,35 @@ fn copy(root: &Root, from: &Path, to: &Path, durable: bool) -> Result<u64> {
     Ok(copied)
 }
 
-/// Returns the description of a label that reads or writes, for the shuffler.
-fn op(record: &Record) -> Op {
+/// Returns the description of a label that reads or writes, for the request scheduler.
+fn op(record: &LogRecord) -> ShuffleOp {
     let cuts = record.flags & CUT != 0;
     let deed = match record.kind {
-        Kind::Read => Deed::Read,
+        RequestKind::Read => Deed::Read,
         _ if cuts => Deed::Cut,
-        Kind::Append => Deed::Append,
+        RequestKind::Append => Deed::Append,
         _ => Deed::Write,
     };
-    Op {
+    ShuffleOp {
         deed,
         offset: record.offset,
         size: record.size,
-        alone: record.again || cuts && record.kind == Kind::Append,
+        alone: record.again || cuts && record.kind == RequestKind::Append,
     }
 }
 
-impl Work {
+impl FileLabels {
     /// Carries the labels out and settles each with its outcome.
-    pub(crate) fn run(mut self, log: &Log, settle: impl Fn(&Record, Result<u64>)) -> Self {
+    pub(crate) fn run(mut self, log: &Log, settle: impl Fn(&LogRecord, Result<u64>)) -> Self {
         let records = std::mem::take(&mut self.records);
-        let ops: Vec<Op> = records.iter().map(op).collect();
+        let ops: Vec<ShuffleOp> = records.iter().map(op).collect();
         let tasks = supertasks(&ops, self.open.is_some());
         // Written labels that are reported once they survive power loss. One sync serves all; a supertask of several steps has its own.
-        let mut unsynced: Vec<Record> = Vec::new();
+        let mut unsynced: Vec<LogRecord> = Vec::new();
         for task in tasks {
             let alone = task.len() > 1;
             for step in task {
-                let run: Vec<Record> = step.into_iter().map(|at| records[at]).collect();
+                let run: Vec<LogRecord> = step.into_iter().map(|at| records[at]).collect();
                 if alone
                     || self
                         .open
@@ -265,14 +267,14 @@ impl Work {
     fn step(
         &mut self,
         log: &Log,
-        run: Vec<Record>,
-        unsynced: &mut Vec<Record>,
-        settle: &impl Fn(&Record, Result<u64>),
+        run: Vec<LogRecord>,
+        unsynced: &mut Vec<LogRecord>,
+        settle: &impl Fn(&LogRecord, Result<u64>),
     ) {
         let first = &run[0];
         let alone = match first.kind {
-            Kind::Read => Some(self.read(log, first)),
-            Kind::Append if first.again => self.append_again(log, first).transpose(),
+            RequestKind::Read => Some(self.read(log, first)),
+            RequestKind::Append if first.again => self.append_again(log, first).transpose(),
             _ => None,
         };
         if let Some(outcome) = alone {
@@ -294,8 +296,8 @@ impl Work {
     fn sync(
         &mut self,
         log: &Log,
-        unsynced: &mut Vec<Record>,
-        settle: &impl Fn(&Record, Result<u64>),
+        unsynced: &mut Vec<LogRecord>,
+        settle: &impl Fn(&LogRecord, Result<u64>),
     ) {
         let written = std::mem::take(unsynced);
         if written.is_empty() {
@@ -318,7 +320,7 @@ impl Work {
 
     /// Writes consecutive labels. If that fails, the outcome of all of them is unknown: bytes that a file on another host has accepted may
     /// be lost until its close or a sync has returned.
-    fn write(&mut self, log: &Log, run: &[Record]) -> Result<()> {
+    fn write(&mut self, log: &Log, run: &[LogRecord]) -> Result<()> {
         let tried = self.try_to_write(log, run);
         if tried.is_err() {
             // The file may belong to a mount that has ended.
@@ -327,7 +329,7 @@ impl Work {
         tried
     }
 
-    fn try_to_write(&mut self, log: &Log, run: &[Record]) -> Result<()> {
+    fn try_to_write(&mut self, log: &Log, run: &[LogRecord]) -> Result<()> {
         let appends = appends(run);
         self.writer(appends, &mut (run[0].flags & CUT != 0))?;
         let open = self.open.as_mut().ok_or(Errno::BADF)?;
@@ -349,8 +351,8 @@ impl Work {
     }
 
     /// Writes a label by itself.
-    fn write_one(&mut self, log: &Log, record: &Record) -> Result<u64> {
-        if record.kind == Kind::Append
+    fn write_one(&mut self, log: &Log, record: &LogRecord) -> Result<u64> {
+        if record.kind == RequestKind::Append
             && let Some(size) = self.append_again(log, record)?
         {
             return Ok(size);
@@ -363,7 +365,12 @@ impl Work {
     }
 
     /// Writes labels one by one that could not be written together, so that each gets its own outcome.
-    fn write_each(&mut self, log: &Log, run: &[Record], settle: &impl Fn(&Record, Result<u64>)) {
+    fn write_each(
+        &mut self,
+        log: &Log,
+        run: &[LogRecord],
+        settle: &impl Fn(&LogRecord, Result<u64>),
+    ) {
         let mut offline: Option<Error> = None;
         for record in run {
             let outcome = match offline.as_ref().and_then(Error::raw_os_error) {
@@ -385,7 +392,7 @@ impl Work {
     }
 
     /// Completes an append that another agent began, if bytes of it may exist in the file.
-    fn append_again(&mut self, log: &Log, record: &Record) -> Result<Option<u64>> {
+    fn append_again(&mut self, log: &Log, record: &LogRecord) -> Result<Option<u64>> {
         let Some(place) = log.noted(record.at) else {
             return Ok(None);
         };
@@ -418,7 +425,7 @@ impl Work {
         Ok(Some(record.size))
     }
 
-    fn writer(&mut self, appends: bool, cut: &mut bool) -> Result<&Open> {
+    fn writer(&mut self, appends: bool, cut: &mut bool) -> Result<&WrittenFile> {
         if self
             .open
             .as_ref()
@@ -451,7 +458,7 @@ impl Work {
                     ),
                 };
                 *cut = false;
-                Open {
+                WrittenFile {
                     file,
                     readable,
                     appends,
@@ -468,7 +475,7 @@ impl Work {
     }
 
     /// Reads into the label's place. Returns the number of bytes.
-    fn read(&self, log: &Log, record: &Record) -> Result<u64> {
+    fn read(&self, log: &Log, record: &LogRecord) -> Result<u64> {
         let into = log.answer(record);
         patiently(|| {
             let opened;
@@ -484,17 +491,17 @@ impl Work {
     }
 }
 
-impl Open {
+impl WrittenFile {
     /// Writes the first of consecutive labels from their place in the log, without a copy in the page cache: memory of the cache that was
     /// never used before is slower than a device. Returns the number of bytes. The remaining labels are written as usual.
     fn write_direct(
         &mut self,
         log: &Log,
-        run: &[Record],
+        run: &[LogRecord],
         open: impl FnOnce() -> Result<File>,
     ) -> u64 {
         let whole = |number: u64| number.is_multiple_of(PAGE);
-        let able = |record: &&Record| {
+        let able = |record: &&LogRecord| {
             let large = record.size >= DIRECT_MIN && whole(record.size);
             large && whole(log.data(record).as_ptr() as u64)
         };
@@ -519,11 +526,11 @@ impl Open {
     }
 }
 
-fn appends(run: &[Record]) -> bool {
-    run[0].kind == Kind::Append
+fn appends(run: &[LogRecord]) -> bool {
+    run[0].kind == RequestKind::Append
 }
 
-fn durable(run: &[Record]) -> bool {
+fn durable(run: &[LogRecord]) -> bool {
     run.iter().any(|record| record.flags & DURABLE != 0)
 }
 
@@ -531,9 +538,9 @@ fn durable(run: &[Record]) -> bool {
 /// as done cannot fail any more.
 fn hear(file: &File) -> Result<()> {
     loop {
-        let twin = file.try_clone()?.into_raw_fd();
+        let duplicate = file.try_clone()?.into_raw_fd();
         // SAFETY: the descriptor belongs to this function, and no other code has it afterwards.
-        let closed = unsafe { close(twin) };
+        let closed = unsafe { close(duplicate) };
         let error = Error::last_os_error();
         if closed == 0 {
             return Ok(());
@@ -559,7 +566,7 @@ pub(crate) fn read_at(file: &File, into: &mut [u8], offset: u64) -> Result<usize
 }
 
 /// Notes the offsets at which labels will be appended.
-fn note_ends(file: &File, log: &Log, run: &[Record]) -> Result<()> {
+fn note_ends(file: &File, log: &Log, run: &[LogRecord]) -> Result<()> {
     let mut end = file.metadata()?.len();
     for record in run {
         log.note(record.at, end);
@@ -569,7 +576,7 @@ fn note_ends(file: &File, log: &Log, run: &[Record]) -> Result<()> {
 }
 
 /// Writes consecutive labels without their first `skip` bytes, as far as one call does.
-fn write_some(file: &File, log: &Log, run: &[Record], skip: u64) -> Result<u64> {
+fn write_some(file: &File, log: &Log, run: &[LogRecord], skip: u64) -> Result<u64> {
     let mut before = skip;
     let mut pieces = Vec::with_capacity(run.len());
     for record in run {

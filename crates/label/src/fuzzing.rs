@@ -1,6 +1,6 @@
 //! Reads a log of arbitrary bytes while another thread changes them. For `fuzz/`.
 
-use crate::log::{ALIGN, CAPACITY_MIN, HEADER, Kind, Log, Map, length_of};
+use crate::log::{ALIGN, CAPACITY_MIN, HEADER, Log, MappedMemory, RequestKind, length_of};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -14,24 +14,24 @@ const LEAD: usize = 32;
 const RECORDS: usize = 64;
 
 /// The memory of the log, shared with a thread that changes it.
-struct Shared {
+struct SharedMemory {
     path: PathBuf,
-    map: Map,
+    map: MappedMemory,
     length: usize,
     /// Offsets and values that the other thread writes in a loop.
     changes: Arc<[AtomicU64; 3]>,
     _file: File,
 }
 
-fn shared() -> &'static Shared {
-    static SHARED: OnceLock<Shared> = OnceLock::new();
+fn shared() -> &'static SharedMemory {
+    static SHARED: OnceLock<SharedMemory> = OnceLock::new();
     SHARED.get_or_init(|| {
         let length = HEADER + CAPACITY_MIN;
         let file = memfd_create("log", MemfdFlags::empty()).expect("memory");
         ftruncate(&file, length).expect("memory");
         let file = File::from(file);
         let length = usize::try_from(length).expect("it is small");
-        let map = Map::of(&file, length, true).expect("memory");
+        let map = MappedMemory::of(&file, length, true).expect("memory");
         let changes: Arc<[AtomicU64; 3]> = Arc::default();
         let (base, theirs) = (AtomicPtr::new(map.base()), changes.clone());
         std::thread::spawn(move || {
@@ -47,7 +47,7 @@ fn shared() -> &'static Shared {
                 }
             }
         });
-        Shared {
+        SharedMemory {
             path: format!("/proc/self/fd/{}", file.as_raw_fd()).into(),
             map,
             length,
@@ -94,7 +94,7 @@ pub fn read(bytes: &[u8]) {
     let mut at = log.freed();
     for _ in 0..RECORDS {
         let Ok(record) = log.record(at) else { break };
-        if record.kind != Kind::Filler {
+        if record.kind != RequestKind::Filler {
             let parts = [log.paths(&record), log.data(&record), log.answered(&record)];
             for part in parts {
                 assert!(log.has(part), "{record:?}");

@@ -3,8 +3,8 @@
 
 use crate::agent::Tell;
 use crate::analysis::{Paths, TEXT_MAX, quoted};
-use crate::log::{Drew, Log, Record, Status};
-use crate::root::{Root, patiently};
+use crate::log::{Drew, Log, LogRecord, RecordStatus};
+use crate::root::{MountRoot, patiently};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -31,17 +31,17 @@ const CONTROL_MAX: u64 = 64 << 20;
 pub(crate) const CONTROL: &str = ".tidemill";
 
 /// Failure of a job: an errno, and a text.
-type Failure = (i32, String);
+type JobFailure = (i32, String);
 
 /// Outcome of a job.
-enum End {
+enum JobEnd {
     Done(u64),
     Cancelled,
-    Failed(Failure),
+    Failed(JobFailure),
 }
 
 /// A job under way.
-struct Job {
+struct RunningJob {
     after: u64,
     paths: Paths,
     thread: JoinHandle<()>,
@@ -49,7 +49,7 @@ struct Job {
 
 /// The jobs of an application that are under way.
 #[derive(Default)]
-pub(crate) struct Jobs(Vec<Job>);
+pub(crate) struct Jobs(Vec<RunningJob>);
 
 impl Jobs {
     pub(crate) fn is_empty(&self) -> bool {
@@ -63,7 +63,7 @@ impl Jobs {
 
     /// Whether a label has to wait for a job that is under way: because it requires that, because it uses a file that the job creates, or
     /// because it keeps its order with all labels.
-    pub(crate) fn hold_up(&self, log: &Log, record: &Record) -> bool {
+    pub(crate) fn hold_up(&self, log: &Log, record: &LogRecord) -> bool {
         let jobs = &self.0;
         if jobs.is_empty() {
             return false;
@@ -83,12 +83,18 @@ impl Jobs {
     }
 
     /// Submits a job, and starts a thread that waits for it. The inputs are in closed files.
-    pub(crate) fn start(&mut self, log: &Arc<Log>, root: &Arc<Root>, record: &Record, tell: Tell) {
-        let control = Control::new(root.clone());
+    pub(crate) fn start(
+        &mut self,
+        log: &Arc<Log>,
+        root: &Arc<MountRoot>,
+        record: &LogRecord,
+        tell: Tell,
+    ) {
+        let control = ControlDirectory::new(root.clone());
         let (log, record) = (log.clone(), *record);
         let job = match control.submit(&log, &record) {
             Ok(job) => job,
-            Err(failure) => return settle(&log, &record, End::Failed(failure), tell),
+            Err(failure) => return settle(&log, &record, JobEnd::Failed(failure), tell),
         };
         let paths = Paths::of(log.paths(&record));
         let after = record.as_after();
@@ -96,11 +102,11 @@ impl Jobs {
         let thread = std::thread::spawn(move || {
             let end = control.wait(&log, &record, (job, result.as_deref()));
             settle(&log, &record, end, tell);
-            log.told();
+            log.notify();
             // Other labels may wait for it.
             log.wake();
         });
-        self.0.push(Job {
+        self.0.push(RunningJob {
             after,
             paths,
             thread,
@@ -108,11 +114,11 @@ impl Jobs {
     }
 }
 
-fn settle(log: &Log, record: &Record, end: End, tell: Tell) {
+fn settle(log: &Log, record: &LogRecord, end: JobEnd, tell: Tell) {
     match end {
-        End::Done(bytes) => log.settle(record.at, Ok(bytes)),
-        End::Cancelled => log.settle_as(record.at, Status::Cancelled, 0),
-        End::Failed((errno, why)) => {
+        JobEnd::Done(bytes) => log.settle(record.at, Ok(bytes)),
+        JobEnd::Cancelled => log.settle_as(record.at, RecordStatus::Cancelled, 0),
+        JobEnd::Failed((errno, why)) => {
             tell(&format!(
                 "{}: label {} (a job): {why}",
                 log.name(),
@@ -131,19 +137,19 @@ fn settle(log: &Log, record: &Record, end: End, tell: Tell) {
     }
 }
 
-fn failed(error: &Error, what: &str) -> Failure {
+fn failed(error: &Error, what: &str) -> JobFailure {
     let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
     (errno, format!("{what}: {error}"))
 }
 
 /// The control directory, as this user sees it.
-struct Control {
-    root: Arc<Root>,
+struct ControlDirectory {
+    root: Arc<MountRoot>,
     directory: PathBuf,
 }
 
-impl Control {
-    fn new(root: Arc<Root>) -> Self {
+impl ControlDirectory {
+    fn new(root: Arc<MountRoot>) -> Self {
         let user = rustix::process::geteuid().as_raw();
         Self {
             root,
@@ -171,7 +177,7 @@ impl Control {
     }
 
     /// Submits the job of a label, or finds it submitted: by its key it is one job, however often it is submitted.
-    fn submit(&self, log: &Log, record: &Record) -> std::result::Result<u64, Failure> {
+    fn submit(&self, log: &Log, record: &LogRecord) -> std::result::Result<u64, JobFailure> {
         let path = log.path().with_extension(format!("{}.job", record.id));
         let shown = path.display().to_string();
         let kept = keep(&path, log, record);
@@ -205,42 +211,42 @@ impl Control {
     }
 
     /// Waits until a job has ended, and cancels it when the label is cancelled.
-    fn wait(&self, log: &Log, record: &Record, (job, result): (u64, Option<&[u8]>)) -> End {
-        let (mut pause, mut told) = (PAUSE_MIN, false);
+    fn wait(&self, log: &Log, record: &LogRecord, (job, result): (u64, Option<&[u8]>)) -> JobEnd {
+        let (mut pause, mut reported) = (PAUSE_MIN, false);
         loop {
             let text = match self.read(&format!("{job}-status")) {
                 Ok(text) => text,
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     let why = format!("job {job} was deleted before it was known how it ended");
-                    return End::Failed((Errno::NOENT.raw_os_error(), why));
+                    return JobEnd::Failed((Errno::NOENT.raw_os_error(), why));
                 }
-                Err(error) => return End::Failed(failed(&error, &format!("job {job}"))),
+                Err(error) => return JobEnd::Failed(failed(&error, &format!("job {job}"))),
             };
             if matches!(state(&text), "done" | "cancelled" | "failed") {
                 log.drew(record.at, drew(&text));
             }
             match state(&text) {
                 "done" => return self.done(log, record, (job, result)),
-                "cancelled" => return End::Cancelled,
+                "cancelled" => return JobEnd::Cancelled,
                 "failed" => {
                     let why = format!("job {job}: {}", error(&text));
-                    return End::Failed((Errno::IO.raw_os_error(), why));
+                    return JobEnd::Failed((Errno::IO.raw_os_error(), why));
                 }
                 _ => {}
             }
-            if !told && log.status(record.at).0 == Status::Stopping {
+            if !reported && log.status(record.at).0 == RecordStatus::Stopping {
                 // The job may have ended at this moment.
                 let _ = self.say("cancel", &job.to_string());
-                told = true;
+                reported = true;
             }
             std::thread::sleep(pause);
             pause = (pause * 3 / 2).min(PAUSE_MAX);
         }
     }
 
-    fn done(&self, log: &Log, record: &Record, (job, result): (u64, Option<&[u8]>)) -> End {
+    fn done(&self, log: &Log, record: &LogRecord, (job, result): (u64, Option<&[u8]>)) -> JobEnd {
         let Some(result) = result else {
-            return End::Done(0);
+            return JobEnd::Done(0);
         };
         let path = Path::new(OsStr::from_bytes(result));
         let into = log.answer(record);
@@ -260,10 +266,10 @@ impl Control {
             pause = (pause * 3 / 2).min(PAUSE_MAX);
         };
         match read {
-            Ok(bytes) => End::Done(bytes as u64),
+            Ok(bytes) => JobEnd::Done(bytes as u64),
             Err(error) => {
                 let what = format!("job {job} is done, and its result {}", path.display());
-                End::Failed(failed(&error, &what))
+                JobEnd::Failed(failed(&error, &what))
             }
         }
     }
@@ -274,14 +280,14 @@ fn is_not_heard_of(error: &Error, begun: Instant) -> bool {
 }
 
 /// Writes the script of a label to a path that the mount can read.
-fn keep(path: &Path, log: &Log, record: &Record) -> Result<File> {
+fn keep(path: &Path, log: &Log, record: &LogRecord) -> Result<File> {
     let mut how = OpenOptions::new();
     let how = how.write(true).create(true).truncate(true).mode(0o600);
     let mut file = how.open(path)?;
     let stem = log.path().file_stem().unwrap_or_default();
-    let once = format!("label {} {}", stem.to_string_lossy(), record.id);
+    let submission_id = format!("label {} {}", stem.to_string_lossy(), record.id);
     file.write_all(log.data(record))?;
-    file.write_all(format!("\nonce = {};\n", quoted(&once)).as_bytes())?;
+    file.write_all(format!("\nsubmission-id = {};\n", quoted(&submission_id)).as_bytes())?;
     Ok(file)
 }
 
@@ -313,11 +319,11 @@ fn error(text: &str) -> String {
     let Some(column) = column else {
         return "it failed".into();
     };
-    let told = lines.find_map(|line| {
+    let reported = lines.find_map(|line| {
         let error: String = line.chars().skip(column).collect();
         (!error.is_empty()).then_some(error)
     });
-    told.unwrap_or_else(|| "it failed".into())
+    reported.unwrap_or_else(|| "it failed".into())
 }
 
 #[cfg(test)]
@@ -327,7 +333,7 @@ mod tests {
     #[test]
     fn job_file_parses_state_error_and_energy() {
         let text = "job      3\nname     state x\nstate    failed\n\n\
-                    energy   1250 microjoules above idle in 3 runs, reckoned; 1 runs not known\n\
+                    energy   1250 microjoules above idle in 3 runs, estimated; 1 runs not known\n\
                     task    kernel  state   node  ms  read  written  error\n\
                     error   k       done    0     1   0     0\n\
                     ä       k       failed  0     1   0     0        exit status 3\n";

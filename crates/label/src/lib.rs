@@ -20,11 +20,10 @@ pub mod agent;
 mod analysis;
 mod app;
 pub mod apps;
-mod arrivals;
-mod board;
 pub mod c;
 mod directory;
 mod error;
+mod events;
 mod execute;
 #[cfg(fuzzing)]
 #[doc(hidden)]
@@ -35,14 +34,15 @@ mod limits;
 mod log;
 mod new_files;
 mod notices;
+#[doc(hidden)]
+pub mod request_scheduler;
 mod root;
 mod shared;
-#[doc(hidden)]
-pub mod shuffle;
+mod shared_index;
 
-pub use analysis::Analysis;
-pub use app::{App, Label, Settings, Ticket, wait_all, wait_any, wait_some};
-pub use arrivals::{Arrival, Subscription};
+pub use analysis::FileAnalysis;
+pub use app::{App, LabelRequest, RegistrationOptions, Ticket, wait_all, wait_any, wait_some};
 pub use directory::mounts;
 pub use error::Error;
+pub use events::{FileEvent, Subscription};
 pub use intent::Intent;

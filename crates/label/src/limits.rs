@@ -1,14 +1,14 @@
 //! Limits that the host's administrator sets for the logs of each user. The library enforces them. A log is the user's own file, so only
 //! the system limits a program that does not use the library.
 
-use crate::directory::Directory;
+use crate::directory::LogDirectory;
 use crate::error::Error;
 use crate::log::HEADER;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::path::Path;
 
-/// File with lines `room-max = SIZE` and `sum-max = SIZE`.
+/// File with lines `buffer-quota = SIZE` and `sum-max = SIZE`.
 pub(crate) const FILE: &str = "/etc/tidemill/labels.conf";
 /// Locked while a log is created, so that two logs cannot both take the remaining space.
 const LOCK: &str = "register.lock";
@@ -16,18 +16,18 @@ const UNITS: [(&str, u64); 3] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 <
 
 /// Limits in bytes; see the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct BufferLimits {
     /// Limit of one application.
-    room: u64,
+    buffer_quota: u64,
     /// Limit of all applications of a user together.
     sum: u64,
 }
 
-impl Limits {
+impl BufferLimits {
     /// Reads the limits of a file; there are none if the file does not exist.
     pub(crate) fn read(path: &Path) -> Result<Self, Error> {
         let mut limits = Self {
-            room: u64::MAX,
+            buffer_quota: u64::MAX,
             sum: u64::MAX,
         };
         let text = match std::fs::read_to_string(path) {
@@ -39,15 +39,15 @@ impl Limits {
         };
         for (number, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
-            let said = line.split_once('=');
-            match said.map(|(name, value)| (name.trim(), bytes(value.trim()))) {
-                Some(("room-max", Some(bytes))) => limits.room = bytes,
+            let reported = line.split_once('=');
+            match reported.map(|(name, value)| (name.trim(), bytes(value.trim()))) {
+                Some(("buffer-quota", Some(bytes))) => limits.buffer_quota = bytes,
                 Some(("sum-max", Some(bytes))) => limits.sum = bytes,
                 None if line.is_empty() => {}
                 _ => {
                     let (path, line) = (path.display(), number + 1);
                     return Err(Error::Invalid(format!(
-                        "{path}:{line}: not `room-max = SIZE` or `sum-max = SIZE`, such as 256MiB; the administrator of this host can fix it"
+                        "{path}:{line}: not `buffer-quota = SIZE` or `sum-max = SIZE`, such as 256MiB; the administrator of this host can fix it"
                     )));
                 }
             }
@@ -55,29 +55,29 @@ impl Limits {
         Ok(limits)
     }
 
-    /// Returns the room for labels of an application that asks for `asked` bytes, 0 for `default`. Hold the returned lock until its log
+    /// Returns the buffer quota of an application that asks for `asked` bytes, 0 for `default`. Hold the returned lock until its log
     /// exists.
     pub(crate) fn allow(
         &self,
-        directory: &Directory,
+        directory: &LogDirectory,
         asked: u64,
         default: u64,
     ) -> Result<(u64, Option<File>), Error> {
-        let room = if asked == 0 {
-            default.min(self.room)
+        let buffer_quota = if asked == 0 {
+            default.min(self.buffer_quota)
         } else {
             asked
         };
         let refused = |what: &str, max: u64| {
             Error::Quota(format!(
-                "{room} bytes of room for labels: on this host {what} {max} bytes ({FILE})"
+                "a buffer quota of {buffer_quota} bytes: on this host {what} {max} bytes ({FILE})"
             ))
         };
-        if room > self.room {
-            return Err(refused("an application has at most", self.room));
+        if buffer_quota > self.buffer_quota {
+            return Err(refused("an application has at most", self.buffer_quota));
         }
         if self.sum == u64::MAX {
-            return Ok((room, None));
+            return Ok((buffer_quota, None));
         }
         let at = |source| Error::Log {
             path: directory.path().to_owned(),
@@ -87,7 +87,7 @@ impl Limits {
         let how = how.write(true).create(true).truncate(false);
         let lock = how.open(directory.path().join(LOCK)).map_err(at)?;
         flock(&lock, FlockOperation::LockExclusive).map_err(|errno| at(errno.into()))?;
-        let mut used = room;
+        let mut used = buffer_quota;
         for log in directory.logs().map_err(at)? {
             // The log may have been removed in the meantime.
             let length = log.metadata().map_or(0, |is| is.len());
@@ -99,7 +99,7 @@ impl Limits {
                 self.sum,
             ));
         }
-        Ok((room, Some(lock)))
+        Ok((buffer_quota, Some(lock)))
     }
 }
 
@@ -122,29 +122,29 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let mode = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(place.path(), mode).unwrap();
-        let directory = Directory::open(Some(place.path())).unwrap();
+        let directory = LogDirectory::open(Some(place.path())).unwrap();
         let file = place.path().join("labels.conf");
         let read = |text: &str| {
             std::fs::write(&file, text).unwrap();
-            Limits::read(&file)
+            BufferLimits::read(&file)
         };
-        let none = Limits::read(&place.path().join("none")).unwrap();
+        let none = BufferLimits::read(&place.path().join("none")).unwrap();
         assert_eq!(none.allow(&directory, 1 << 36, 1 << 20).unwrap().0, 1 << 36);
         for wrong in [
-            "room-max",
-            "room-max = many",
-            "room = 1",
-            "room-max = -1",
+            "buffer-quota",
+            "buffer-quota = many",
+            "quota = 1",
+            "buffer-quota = -1",
             "sum-max = 99999999999GiB",
         ] {
             let why = read(&format!("# limits\n{wrong}")).unwrap_err().to_string();
             assert!(why.contains("labels.conf:2"), "{why}");
         }
-        let limits = read("room-max = 1MiB # each\n\nsum-max=2560 KiB\n").unwrap();
+        let limits = read("buffer-quota = 1MiB # each\n\nsum-max=2560 KiB\n").unwrap();
         let allow = |asked| {
             limits
                 .allow(&directory, asked, 64 << 20)
-                .map(|(room, _)| room)
+                .map(|(buffer_quota, _)| buffer_quota)
         };
         assert_eq!(allow(0).unwrap(), 1 << 20);
         assert_eq!(allow((1 << 20) + 1).unwrap_err().errno(), 122);

@@ -44,7 +44,7 @@ const GATHERING: u32 = 2;
 /// Outcome that a record states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Status {
+pub(crate) enum RecordStatus {
     Pending,
     Running,
     Done,
@@ -54,7 +54,7 @@ pub(crate) enum Status {
     Stopping,
 }
 
-impl Status {
+impl RecordStatus {
     fn of(number: u32) -> Self {
         match number {
             0 => Self::Pending,
@@ -74,7 +74,7 @@ impl Status {
 /// Kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-pub(crate) enum Kind {
+pub(crate) enum RequestKind {
     /// No request: it fills the end of the ring.
     Filler,
     Write,
@@ -84,14 +84,14 @@ pub(crate) enum Kind {
     Move,
     /// No request except its place in the order.
     Fence,
-    /// A job of the cluster: `offset` bytes of its script, then room for its result. Its paths are those of [`Paths`].
+    /// A job of the cluster: `offset` bytes of its script, then space for its result. Its paths are those of [`Paths`].
     Analyse,
     Copy,
     /// Waits for arriving files: at most `offset` of them, 0 for as many as fit. Its paths are a pattern and a cursor.
     Await,
 }
 
-impl Kind {
+impl RequestKind {
     fn of(number: u16) -> Option<Self> {
         [
             Self::Filler,
@@ -116,7 +116,7 @@ impl Kind {
 }
 
 #[repr(C)]
-struct Head {
+struct LogHead {
     magic: AtomicU64,
     capacity: AtomicU64,
     /// Bytes published, and bytes freed, since the log was created.
@@ -183,24 +183,24 @@ struct RecordHead {
     value: AtomicU64,
 }
 
-const _: () = assert!(size_of::<RecordHead>() == 64 && size_of::<Head>() <= NAME_AT);
+const _: () = assert!(size_of::<RecordHead>() == 64 && size_of::<LogHead>() <= NAME_AT);
 const NAME_AT: usize = 512;
 const ROOT_AT: usize = 1024;
 /// Maximum length of the path of the directory that all others are below, in bytes.
 pub(crate) const ROOT_MAX: usize = 3072;
 
 /// Memory of a file that several processes map.
-pub(crate) struct Map {
+pub(crate) struct MappedMemory {
     base: *mut u8,
     length: usize,
 }
 
 // SAFETY: all shared data in it is atomic, or is handed over by an atomic.
-unsafe impl Send for Map {}
+unsafe impl Send for MappedMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Map {}
+unsafe impl Sync for MappedMemory {}
 
-impl Map {
+impl MappedMemory {
     /// Maps the first bytes of a file, which must have as many; with all their pages now, or each at its first access.
     pub(crate) fn of(file: &File, length: usize, now: bool) -> std::io::Result<Self> {
         let pages = if now {
@@ -222,7 +222,7 @@ impl Map {
     }
 }
 
-impl Drop for Map {
+impl Drop for MappedMemory {
     fn drop(&mut self) {
         // SAFETY: this is the mapping that `mmap` returned, and no reference into it exists any more.
         let _ = unsafe { munmap(self.base.cast(), self.length) };
@@ -231,10 +231,10 @@ impl Drop for Map {
 
 /// Request of a record. Offsets are in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked<'a> {
-    pub(crate) kind: Kind,
+pub(crate) struct LogRequest<'a> {
+    pub(crate) kind: RequestKind,
     pub(crate) flags: u16,
-    pub(crate) status: Status,
+    pub(crate) status: RecordStatus,
     pub(crate) id: u64,
     /// Position plus one of the last record of the label that has to be settled first; 0: none.
     pub(crate) after: u64,
@@ -257,11 +257,11 @@ pub(crate) struct Terms {
 
 /// A record in the ring.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Record {
+pub(crate) struct LogRecord {
     /// Its position since the log was created.
     pub(crate) at: u64,
     pub(crate) length: u64,
-    pub(crate) kind: Kind,
+    pub(crate) kind: RequestKind,
     pub(crate) flags: u16,
     pub(crate) id: u64,
     pub(crate) after: u64,
@@ -272,7 +272,7 @@ pub(crate) struct Record {
     paths: u32,
 }
 
-impl Record {
+impl LogRecord {
     pub(crate) fn begun_again(self, again: bool) -> Self {
         Self { again, ..self }
     }
@@ -281,18 +281,18 @@ impl Record {
     pub(crate) fn is_alone(&self) -> bool {
         matches!(
             self.kind,
-            Kind::Delete | Kind::Move | Kind::Copy | Kind::Fence
+            RequestKind::Delete | RequestKind::Move | RequestKind::Copy | RequestKind::Fence
         )
     }
 
     /// Whether the cluster carries it out, and not the agent.
     pub(crate) fn is_job(&self) -> bool {
-        self.kind == Kind::Analyse
+        self.kind == RequestKind::Analyse
     }
 
     /// Whether others act, and the agent only waits.
     pub(crate) fn is_await(&self) -> bool {
-        self.kind == Kind::Await
+        self.kind == RequestKind::Await
     }
 
     /// Whether it may run at the same time as others from this position on.
@@ -308,7 +308,7 @@ impl Record {
     /// Returns the number of bytes that the application added to it.
     fn given(&self) -> usize {
         let given = match self.kind {
-            Kind::Analyse => self.offset,
+            RequestKind::Analyse => self.offset,
             _ => self.size,
         };
         usize::try_from(given).unwrap_or(usize::MAX)
@@ -317,7 +317,7 @@ impl Record {
 
 /// A log.
 pub(crate) struct Log {
-    map: Map,
+    map: MappedMemory,
     file: File,
     path: PathBuf,
     capacity: u64,
@@ -498,16 +498,16 @@ impl Log {
         };
         let bytes = usize::try_from(length).map_err(|_| at(Errno::NOMEM.into()))?;
         Ok(Self {
-            map: Map::of(&file, bytes, now).map_err(at)?,
+            map: MappedMemory::of(&file, bytes, now).map_err(at)?,
             file,
             path: path.to_owned(),
             capacity: length - HEADER,
         })
     }
 
-    fn head(&self) -> &Head {
+    fn head(&self) -> &LogHead {
         // SAFETY: the header page is mapped for as long as this lives, is aligned, and all of it is atomic.
-        unsafe { &*self.map.base.cast::<Head>() }
+        unsafe { &*self.map.base.cast::<LogHead>() }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -599,8 +599,8 @@ impl Log {
         self.head().tail.store(to, Ordering::Release);
     }
 
-    /// Returns the bytes to skip after the last record for one more, if there is room for both.
-    pub(crate) fn room(&self, asked: &Asked<'_>) -> Option<u64> {
+    /// Returns the bytes to skip after the last record for one more, if there is space for both.
+    pub(crate) fn space(&self, asked: &LogRequest<'_>) -> Option<u64> {
         let (head, tail) = (self.published(), self.freed());
         let (lead, length) = (lead_of(asked.paths.len()), asked.length());
         let begin = |at: u64| match asked.is_direct() {
@@ -616,20 +616,20 @@ impl Log {
         (at + length - tail <= self.capacity).then_some(at - head)
     }
 
-    /// Writes a record after the last and publishes it, with the bytes to skip before it: there must be [`Self::room`]. Returns its
+    /// Writes a record after the last and publishes it, with the bytes to skip before it: there must be [`Self::space`]. Returns its
     /// position.
-    pub(crate) fn append(&self, asked: &Asked<'_>, bytes: &[u8], left_out: u64) -> u64 {
+    pub(crate) fn append(&self, asked: &LogRequest<'_>, bytes: &[u8], left_out: u64) -> u64 {
         let head = self.published();
         let (at, length) = (head + left_out, asked.length());
         let end = head - head % self.capacity + self.capacity;
         for (from, to) in [(head, at.min(end)), (at.min(end), at)] {
             if from < to {
-                self.write_head(from, to - from, &Asked::filler());
+                self.write_head(from, to - from, &LogRequest::filler());
             }
         }
         self.write_head(at, length, asked);
         let paths = asked.paths;
-        // SAFETY: the caller has checked that there is room for the record, so no process reads there.
+        // SAFETY: the caller has checked that there is space for the record, so no process reads there.
         unsafe {
             let place = self.place(at, ALIGN);
             std::ptr::copy_nonoverlapping(paths.as_ptr(), place, paths.len());
@@ -645,7 +645,7 @@ impl Log {
         at
     }
 
-    fn write_head(&self, at: u64, length: u64, asked: &Asked<'_>) {
+    fn write_head(&self, at: u64, length: u64, asked: &LogRequest<'_>) {
         let head = RecordHead {
             magic: RECORD,
             kind: asked.kind as u16,
@@ -665,7 +665,7 @@ impl Log {
     }
 
     /// Returns the published record at a position, or an error if there is none.
-    pub(crate) fn record(&self, at: u64) -> Result<Record, Error> {
+    pub(crate) fn record(&self, at: u64) -> Result<LogRecord, Error> {
         let (to_end, to_head) = (
             self.capacity - at % self.capacity,
             self.published().saturating_sub(at),
@@ -677,23 +677,23 @@ impl Log {
         // checked and used.
         let head = unsafe { self.record_head(at).read_volatile() };
         let fits = head.length >= ALIGN && head.length <= to_end.min(to_head);
-        let kind = Kind::of(head.kind).filter(|_| {
+        let kind = RequestKind::of(head.kind).filter(|_| {
             let paths = head.paths as usize;
             let needed = || length_of(paths, head.size);
             head.magic == RECORD
                 && fits
-                && (head.kind == Kind::Filler as u16
+                && (head.kind == RequestKind::Filler as u16
                     || paths <= PATHS_MAX && head.size <= self.capacity && needed() == head.length)
                 && head.after <= at
-                && (head.kind != Kind::Analyse as u16 || head.offset <= head.size)
+                && (head.kind != RequestKind::Analyse as u16 || head.offset <= head.size)
         });
         let kind = kind.ok_or_else(|| Error::corrupt(&self.path, "a record is not one"))?;
         // The other fields of a filler are not checked.
         let (size, paths) = match kind {
-            Kind::Filler => (0, 0),
+            RequestKind::Filler => (0, 0),
             _ => (head.size, head.paths),
         };
-        Ok(Record {
+        Ok(LogRecord {
             at,
             length: head.length,
             kind,
@@ -708,7 +708,7 @@ impl Log {
     }
 
     /// Whether a record is to be carried out, from the outcome of the label that it follows; `None`: the outcome is not known yet.
-    pub(crate) fn is_due(&self, record: &Record) -> Result<Option<bool>, Error> {
+    pub(crate) fn is_due(&self, record: &LogRecord) -> Result<Option<bool>, Error> {
         let wanted = record.flags & (IF_DONE | IF_FAILED);
         if wanted == 0 {
             return Ok(Some(true));
@@ -721,7 +721,7 @@ impl Log {
             if !status.is_settled() {
                 return Ok(None);
             }
-            done &= status == Status::Done;
+            done &= status == RecordStatus::Done;
             if part.flags & PART == 0 {
                 break;
             }
@@ -729,13 +729,13 @@ impl Log {
         Ok(Some(done == (wanted == IF_DONE)))
     }
 
-    pub(crate) fn paths(&self, record: &Record) -> &[u8] {
+    pub(crate) fn paths(&self, record: &LogRecord) -> &[u8] {
         // SAFETY: within the record, which was checked; the record does not change while it is not free.
         unsafe { std::slice::from_raw_parts(self.place(record.at, ALIGN), record.paths as usize) }
     }
 
     /// Returns the bytes that the application added to a record.
-    pub(crate) fn data(&self, record: &Record) -> &[u8] {
+    pub(crate) fn data(&self, record: &LogRecord) -> &[u8] {
         let before = lead_of(record.paths as usize);
         let size = usize::try_from(record.size).unwrap_or(0);
         // SAFETY: as for paths.
@@ -744,19 +744,19 @@ impl Log {
     }
 
     /// Returns the answer to a settled record.
-    pub(crate) fn answered(&self, record: &Record) -> &[u8] {
+    pub(crate) fn answered(&self, record: &LogRecord) -> &[u8] {
         self.answer(record)
     }
 
     /// Returns the place of the answer to a record. One thread of the agent has it while the record is running.
     #[expect(
         clippy::mut_from_ref,
-        reason = "the memory is shared; who may write it is said by the status"
+        reason = "the memory is shared; the status shows who may write it"
     )]
-    pub(crate) fn answer(&self, record: &Record) -> &mut [u8] {
+    pub(crate) fn answer(&self, record: &LogRecord) -> &mut [u8] {
         let before = lead_of(record.paths as usize);
         let given = match record.kind {
-            Kind::Analyse => record.offset,
+            RequestKind::Analyse => record.offset,
             _ => 0,
         };
         let size = usize::try_from(record.size - given).unwrap_or(0);
@@ -772,10 +772,10 @@ impl Log {
         ring.contains(&bytes.start) && ring.contains(&bytes.end)
     }
 
-    pub(crate) fn status(&self, at: u64) -> (Status, u64) {
+    pub(crate) fn status(&self, at: u64) -> (RecordStatus, u64) {
         // SAFETY: a record that the caller has not freed.
         let head = unsafe { &*self.record_head(at) };
-        let status = Status::of(head.status.load(Ordering::Acquire));
+        let status = RecordStatus::of(head.status.load(Ordering::Acquire));
         (status, head.value.load(Ordering::Relaxed))
     }
 
@@ -792,7 +792,7 @@ impl Log {
     }
 
     /// Changes the status if it is the expected one.
-    pub(crate) fn turn(&self, at: u64, from: Status, to: Status) -> bool {
+    pub(crate) fn turn(&self, at: u64, from: RecordStatus, to: RecordStatus) -> bool {
         // SAFETY: as above.
         let status = unsafe { &(*self.record_head(at)).status };
         let (from, to) = (from as u32, to as u32);
@@ -800,20 +800,20 @@ impl Log {
         turned.is_ok()
     }
 
-    /// Sets the outcome of a record. To be followed by [`Self::told`].
+    /// Sets the outcome of a record. To be followed by [`Self::notify`].
     pub(crate) fn settle(&self, at: u64, outcome: Result<u64, i32>) {
         let (status, value) = match outcome {
-            Ok(value) => (Status::Done, value),
-            Err(errno) => (Status::Failed, u64::from(errno.unsigned_abs())),
+            Ok(value) => (RecordStatus::Done, value),
+            Err(errno) => (RecordStatus::Failed, u64::from(errno.unsigned_abs())),
         };
         self.settle_as(at, status, value);
     }
 
     /// As [`Self::settle`], also for a stopped record.
-    pub(crate) fn settle_as(&self, at: u64, status: Status, value: u64) {
+    pub(crate) fn settle_as(&self, at: u64, status: RecordStatus, value: u64) {
         // SAFETY: as above.
         let head = unsafe { &*self.record_head(at) };
-        if status == Status::Failed {
+        if status == RecordStatus::Failed {
             self.head().failed.fetch_add(1, Ordering::Relaxed);
         }
         head.value.store(value, Ordering::Relaxed);
@@ -932,7 +932,7 @@ impl Log {
     }
 
     /// Wakes all calls that wait for settled labels.
-    pub(crate) fn told(&self) {
+    pub(crate) fn notify(&self) {
         let head = self.head();
         head.settled.fetch_add(1, Ordering::SeqCst);
         if head.waiters.load(Ordering::SeqCst) != 0 {
@@ -969,7 +969,7 @@ fn umask() -> u32 {
         .unwrap_or(0o022)
 }
 
-impl Asked<'_> {
+impl LogRequest<'_> {
     /// Returns the size of its record.
     pub(crate) fn length(&self) -> u64 {
         length_of(self.paths.len(), self.size)
@@ -977,14 +977,14 @@ impl Asked<'_> {
 
     /// Whether it is written by direct I/O, without a copy in the page cache.
     fn is_direct(&self) -> bool {
-        self.kind == Kind::Write && self.flags & DURABLE != 0 && self.size >= DIRECT_MIN
+        self.kind == RequestKind::Write && self.flags & DURABLE != 0 && self.size >= DIRECT_MIN
     }
 
     fn filler() -> Self {
         Self {
-            kind: Kind::Filler,
+            kind: RequestKind::Filler,
             flags: 0,
-            status: Status::Done,
+            status: RecordStatus::Done,
             id: 0,
             after: 0,
             offset: 0,
@@ -995,7 +995,7 @@ impl Asked<'_> {
 }
 
 /// Wakes the agent of a directory when an application has registered there.
-pub(crate) struct Bell(Map);
+pub(crate) struct Bell(MappedMemory);
 
 impl Bell {
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
@@ -1009,7 +1009,7 @@ impl Bell {
         let all = rustix::fs::FallocateFlags::empty();
         rustix::fs::fallocate(&file, all, 0, HEADER).map_err(|errno| at(errno.into()))?;
         let bytes = usize::try_from(HEADER).unwrap_or(0);
-        Ok(Self(Map::of(&file, bytes, true).map_err(at)?))
+        Ok(Self(MappedMemory::of(&file, bytes, true).map_err(at)?))
     }
 
     fn word(&self) -> &AtomicU32 {

@@ -5,8 +5,8 @@
 //! carried out again writes the same bytes to the same place.
 
 use crate::app::{CUT, DURABLE};
-use crate::log::{Kind, Log, Record};
-use crate::root::Root;
+use crate::log::{Log, LogRecord, RequestKind};
+use crate::root::MountRoot;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, makedev, openat, statx};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -39,17 +39,18 @@ const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CL
 
 /// The mount's file that takes calls: one open file for each calling thread.
 #[derive(Default)]
-pub(crate) struct Calls(Mutex<Vec<(File, u64)>>);
+pub(crate) struct MountCalls(Mutex<Vec<(File, u64)>>);
 
 /// A file of the mount, and the number of its device.
-type Opened = (File, u64);
+type MountFile = (File, u64);
 
 /// Whether labels of one file, in their order, contain a whole new file, and a small one.
-pub(crate) fn fits(log: &Log, records: &[Record]) -> bool {
+pub(crate) fn fits(log: &Log, records: &[LogRecord]) -> bool {
     let mut end = 0;
     for record in records {
         let cuts = record.flags & CUT != 0 && end > 0;
-        let apart = record.kind != Kind::Write || record.again || record.flags & DURABLE != 0;
+        let apart =
+            record.kind != RequestKind::Write || record.again || record.flags & DURABLE != 0;
         if apart || cuts || record.offset != end {
             return false;
         }
@@ -72,9 +73,14 @@ fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     named.then_some((directory, name))
 }
 
-impl Calls {
+impl MountCalls {
     /// Creates the files of labels, from the first one on. Returns the number of files with a known outcome, and which of them exist.
-    pub(crate) fn make(&self, root: &Root, log: &Log, files: &[Vec<Record>]) -> (usize, Vec<bool>) {
+    pub(crate) fn make(
+        &self,
+        root: &MountRoot,
+        log: &Log,
+        files: &[Vec<LogRecord>],
+    ) -> (usize, Vec<bool>) {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let opened = match kept {
             Some(kept) => kept,
@@ -85,12 +91,12 @@ impl Calls {
         };
         let (call, taken, held) = call(root, log, files, opened.1);
         let mut made = vec![false; taken];
-        let told = tell(&opened.0, &call, held.len());
-        for (at, errno) in held.iter().zip(told.iter().flatten()) {
+        let reported = tell(&opened.0, &call, held.len());
+        for (at, errno) in held.iter().zip(reported.iter().flatten()) {
             made[*at] = *errno == 0;
         }
         // A call without an answer may belong to a mount that has ended.
-        if told.is_some() {
+        if reported.is_some() {
             let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             kept.push(opened);
         }
@@ -98,7 +104,7 @@ impl Calls {
     }
 }
 
-fn open(root: &Root) -> Result<Opened> {
+fn open(root: &MountRoot) -> Result<MountFile> {
     let user = rustix::process::geteuid().as_raw();
     let path = format!("{}/{user}/new-files", crate::jobs::CONTROL);
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
@@ -108,7 +114,7 @@ fn open(root: &Root) -> Result<Opened> {
 }
 
 /// Returns the root of the mount: the application's directory may be inside it, where any user can create a directory like the control directory.
-fn top(root: &Root) -> Result<OwnedFd> {
+fn top(root: &MountRoot) -> Result<OwnedFd> {
     let mut directory = root.open()?;
     let (mount, mut inode) = device(&directory)?;
     for _ in 0..DEPTH_MAX {
@@ -133,7 +139,7 @@ fn device(file: impl AsFd) -> Result<(u64, u64)> {
 }
 
 /// Returns the inode of a directory, if it is on that device and may be reached.
-fn directory(root: &Root, path: &[u8], wanted: u64) -> Option<u64> {
+fn directory(root: &MountRoot, path: &[u8], wanted: u64) -> Option<u64> {
     let root = root.open().ok()?;
     let directory = if path.is_empty() {
         root
@@ -148,9 +154,9 @@ fn directory(root: &Root, path: &[u8], wanted: u64) -> Option<u64> {
 /// Returns a call for as many files as one call may have: its bytes, the number of files that were considered, and the files that it
 /// contains.
 fn call(
-    root: &Root,
+    root: &MountRoot,
     log: &Log,
-    files: &[Vec<Record>],
+    files: &[Vec<LogRecord>],
     device: u64,
 ) -> (Vec<u8>, usize, Vec<usize>) {
     let mut directories: HashMap<&[u8], Option<u64>> = HashMap::new();
@@ -200,9 +206,9 @@ fn tell(file: &File, call: &[u8], count: usize) -> Option<Vec<i32>> {
         Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => return None,
         Err(_) => {}
     }
-    let mut told = vec![0; count * 4 + 1];
-    let read = crate::execute::read_at(file, &mut told, 0).ok()?;
-    let errnos = told[..read].chunks_exact(4);
+    let mut reported = vec![0; count * 4 + 1];
+    let read = crate::execute::read_at(file, &mut reported, 0).ok()?;
+    let errnos = reported[..read].chunks_exact(4);
     let errnos = errnos.filter_map(|errno| Some(i32::from_le_bytes(errno.try_into().ok()?)));
     (read == count * 4).then(|| errnos.collect())
 }

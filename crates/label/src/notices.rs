@@ -8,13 +8,13 @@ pub(crate) type Callback = Box<dyn FnOnce(Result<Vec<u8>, Error>) + Send>;
 
 /// Labels with callbacks.
 #[derive(Default)]
-pub(crate) struct Notices {
+pub(crate) struct CallbackLabels {
     waiting: Vec<(Ticket, Callback)>,
     /// Whether a thread serves them.
     looked_after: bool,
 }
 
-impl std::fmt::Debug for Notices {
+impl std::fmt::Debug for CallbackLabels {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let waiting = self.waiting.len();
         f.debug_struct("Notices")
@@ -23,7 +23,7 @@ impl std::fmt::Debug for Notices {
     }
 }
 
-impl Notices {
+impl CallbackLabels {
     /// Adds a label. Returns whether a thread has to be started.
     pub(crate) fn add(&mut self, ticket: Ticket, callback: Callback) -> bool {
         self.waiting.push((ticket, callback));

@@ -16,7 +16,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// The directory that paths are below.
 #[derive(Debug)]
-pub(crate) struct Root {
+pub(crate) struct MountRoot {
     path: PathBuf,
     system: u64,
     umask: u32,
@@ -55,7 +55,7 @@ pub(crate) fn is_offline(error: &Error) -> bool {
         .any(|errno| Some(errno.raw_os_error()) == code)
 }
 
-impl Root {
+impl MountRoot {
     pub(crate) fn new(path: &Path, system: u64, umask: u32) -> Self {
         Self {
             path: path.to_owned(),

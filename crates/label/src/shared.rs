@@ -1,9 +1,9 @@
-//! Files that programs of one user pass to each other on a host: visible after a put, before they are stored (next: `label/src/board.rs`).
+//! Files that programs of one user pass to each other on a host: visible after a put, before they are stored (next: `label/src/shared_index.rs`).
 
 use crate::app::App;
-use crate::board;
 use crate::error::Error;
 use crate::root::is_offline;
+use crate::shared_index;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -65,15 +65,15 @@ impl App {
         stored: impl Fn(&File, u64) -> std::io::Result<T>,
     ) -> Result<T, Error> {
         let path = self.path(address)?;
-        let (board, begun) = (self.board()?, Instant::now());
+        let (shared_index, begun) = (self.shared_index()?, Instant::now());
         let end = begun + wait;
-        let hash = board::hash(self.mount(), path.as_bytes());
+        let hash = shared_index::hash(self.mount(), path.as_bytes());
         let file = Path::new(OsStr::from_bytes(path.as_bytes()));
         let mut pause = LOOK_MIN;
         loop {
-            let (puts, mark) = (board.puts(), board.mark(hash));
+            let (puts, mark) = (shared_index.puts(), shared_index.mark(hash));
             let place = (self.mount(), path.as_bytes());
-            if let Some(bytes) = board.get(place, hash, &put) {
+            if let Some(bytes) = shared_index.get(place, hash, &put) {
                 return Ok(bytes);
             }
             let read = match mark {
@@ -82,7 +82,7 @@ impl App {
             };
             let read = read.and_then(|file| stored(&file, file.metadata()?.len()));
             // A concurrent put may be in the file in part.
-            if mark.is_some() && board.mark(hash) != mark {
+            if mark.is_some() && shared_index.mark(hash) != mark {
                 continue;
             }
             let source = match read {
@@ -103,7 +103,7 @@ impl App {
                     source,
                 });
             }
-            board.wait(puts, left.min(pause));
+            shared_index.wait(puts, left.min(pause));
             pause = (pause * 2).min(LOOK_MAX);
         }
     }

@@ -11,7 +11,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 use tidemill_label::{
-    Analysis, App, Error, Intent, Label, Settings, Ticket, apps, wait_all, wait_any,
+    App, Error, FileAnalysis, Intent, LabelRequest, RegistrationOptions, Ticket, apps, wait_all,
+    wait_any,
 };
 
 fn with_agent() -> (Place, App) {
@@ -24,27 +25,34 @@ fn with_agent() -> (Place, App) {
 #[test]
 fn labels_write_read_rename_and_remove_in_order() {
     let (place, app) = with_agent();
-    let write =
-        |path, offset, bytes: &[u8]| app.publish(&Label::write(path, offset, bytes)).unwrap();
+    let write = |path, offset, bytes: &[u8]| {
+        app.publish(&LabelRequest::write(path, offset, bytes))
+            .unwrap()
+    };
     let first = write("tidemill:/a", 0, b"hello");
     drop(write("tidemill:/a", 5, b" world"));
-    let read = app.publish(&Label::read("tidemill:/a", 3, 100)).unwrap();
-    let end = app.publish(&Label::append("tidemill:/a", b"!")).unwrap();
+    let read = app
+        .publish(&LabelRequest::read("tidemill:/a", 3, 100))
+        .unwrap();
+    let end = app
+        .publish(&LabelRequest::append("tidemill:/a", b"!"))
+        .unwrap();
     assert_eq!(read.wait().unwrap(), b"lo world");
     first.wait().unwrap();
     end.wait().unwrap();
     assert_eq!(place.read("a"), b"hello world!");
     drop(
-        app.publish(&Label::rename("tidemill:/a", "tidemill:/b"))
+        app.publish(&LabelRequest::rename("tidemill:/a", "tidemill:/b"))
             .unwrap(),
     );
     let path = place.files().join("b");
-    let cut = Label::write(path.to_str().unwrap(), 0, b"new")
+    let cut = LabelRequest::write(path.to_str().unwrap(), 0, b"new")
         .truncate()
         .durable();
     app.publish_wait(&cut).unwrap();
     assert_eq!(place.read("b"), b"new");
-    app.publish_wait(&Label::delete("tidemill:/b")).unwrap();
+    app.publish_wait(&LabelRequest::delete("tidemill:/b"))
+        .unwrap();
     assert!(fs::read_dir(place.files()).unwrap().next().is_none());
 }
 
@@ -53,20 +61,20 @@ fn failed_label_reports_reason_and_others_succeed() {
     let (place, app) = with_agent();
     fs::create_dir(place.files().join("directory")).unwrap();
     let labels = [
-        Label::write("tidemill:/none/x", 0, b"x"),
-        Label::write("tidemill:/directory", 0, b"x"),
-        Label::read("tidemill:/none", 0, 1),
-        Label::delete("tidemill:/none"),
-        Label::rename("tidemill:/none", "tidemill:/other"),
-        Label::copy("tidemill:/none", "tidemill:/other"),
-        Label::copy("tidemill:/directory", "tidemill:/other"),
-        Label::write("tidemill:/fine", 0, b"fine"),
+        LabelRequest::write("tidemill:/none/x", 0, b"x"),
+        LabelRequest::write("tidemill:/directory", 0, b"x"),
+        LabelRequest::read("tidemill:/none", 0, 1),
+        LabelRequest::delete("tidemill:/none"),
+        LabelRequest::rename("tidemill:/none", "tidemill:/other"),
+        LabelRequest::copy("tidemill:/none", "tidemill:/other"),
+        LabelRequest::copy("tidemill:/directory", "tidemill:/other"),
+        LabelRequest::write("tidemill:/fine", 0, b"fine"),
     ];
     let tickets = labels
         .iter()
         .map(|label| app.publish(label).unwrap())
         .collect();
-    let said: Vec<_> = wait_all(tickets)
+    let reported: Vec<_> = wait_all(tickets)
         .into_iter()
         .map(|outcome| outcome.map_err(|error| error.to_string()))
         .collect();
@@ -81,10 +89,10 @@ fn failed_label_reports_reason_and_others_succeed() {
         format!("can't copy {root}none: {none}"),
         format!("can't copy {root}directory: Invalid argument (os error 22)"),
     ];
-    for (said, expected) in said.iter().zip(&expected) {
-        assert_eq!(said.as_ref().unwrap_err(), expected);
+    for (reported, expected) in reported.iter().zip(&expected) {
+        assert_eq!(reported.as_ref().unwrap_err(), expected);
     }
-    assert!(said[7].is_ok());
+    assert!(reported[7].is_ok());
     assert_eq!(place.read("fine"), b"fine");
     let outside = format!("{}/../logs/x", place.files().display());
     for address in [
@@ -97,21 +105,23 @@ fn failed_label_reports_reason_and_others_succeed() {
         "s3://x/y",
         "tidemill:/a\0b",
     ] {
-        let error = app.publish(&Label::write(address, 0, b"x")).unwrap_err();
+        let error = app
+            .publish(&LabelRequest::write(address, 0, b"x"))
+            .unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{address}: {error}");
     }
-    let beyond = Label::write("tidemill:/x", u64::MAX - 1, b"xxxx");
+    let beyond = LabelRequest::write("tidemill:/x", u64::MAX - 1, b"xxxx");
     assert!(matches!(app.publish(&beyond), Err(Error::Invalid(_))));
     let long = format!("tidemill:/{}", "x".repeat(8193));
     for wrong in [
-        Label::read("tidemill:/x", 0, (1 << 30) + 1),
-        Label::read("tidemill:/x", i64::MAX as u64, 1),
-        Label::copy("tidemill:/x", "tidemill:///x"),
-        Label::rename("tidemill:/x", "/etc/passwd"),
-        Label::write(&long, 0, b"x"),
+        LabelRequest::read("tidemill:/x", 0, (1 << 30) + 1),
+        LabelRequest::read("tidemill:/x", i64::MAX as u64, 1),
+        LabelRequest::copy("tidemill:/x", "tidemill:///x"),
+        LabelRequest::rename("tidemill:/x", "/etc/passwd"),
+        LabelRequest::write(&long, 0, b"x"),
         // No cluster is mounted there.
-        Label::job("name = \"x\";"),
-        Label::analyse(&Analysis::default()),
+        LabelRequest::job("name = \"x\";"),
+        LabelRequest::analyse(&FileAnalysis::default()),
     ] {
         let refused = app.publish(&wrong);
         assert!(matches!(refused, Err(Error::Invalid(_))), "{wrong:?}");
@@ -124,11 +134,11 @@ fn label_larger_than_log_is_split_and_waits_for_space() {
     let bytes: Vec<u8> = (0..10_000_000_u32)
         .map(|n| n.wrapping_mul(7).to_le_bytes()[1])
         .collect();
-    app.publish_wait(&Label::write("tidemill:/big", 3, &bytes))
+    app.publish_wait(&LabelRequest::write("tidemill:/big", 3, &bytes))
         .unwrap();
     assert_eq!(place.read("big")[3..], bytes);
     let read = app
-        .publish(&Label::read("tidemill:/big", 0, 300_000))
+        .publish(&LabelRequest::read("tidemill:/big", 0, 300_000))
         .unwrap();
     assert_eq!(read.wait().unwrap()[3..], bytes[..299_997]);
 }
@@ -138,7 +148,7 @@ fn impatient_label_is_refused_if_log_is_full() {
     let place = Place::new();
     let app = place.app(1 << 16);
     let bytes = [1_u8; 1000];
-    let label = Label::write("tidemill:/f", 0, &bytes).impatient();
+    let label = LabelRequest::write("tidemill:/f", 0, &bytes).impatient();
     let mut tickets = Vec::new();
     let full = loop {
         match app.publish(&label) {
@@ -160,7 +170,7 @@ fn impatient_label_is_refused_if_log_is_full() {
     // All tickets are held, and the labels fit all the same.
     for _ in 0..1000 {
         tickets.push(
-            app.publish(&Label::write("tidemill:/f", 0, &bytes))
+            app.publish(&LabelRequest::write("tidemill:/f", 0, &bytes))
                 .unwrap(),
         );
     }
@@ -176,7 +186,9 @@ fn impatient_label_is_refused_if_log_is_full() {
 fn labels_wait_for_labels_of_other_files() {
     let place = Place::new();
     let app = place.app(1 << 20);
-    let mut last = app.publish(&Label::append("tidemill:/0", b"0")).unwrap();
+    let mut last = app
+        .publish(&LabelRequest::append("tidemill:/0", b"0"))
+        .unwrap();
     for number in 1..100 {
         let (from, to) = (
             format!("tidemill:/{}", number - 1),
@@ -184,10 +196,10 @@ fn labels_wait_for_labels_of_other_files() {
         );
         if number % 3 == 0 {
             last = app
-                .publish(&Label::rename(&from, &to).after(&last))
+                .publish(&LabelRequest::rename(&from, &to).after(&last))
                 .unwrap();
         } else {
-            let label = Label::append(&to, b"x").after(&last);
+            let label = LabelRequest::append(&to, b"x").after(&last);
             last = app.publish(&label).unwrap();
         }
     }
@@ -195,8 +207,9 @@ fn labels_wait_for_labels_of_other_files() {
     last.wait().unwrap();
     assert_eq!(fs::read_dir(place.files()).unwrap().count(), 67);
     let any = [
-        app.publish(&Label::read("tidemill:/1", 0, 1)).unwrap(),
-        app.publish(&Label::fence()).unwrap(),
+        app.publish(&LabelRequest::read("tidemill:/1", 0, 1))
+            .unwrap(),
+        app.publish(&LabelRequest::fence()).unwrap(),
     ];
     assert!(wait_any(&any).unwrap() < 2);
 }
@@ -208,7 +221,7 @@ fn labels_of_ended_application_are_done_and_log_deleted() {
     for number in 0..500 {
         let text = format!("file {number}");
         drop(
-            app.publish(&Label::write(
+            app.publish(&LabelRequest::write(
                 &format!("tidemill:/{number}"),
                 0,
                 text.as_bytes(),
@@ -246,7 +259,7 @@ fn corrupt_log_is_set_aside_and_others_continue() {
     let place = Place::new();
     let app = place.app(1 << 20);
     drop(
-        app.publish(&Label::write("tidemill:/corrupt", 0, b"x"))
+        app.publish(&LabelRequest::write("tidemill:/corrupt", 0, b"x"))
             .unwrap(),
     );
     let log = fs::read_dir(place.logs()).unwrap().find_map(|entry| {
@@ -274,11 +287,11 @@ fn corrupt_log_is_set_aside_and_others_continue() {
 fn directory_readable_by_others_is_refused() {
     let place = Place::new();
     fs::set_permissions(place.logs(), fs::Permissions::from_mode(0o755)).unwrap();
-    let settings = Settings {
+    let settings = RegistrationOptions {
         mount: Some(place.files()),
         directory: Some(place.logs()),
         no_agent: true,
-        ..Settings::default()
+        ..RegistrationOptions::default()
     };
     let error = App::register("test", &settings).unwrap_err().to_string();
     assert!(error.contains("nobody else"), "{error}");
@@ -290,31 +303,31 @@ fn directory_readable_by_others_is_refused() {
 fn label_conditions_follow_outcome_of_earlier_labels() {
     let place = Place::new();
     let app = place.app(1 << 16);
-    let publish = |label: &Label<'_>| app.publish(label).unwrap();
-    let fine = publish(&Label::write("tidemill:/a", 0, b"a"));
-    let wrong = publish(&Label::write("tidemill:/none/x", 0, b"x"));
-    let cancelled = publish(&Label::append("tidemill:/c", b"c"));
+    let publish = |label: &LabelRequest<'_>| app.publish(label).unwrap();
+    let fine = publish(&LabelRequest::write("tidemill:/a", 0, b"a"));
+    let wrong = publish(&LabelRequest::write("tidemill:/none/x", 0, b"x"));
+    let cancelled = publish(&LabelRequest::append("tidemill:/c", b"c"));
     assert!(cancelled.cancel());
     let chain = [
-        publish(&Label::append("tidemill:/a", b"1").if_done(&fine)),
-        publish(&Label::append("tidemill:/a", b"2").if_failed(&fine)),
-        publish(&Label::append("tidemill:/a", b"3").if_done(&wrong)),
-        publish(&Label::append("tidemill:/a", b"4").if_failed(&wrong)),
-        publish(&Label::append("tidemill:/a", b"5").if_failed(&cancelled)),
-        publish(&Label::rename("tidemill:/a", "tidemill:/b").if_failed(&cancelled)),
+        publish(&LabelRequest::append("tidemill:/a", b"1").if_done(&fine)),
+        publish(&LabelRequest::append("tidemill:/a", b"2").if_failed(&fine)),
+        publish(&LabelRequest::append("tidemill:/a", b"3").if_done(&wrong)),
+        publish(&LabelRequest::append("tidemill:/a", b"4").if_failed(&wrong)),
+        publish(&LabelRequest::append("tidemill:/a", b"5").if_failed(&cancelled)),
+        publish(&LabelRequest::rename("tidemill:/a", "tidemill:/b").if_failed(&cancelled)),
     ];
-    let of_chain = publish(&Label::write("tidemill:/d", 0, b"d").if_failed(&chain[1]));
+    let of_chain = publish(&LabelRequest::write("tidemill:/d", 0, b"d").if_failed(&chain[1]));
     place.start_agent();
-    // Long enough that the room of the first label is needed, and reused.
+    // Long enough that the space of the first label is needed, and reused.
     let bytes = vec![7; 150_000];
-    let long = publish(&Label::write("tidemill:/long", 0, &bytes));
+    let long = publish(&LabelRequest::write("tidemill:/long", 0, &bytes));
     let (then, not) = (
-        publish(&Label::append("tidemill:/long", b"8").if_done(&long)),
-        publish(&Label::delete("tidemill:/long").if_failed(&long)),
+        publish(&LabelRequest::append("tidemill:/long", b"8").if_done(&long)),
+        publish(&LabelRequest::delete("tidemill:/long").if_failed(&long)),
     );
     let late = [
-        publish(&Label::append("tidemill:/b", b"6").if_done(&fine)),
-        publish(&Label::append("tidemill:/b", b"7").if_done(&wrong)),
+        publish(&LabelRequest::append("tidemill:/b", b"6").if_done(&fine)),
+        publish(&LabelRequest::append("tidemill:/b", b"7").if_done(&wrong)),
     ];
     let ended = |tickets: Vec<Ticket>| {
         let outcomes = wait_all(tickets).into_iter().map(|outcome| match outcome {
@@ -331,22 +344,24 @@ fn label_conditions_follow_outcome_of_earlier_labels() {
     assert_eq!(place.read("long").len(), 150_001);
     // A label of another application has no order.
     let other = place.app(1 << 16);
-    let error = other.publish(&Label::fence().if_done(&fine)).unwrap_err();
+    let error = other
+        .publish(&LabelRequest::fence().if_done(&fine))
+        .unwrap_err();
     assert!(matches!(error, Error::Invalid(_)), "{error}");
 }
 
 #[test]
 fn callbacks_receive_outcome_of_every_label() {
     let (place, app) = with_agent();
-    let (told, heard) = std::sync::mpsc::channel();
+    let (reported, heard) = std::sync::mpsc::channel();
     for number in 0..100_u32 {
         let label = match number % 10 {
-            0 => Label::read("tidemill:/none", 0, 1),
-            _ => Label::append("tidemill:/a", b"x"),
+            0 => LabelRequest::read("tidemill:/none", 0, 1),
+            _ => LabelRequest::append("tidemill:/a", b"x"),
         };
-        let told = told.clone();
+        let reported = reported.clone();
         let callback = move |outcome: Result<Vec<u8>, Error>| {
-            told.send((number, outcome.is_ok())).unwrap();
+            reported.send((number, outcome.is_ok())).unwrap();
             assert!(number != 7, "what panics is not of others");
         };
         app.publish(&label).unwrap().on_done(callback);
@@ -355,7 +370,7 @@ fn callbacks_receive_outcome_of_every_label() {
             app.flush().unwrap();
         }
     }
-    drop((told, app));
+    drop((reported, app));
     let mut heard: Vec<_> = heard.iter().collect();
     heard.sort_unstable();
     let expected = (0..100).map(|number| (number, number % 10 != 0));
@@ -373,8 +388,8 @@ fn threads_publish_long_labels_concurrently() {
             scope.spawn(move || {
                 let path = format!("tidemill:/{thread}");
                 let bytes = vec![thread; 900_000];
-                let written = app.publish(&Label::write(&path, 0, &bytes)).unwrap();
-                let read = app.publish(&Label::read(&path, 0, 900_000)).unwrap();
+                let written = app.publish(&LabelRequest::write(&path, 0, &bytes)).unwrap();
+                let read = app.publish(&LabelRequest::read(&path, 0, 900_000)).unwrap();
                 assert_eq!(read.wait().unwrap(), bytes);
                 written.wait().unwrap();
             });
@@ -385,7 +400,7 @@ fn threads_publish_long_labels_concurrently() {
 
 /// A label on one of a few small files.
 #[derive(Clone, Debug)]
-enum Step {
+enum LabelStep {
     Write(u8, u16, Vec<u8>),
     Append(u8, Vec<u8>),
     Cut(u8, Vec<u8>),
@@ -395,22 +410,22 @@ enum Step {
     Copy(u8, u8),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = LabelStep> {
     let bytes = || proptest::collection::vec(any::<u8>(), 0..200);
     let file = || 0..3_u8;
     prop_oneof![
-        4 => (file(), 0..300_u16, bytes()).prop_map(|(file, at, bytes)| Step::Write(file, at, bytes)),
-        2 => (file(), bytes()).prop_map(|(file, bytes)| Step::Append(file, bytes)),
-        1 => (file(), bytes()).prop_map(|(file, bytes)| Step::Cut(file, bytes)),
-        3 => (file(), 0..300_u16, 0..300_u16).prop_map(|(file, at, size)| Step::Read(file, at, size)),
-        1 => file().prop_map(Step::Delete),
-        1 => (file(), file()).prop_map(|(from, to)| Step::Move(from, to)),
-        1 => (file(), 1..3_u8).prop_map(|(from, by)| Step::Copy(from, (from + by) % 3)),
+        4 => (file(), 0..300_u16, bytes()).prop_map(|(file, at, bytes)| LabelStep::Write(file, at, bytes)),
+        2 => (file(), bytes()).prop_map(|(file, bytes)| LabelStep::Append(file, bytes)),
+        1 => (file(), bytes()).prop_map(|(file, bytes)| LabelStep::Cut(file, bytes)),
+        3 => (file(), 0..300_u16, 0..300_u16).prop_map(|(file, at, size)| LabelStep::Read(file, at, size)),
+        1 => file().prop_map(LabelStep::Delete),
+        1 => (file(), file()).prop_map(|(from, to)| LabelStep::Move(from, to)),
+        1 => (file(), 1..3_u8).prop_map(|(from, by)| LabelStep::Copy(from, (from + by) % 3)),
     ]
 }
 
 /// The same, in sequence.
-fn reference(files: &mut [Option<Vec<u8>>; 3], step: &Step) -> Option<Vec<u8>> {
+fn reference(files: &mut [Option<Vec<u8>>; 3], step: &LabelStep) -> Option<Vec<u8>> {
     let put = |file: &mut Option<Vec<u8>>, at: usize, bytes: &[u8]| {
         let content = file.get_or_insert_default();
         if !bytes.is_empty() {
@@ -419,34 +434,34 @@ fn reference(files: &mut [Option<Vec<u8>>; 3], step: &Step) -> Option<Vec<u8>> {
         }
     };
     match step {
-        Step::Write(file, at, bytes) => {
+        LabelStep::Write(file, at, bytes) => {
             put(&mut files[usize::from(*file)], usize::from(*at), bytes)
         }
-        Step::Append(file, bytes) => {
+        LabelStep::Append(file, bytes) => {
             let file = &mut files[usize::from(*file)];
             let end = file.as_ref().map_or(0, Vec::len);
             put(file, end, bytes);
         }
-        Step::Cut(file, bytes) => {
+        LabelStep::Cut(file, bytes) => {
             files[usize::from(*file)] = Some(Vec::new());
             put(&mut files[usize::from(*file)], 0, bytes);
         }
-        Step::Read(file, at, size) => {
+        LabelStep::Read(file, at, size) => {
             let content = files[usize::from(*file)].as_ref()?;
             let at = usize::from(*at).min(content.len());
             let end = (at + usize::from(*size)).min(content.len());
             return Some(content[at..end].to_vec());
         }
-        Step::Delete(file) => {
+        LabelStep::Delete(file) => {
             files[usize::from(*file)].take()?;
         }
-        Step::Move(from, to) => {
+        LabelStep::Move(from, to) => {
             files[usize::from(*from)].as_ref()?;
             if from != to {
                 files[usize::from(*to)] = files[usize::from(*from)].take();
             }
         }
-        Step::Copy(from, to) => {
+        LabelStep::Copy(from, to) => {
             let content = files[usize::from(*from)].clone()?;
             files[usize::from(*to)] = Some(content);
         }
@@ -469,13 +484,13 @@ proptest! {
         let name = |file: u8| format!("tidemill:/{file}");
         let tickets: Vec<_> = steps.iter().map(|step| {
             let published = match step {
-                Step::Write(file, at, bytes) => app.publish(&Label::write(&name(*file), u64::from(*at), bytes)),
-                Step::Append(file, bytes) => app.publish(&Label::append(&name(*file), bytes)),
-                Step::Cut(file, bytes) => app.publish(&Label::write(&name(*file), 0, bytes).truncate()),
-                Step::Read(file, at, size) => app.publish(&Label::read(&name(*file), u64::from(*at), u64::from(*size))),
-                Step::Delete(file) => app.publish(&Label::delete(&name(*file))),
-                Step::Move(from, to) => app.publish(&Label::rename(&name(*from), &name(*to))),
-                Step::Copy(from, to) => app.publish(&Label::copy(&name(*from), &name(*to))),
+                LabelStep::Write(file, at, bytes) => app.publish(&LabelRequest::write(&name(*file), u64::from(*at), bytes)),
+                LabelStep::Append(file, bytes) => app.publish(&LabelRequest::append(&name(*file), bytes)),
+                LabelStep::Cut(file, bytes) => app.publish(&LabelRequest::write(&name(*file), 0, bytes).truncate()),
+                LabelStep::Read(file, at, size) => app.publish(&LabelRequest::read(&name(*file), u64::from(*at), u64::from(*size))),
+                LabelStep::Delete(file) => app.publish(&LabelRequest::delete(&name(*file))),
+                LabelStep::Move(from, to) => app.publish(&LabelRequest::rename(&name(*from), &name(*to))),
+                LabelStep::Copy(from, to) => app.publish(&LabelRequest::copy(&name(*from), &name(*to))),
             };
             published.unwrap()
         }).collect();
@@ -498,13 +513,13 @@ proptest! {
 #[test]
 fn application_resumes_by_its_key() {
     let place = Place::new();
-    let settings = Settings {
+    let settings = RegistrationOptions {
         mount: Some(place.files()),
         directory: Some(place.logs()),
         capacity: 1 << 16,
         umask: Some(0o077),
         no_agent: true,
-        ..Settings::default()
+        ..RegistrationOptions::default()
     };
     let register = |key: &str| App::register_by_key("test", key, &settings);
     for wrong in ["", "short", "with space", "../../../etc", &"x".repeat(65)] {
@@ -512,14 +527,14 @@ fn application_resumes_by_its_key() {
     }
     let app = register("key-of-mine").unwrap();
     let wrong = app
-        .publish(&Label::write("tidemill:/none/x", 0, b"x"))
+        .publish(&LabelRequest::write("tidemill:/none/x", 0, b"x"))
         .unwrap();
     drop(
-        app.publish(&Label::append("tidemill:/a", b"1").if_failed(&wrong))
+        app.publish(&LabelRequest::append("tidemill:/a", b"1").if_failed(&wrong))
             .unwrap(),
     );
     drop(
-        app.publish(&Label::append("tidemill:/a", b"2").forgotten())
+        app.publish(&LabelRequest::append("tidemill:/a", b"2").forgotten())
             .unwrap(),
     );
     assert_eq!(app.last(), 3);
@@ -544,9 +559,11 @@ fn application_resumes_by_its_key() {
             & 0o777,
         0o600
     );
-    // The outcomes are not requested: they fill the room, and none is lost.
+    // The outcomes are not requested: they fill the buffer, and none is lost.
     let mut tickets = Vec::new();
-    while let Ok(ticket) = app.publish(&Label::write("tidemill:/b", 0, &[7; 4000]).impatient()) {
+    while let Ok(ticket) =
+        app.publish(&LabelRequest::write("tidemill:/b", 0, &[7; 4000]).impatient())
+    {
         tickets.push(ticket);
     }
     let number = app.last();
@@ -557,7 +574,7 @@ fn application_resumes_by_its_key() {
     for ticket in app.kept() {
         ticket.wait().unwrap_or_default();
     }
-    app.publish_wait(&Label::write("tidemill:/b", 0, b"x"))
+    app.publish_wait(&LabelRequest::write("tidemill:/b", 0, b"x"))
         .unwrap();
     assert_eq!(app.last(), number + 1);
 }
@@ -581,7 +598,7 @@ fn large_durable_labels_write_the_same_bytes_as_others() {
         };
         let (size, offset) = (unit * number(most), unit * number((4 << 20) / unit));
         let bytes = vec![u8::try_from(turn).unwrap() + 1; usize::try_from(size).unwrap()];
-        let label = Label::write("tidemill:/large", offset, &bytes);
+        let label = LabelRequest::write("tidemill:/large", offset, &bytes);
         let label = if turn % 5 == 0 {
             label
         } else {

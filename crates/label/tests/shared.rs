@@ -8,13 +8,13 @@ use place::Place;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
-use tidemill_label::{App, Error, Label};
+use tidemill_label::{App, Error, LabelRequest};
 
 const NOW: Duration = Duration::ZERO;
 const SOON: Duration = Duration::from_secs(20);
 
 fn put(app: &App, path: &str, bytes: &[u8]) {
-    drop(app.publish(&Label::put(path, bytes)).unwrap());
+    drop(app.publish(&LabelRequest::put(path, bytes)).unwrap());
 }
 
 fn errno(error: &Error) -> Option<i32> {
@@ -83,7 +83,7 @@ fn get_waits_for_put_or_file() {
     fs::create_dir(place.files().join("directory")).unwrap();
     let error = reader.get("tidemill:/directory", SOON).unwrap_err();
     assert_eq!(errno(&error), Some(21), "{error}");
-    for address in ["tidemill:/../x", "a", "room:/r/x"] {
+    for address in ["tidemill:/../x", "a", "workspace:/r/x"] {
         let error = reader.get(address, NOW).unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{address}: {error}");
     }
@@ -94,7 +94,7 @@ fn latest_put_wins_across_applications() {
     let place = Place::new();
     let (one, other) = (place.app(1 << 20), place.app(1 << 20));
     put(&one, "tidemill:/a", b"one");
-    let impatient = Label::put("tidemill:/a", b"other").impatient();
+    let impatient = LabelRequest::put("tidemill:/a", b"other").impatient();
     assert!(matches!(other.publish(&impatient), Err(Error::Full { .. })));
     place.start_agent();
     for turn in 0..200_u32 {
@@ -114,9 +114,11 @@ fn failed_or_cancelled_put_is_not_visible() {
     let place = Place::new();
     let (writer, reader) = (place.app(1 << 20), place.app(1 << 16));
     let failed = writer
-        .publish(&Label::put("tidemill:/none/x", b"x"))
+        .publish(&LabelRequest::put("tidemill:/none/x", b"x"))
         .unwrap();
-    let back = writer.publish(&Label::put("tidemill:/back", b"x")).unwrap();
+    let back = writer
+        .publish(&LabelRequest::put("tidemill:/back", b"x"))
+        .unwrap();
     assert_eq!(reader.get("tidemill:/none/x", NOW).unwrap(), b"x");
     assert!(back.cancel());
     assert_eq!(
@@ -129,11 +131,11 @@ fn failed_or_cancelled_put_is_not_visible() {
         errno(&reader.get("tidemill:/none/x", NOW).unwrap_err()),
         Some(2)
     );
-    let after = writer.publish(&Label::fence()).unwrap();
-    let refused = writer.publish(&Label::put("tidemill:/a", b"x").after(&after));
+    let after = writer.publish(&LabelRequest::fence()).unwrap();
+    let refused = writer.publish(&LabelRequest::put("tidemill:/a", b"x").after(&after));
     assert!(matches!(refused, Err(Error::Invalid(_))));
     let large = vec![0; (1 << 18) + 1];
-    let refused = writer.publish(&Label::put("tidemill:/a", &large));
+    let refused = writer.publish(&LabelRequest::put("tidemill:/a", &large));
     assert!(matches!(refused, Err(Error::Invalid(_))));
 }
 
@@ -141,7 +143,7 @@ fn failed_or_cancelled_put_is_not_visible() {
 fn get_never_mixes_bytes_of_reused_space() {
     let place = Place::new();
     place.start_agent();
-    // Little room: places are reused all the time.
+    // Little space: places are reused all the time.
     let writer = place.app(1 << 16);
     let readers: Vec<_> = (0..2)
         .map(|_| {
@@ -173,14 +175,14 @@ fn get_never_mixes_bytes_of_reused_space() {
 }
 
 #[test]
-fn corrupt_board_never_misleads_get() {
+fn corrupt_shared_index_never_misleads_get() {
     let place = Place::new();
     place.start_agent();
     let (writer, reader) = (place.app(1 << 20), place.app(1 << 16));
     put(&writer, "tidemill:/a", b"a");
-    let board = fs::File::options()
+    let shared_index = fs::File::options()
         .write(true)
-        .open(place.logs().join("board"))
+        .open(place.logs().join("shared-index"))
         .unwrap();
     let mut number = 1_u64;
     let garbage: Vec<u8> = std::iter::repeat_with(|| {
@@ -191,7 +193,7 @@ fn corrupt_board_never_misleads_get() {
     })
     .take(4096 * 128)
     .collect();
-    board.write_all_at(&garbage, 2 * 4096).unwrap();
+    shared_index.write_all_at(&garbage, 2 * 4096).unwrap();
     for number in 0..50 {
         let path = format!("tidemill:/{number}");
         put(&writer, &path, path.as_bytes());
@@ -203,7 +205,7 @@ fn corrupt_board_never_misleads_get() {
 }
 
 #[test]
-fn puts_beyond_capacity_of_board_are_still_found() {
+fn puts_beyond_capacity_of_shared_index_are_still_found() {
     let place = Place::new();
     place.start_agent();
     let (writer, reader) = (place.app(16 << 20), place.app(1 << 16));

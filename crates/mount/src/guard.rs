@@ -84,13 +84,13 @@ impl Guard {
 
     fn of(connection: Arc<File>) -> io::Result<Self> {
         let (alive, ended) = mpsc::channel();
-        let (tell, told) = mpsc::channel();
+        let (tell, reported) = mpsc::channel();
         let held = connection.clone();
         std::thread::Builder::new()
             .name("mount-guard".into())
             .spawn(move || watch(&held, &tell, &ended))?;
         // The thread answers, or ends.
-        told.recv().map_err(io::Error::other)??;
+        reported.recv().map_err(io::Error::other)??;
         Ok(Self {
             connection,
             _alive: alive,

@@ -6,14 +6,14 @@
 //! `docs/semantics.md`.
 
 pub mod error;
+pub mod extents;
 mod fs;
 mod fuse;
 mod guard;
 pub mod mountpoint;
-pub mod pieces;
 pub mod preload;
 pub mod session;
 pub mod stores;
 
 pub use error::Error;
-pub use session::{Config, Session, mount};
+pub use session::{MountConfig, MountSession, mount};

@@ -367,13 +367,13 @@ impl Bare {
 
 /// A mount of this process.
 #[derive(Debug)]
-pub(crate) struct Own {
+pub(crate) struct OwnMount {
     bare: Bare,
     /// Mount and its unique number. `None`: it was unmounted before it was looked up.
     mounted: Option<(Mounted, Option<u64>)>,
 }
 
-impl Own {
+impl OwnMount {
     /// Call this when the file system has been mounted on the directory.
     pub(crate) fn new(bare: Bare) -> io::Result<Self> {
         let top = mounts_at(&bare.path)?.pop().filter(Mounted::is_tidemill);

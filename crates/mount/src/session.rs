@@ -3,13 +3,13 @@
 use crate::error::Error;
 use crate::fs::Fs;
 use crate::fs::backend::Backend;
-use crate::fs::bridged::Bridged;
-use crate::fs::unsealed::Standing;
-use crate::fs::watch::{Kernel, Notices};
+use crate::fs::remote_stores::RemoteStores;
+use crate::fs::unsealed::UnsealedSummary;
+use crate::fs::watch::{KernelCache, KernelNotices};
 use crate::fuse::{Adapter, Caches};
 use crate::guard::Guard;
-use crate::mountpoint::{Bare, Own, SOURCE};
-use crate::stores::Stores;
+use crate::mountpoint::{Bare, OwnMount, SOURCE};
+use crate::stores::MountStores;
 use fuser::{BackgroundSession, MountOption, SessionACL};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ const SEAL_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Configuration of a mount.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct MountConfig {
     /// The server.
     pub endpoint: Endpoint,
     /// Content of the cluster's token file, for a server that is reached over TCP.
@@ -46,10 +46,10 @@ pub struct Config {
     pub allow_other: bool,
     /// Time for which attributes and names are cached. The server reports changes, so this only limits the effect of a lost message.
     pub attr_ttl: Duration,
-    /// Stores to show in `/bridges`, to the mounting user and root; `None`: the directory does not exist.
-    pub stores: Option<Arc<dyn Stores>>,
+    /// Stores to show in `/remotes`, to the mounting user and root; `None`: the directory does not exist.
+    pub stores: Option<Arc<dyn MountStores>>,
     /// Time that a store may take for one answer.
-    pub bridge_timeout: Duration,
+    pub remote_timeout: Duration,
     /// Time that an operation waits for an unreachable server or node; `None`: without limit. The last mount of a process sets it for
     /// all mounts of the process.
     pub patience: Option<Duration>,
@@ -58,7 +58,7 @@ pub struct Config {
     pub guarded: bool,
 }
 
-impl Config {
+impl MountConfig {
     /// Returns the usual settings: in place where possible, for all users if mounted by root.
     #[must_use]
     pub fn new(endpoint: Endpoint, credential: Option<Credential>, mountpoint: PathBuf) -> Self {
@@ -70,8 +70,8 @@ impl Config {
             allow_other: rustix::process::geteuid().is_root(),
             attr_ttl: Duration::from_secs(60),
             stores: None,
-            bridge_timeout: Duration::from_secs(30),
-            patience: Some(crate::fs::patience::PATIENCE),
+            remote_timeout: Duration::from_secs(30),
+            patience: Some(crate::fs::deadline::PATIENCE),
             guarded: false,
         }
     }
@@ -79,10 +79,10 @@ impl Config {
 
 /// A mounted file system. It ends when it is dropped, without any wait.
 #[derive(Debug)]
-pub struct Session {
+pub struct MountSession {
     fs: Arc<Fs>,
     fuse: Option<BackgroundSession>,
-    mounted: Own,
+    mounted: OwnMount,
     guard: Option<Guard>,
     /// Whether another process has unmounted it.
     gone: bool,
@@ -93,19 +93,20 @@ pub struct Session {
 ///
 /// # Errors
 /// The server refuses or cannot be trusted, or the mountpoint cannot be used.
-pub fn mount(config: &Config) -> Result<Session, Error> {
+pub fn mount(config: &MountConfig) -> Result<MountSession, Error> {
     let at = |source| Error::Mount {
         path: config.mountpoint.display().to_string(),
         source,
     };
-    crate::fs::patience::set(config.patience);
+    crate::fs::deadline::set(config.patience);
     let bare = Bare::open(&config.mountpoint)?;
     let caches = Caches::default();
     let Attached { runtime, fs } = attach(config, bare.path().to_owned(), caches.clone())?;
     if let Some(stores) = &config.stores {
-        let bridged = Bridged::new(stores.clone(), fs.backend.clone(), config.bridge_timeout);
+        let remote_stores =
+            RemoteStores::new(stores.clone(), fs.backend.clone(), config.remote_timeout);
         // No other code sets it.
-        let _ = fs.bridged.set(Arc::new(bridged));
+        let _ = fs.remote_stores.set(Arc::new(remote_stores));
     }
     let fuse = fuser::Session::new(
         Adapter::new(fs.clone(), caches.clone()),
@@ -113,12 +114,12 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
         &options(config),
     )
     .map_err(at)?;
-    let mounted = Own::new(bare).map_err(at)?;
+    let mounted = OwnMount::new(bare).map_err(at)?;
     let guard = config.guarded.then(|| mounted.guarded()).flatten();
     // No other code sets it.
     let _ = caches.0.set(fuse.notifier());
     let fuse = fuse.spawn().map_err(at)?;
-    Ok(Session {
+    Ok(MountSession {
         fs,
         fuse: Some(fuse),
         mounted,
@@ -136,9 +137,9 @@ pub(crate) struct Attached {
 
 /// Connects to the server. Programs find the cluster at `place`, and `kernel` receives invalidations.
 pub(crate) fn attach(
-    config: &Config,
+    config: &MountConfig,
     place: PathBuf,
-    kernel: impl Kernel + Sync + Clone,
+    kernel: impl KernelCache + Sync + Clone,
 ) -> Result<Attached, Error> {
     let at = |source| Error::Mount {
         path: place.display().to_string(),
@@ -160,11 +161,11 @@ pub(crate) fn attach(
     backend.refresh_nodes()?;
     let fs = Arc::new(Fs::new(backend, place.clone(), config.attr_ttl));
 
-    let told = fs.clone();
-    let receipt = move |number| told.tell(number, false);
-    let told = fs.clone();
-    let lock = move |news, stream| told.on_lock_news(&news, stream);
-    let notices = Notices::start(kernel.clone(), receipt, lock).map_err(at)?;
+    let reported = fs.clone();
+    let receipt = move |number| reported.tell(number, false);
+    let reported = fs.clone();
+    let lock = move |news, stream| reported.on_lock_news(&news, stream);
+    let notices = KernelNotices::start(kernel.clone(), receipt, lock).map_err(at)?;
     fs.locks.set_kernel(kernel);
     let (first, mut ready) = mpsc::channel(1);
     runtime.spawn(fs.clone().watch(notices, first));
@@ -174,7 +175,7 @@ pub(crate) fn attach(
 }
 
 /// Ends all versions that are being written. Returns those that could not be sealed.
-pub(crate) fn finish(fs: &Fs) -> Result<(), Standing> {
+pub(crate) fn finish(fs: &Fs) -> Result<(), UnsealedSummary> {
     let deadline = Instant::now() + CLOSE_PATIENCE;
     while fs.writers() > 0 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
@@ -192,8 +193,8 @@ pub(crate) fn finish(fs: &Fs) -> Result<(), Standing> {
 }
 
 /// Connects to the server, however long it is unreachable.
-async fn connect(config: &Config) -> Result<Server, Error> {
-    let mut told = false;
+async fn connect(config: &MountConfig) -> Result<Server, Error> {
+    let mut reported = false;
     loop {
         let connect = Server::connect(&config.endpoint, config.credential.as_ref());
         let why = match tokio::time::timeout(FIRST_CONTACT, connect).await {
@@ -201,14 +202,14 @@ async fn connect(config: &Config) -> Result<Server, Error> {
             Ok(other) => return Ok(other?),
             Err(_) => format!("the server at {} does not answer", config.endpoint),
         };
-        if !std::mem::replace(&mut told, true) {
+        if !std::mem::replace(&mut reported, true) {
             tracing::warn!("waiting for the server to mount its cluster: {why}");
         }
         tokio::time::sleep(SERVER_PAUSE).await;
     }
 }
 
-fn options(config: &Config) -> fuser::Config {
+fn options(config: &MountConfig) -> fuser::Config {
     let mut options = fuser::Config::default();
     options.mount_options = vec![
         MountOption::FSName(SOURCE.into()),
@@ -225,7 +226,7 @@ fn options(config: &Config) -> fuser::Config {
     options
 }
 
-impl Session {
+impl MountSession {
     /// Returns the mountpoint.
     #[must_use]
     pub fn mountpoint(&self) -> &Path {
@@ -301,7 +302,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for MountSession {
     fn drop(&mut self) {
         if let Some(fuse) = self.fuse.take()
             && let Err(error) = self.detach(fuse)

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 /// A pending answer.
-pub type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send + 'a>>;
+pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreFailure>> + Send + 'a>>;
 
 /// Reason why a store failed, without any key in it.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct StoreFailure {
     /// Errno for programs. `ESTALE`: the file has another version now.
     pub errno: Errno,
     /// Text for the log.
@@ -35,7 +35,7 @@ pub struct Content {
 
 /// Content at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum PathContent {
     /// A file.
     File(Content),
     /// A directory.
@@ -44,36 +44,36 @@ pub enum Seen {
 
 /// One name of a directory.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct DirectoryEntry {
     /// Name without any slash.
     pub name: String,
     /// Content of the name.
-    pub seen: Seen,
+    pub seen: PathContent,
 }
 
 /// All stores that have names.
-pub trait Stores: Debug + Send + Sync {
+pub trait MountStores: Debug + Send + Sync {
     /// Returns the store at an address, with the keys for its name: the same store as before unless its address or its keys have changed.
-    fn open<'a>(&'a self, name: &'a str, uri: &'a str) -> Asked<'a, Arc<dyn Store>>;
+    fn open<'a>(&'a self, name: &'a str, uri: &'a str) -> StoreFuture<'a, Arc<dyn MountStore>>;
 }
 
 /// One store. Paths have no slash at their ends; the empty path is the whole store.
-pub trait Store: Debug + Send + Sync {
+pub trait MountStore: Debug + Send + Sync {
     /// Returns the content at a path.
-    fn look<'a>(&'a self, path: &'a str) -> Asked<'a, Seen>;
+    fn look<'a>(&'a self, path: &'a str) -> StoreFuture<'a, PathContent>;
     /// Returns the entries of a directory.
-    fn entries<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Entries>>;
+    fn entries<'a>(&'a self, path: &'a str) -> StoreFuture<'a, Box<dyn EntryPages>>;
     /// Reads a range of this version of a file: offset and length. An empty range only checks whether the file may be read.
     fn read<'a>(
         &'a self,
         path: &'a str,
         content: &'a Content,
         range: (u64, u64),
-    ) -> Asked<'a, Bytes>;
+    ) -> StoreFuture<'a, Bytes>;
 }
 
 /// A listing that is read page by page.
-pub trait Entries: Debug + Send {
+pub trait EntryPages: Debug + Send {
     /// Returns up to `most` more names; none at the end.
-    fn next(&mut self, most: usize) -> Asked<'_, Vec<Entry>>;
+    fn next(&mut self, most: usize) -> StoreFuture<'_, Vec<DirectoryEntry>>;
 }

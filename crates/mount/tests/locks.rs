@@ -8,7 +8,7 @@
 
 mod cluster;
 
-use cluster::{Cluster, Mounted, can_mount};
+use cluster::{MountCluster, Mounted, can_mount};
 use std::fs::{OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -19,7 +19,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 struct Program {
     child: Child,
     say: ChildStdin,
-    said: BufReader<ChildStdout>,
+    output: BufReader<ChildStdout>,
 }
 
 impl Program {
@@ -41,13 +41,13 @@ impl Program {
             .spawn()
             .unwrap();
         let say = child.stdin.take().unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap());
-        Self { child, say, said }
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, say, output }
     }
 
     fn says(&mut self) -> String {
         let mut line = String::new();
-        self.said.read_line(&mut line).unwrap();
+        self.output.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
 
@@ -58,14 +58,14 @@ impl Program {
     fn ends(mut self) {
         drop(self.say);
         let mut rest = String::new();
-        while self.said.read_line(&mut rest).unwrap() > 0 {}
+        while self.output.read_line(&mut rest).unwrap() > 0 {}
         let status = self.child.wait().unwrap();
         assert!(status.success(), "{status}: {rest}");
     }
 }
 
 /// Returns mounts of one cluster, in place and by HTTP.
-fn mounts(cluster: &mut Cluster) -> Vec<[Mounted; 2]> {
+fn mounts(cluster: &mut MountCluster) -> Vec<[Mounted; 2]> {
     let mut all = Vec::new();
     for in_place in [true, false] {
         all.push([cluster.mount(in_place), cluster.mount(in_place)]);
@@ -142,7 +142,7 @@ fn counter_beside_lock_file_is_exact_on_two_mounts() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     for (number, pair) in mounts(&mut cluster).iter().enumerate() {
         count(COUNT_BESIDE, pair, 15);
         let beside = std::fs::read_to_string(pair[1].join("count")).unwrap();
@@ -155,7 +155,7 @@ fn counter_in_open_locked_file_is_exact_on_two_mounts() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     for (number, pair) in mounts(&mut cluster).iter().enumerate() {
         count(COUNT_WITHIN, pair, 15);
         let within = std::fs::read_to_string(pair[1].join("within")).unwrap();
@@ -168,7 +168,7 @@ fn counters_in_reopened_locked_files_are_exact() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     for (number, pair) in mounts(&mut cluster).iter().enumerate() {
         count(COUNT_MANY, pair, MANY);
         for n in 0..MANY {
@@ -183,7 +183,7 @@ fn sqlite_database_is_written_from_two_mounts() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     for (number, pair) in mounts(&mut cluster).iter().enumerate() {
         let make = "
 db = sqlite3.connect(path[0] + '/db', isolation_level=None)
@@ -226,7 +226,7 @@ fn locked_appends_from_two_mounts_do_not_overlap() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     for pair in mounts(&mut cluster) {
         for script in [APPEND, LOG] {
             count(script, &pair, 15);
@@ -244,7 +244,7 @@ fn locks_work_for_ordinary_users() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     for (number, pair) in mounts(&mut cluster).iter().enumerate() {
         let log = pair[0].join("log");
         drop(OpenOptions::new().append(true).create(true).open(&log));
@@ -265,7 +265,7 @@ fn lock_is_free_only_after_written_bytes_are_visible() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let (here, there) = (cluster.mount(true), cluster.mount(true));
     std::fs::write(here.join("f"), "old").unwrap();
     let writes = "
@@ -309,7 +309,7 @@ fn lock_downgrade_shows_written_bytes() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let (here, there) = (cluster.mount(true), cluster.mount(false));
     std::fs::write(here.join("f"), "old").unwrap();
     let writes = "
@@ -348,7 +348,7 @@ fn file_locks_end_with_last_close() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let (here, there) = (cluster.mount(true), cluster.mount(true));
     std::fs::write(here.join("f"), "f").unwrap();
     let closes = "
@@ -381,7 +381,7 @@ fn open_with_truncate_cuts_file_of_other_writer() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     for [here, there] in mounts(&mut cluster) {
         let holds = "
 f = os.open(path[0], os.O_RDWR | os.O_CREAT)
@@ -434,9 +434,9 @@ fn is_free(path: &Path, range: (u64, u64), exclusive: bool) -> bool {
          except BlockingIOError: say('taken')\n"
     );
     let mut program = Program::start(&script, &[path]);
-    let said = program.says();
+    let output = program.says();
     program.ends();
-    said == "free"
+    output == "free"
 }
 
 #[test]
@@ -444,7 +444,7 @@ fn lock_ranges_split_and_closes_and_forks_count_everywhere() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     for [here, there] in &mounts(&mut cluster) {
         std::fs::write(here.join("f"), "0123456789").unwrap();
         let script = "
@@ -489,7 +489,7 @@ fn lock_holder_is_reported_and_flock_and_fcntl_are_separate() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     for [here, there] in &mounts(&mut cluster) {
         std::fs::write(here.join("f"), "").unwrap();
         let hold = "
@@ -527,7 +527,7 @@ fn lock_wait_is_interruptible_and_deadlock_is_refused() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let [[here, there], _] = &mounts(&mut cluster)[..] else {
         unreachable!()
     };
@@ -603,7 +603,7 @@ fn locks_survive_server_restart() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let (here, there) = (cluster.mount(true), cluster.mount(false));
     for how in ["'a'", "'r+'", "'r'"] {
         let hold = format!(
@@ -650,7 +650,7 @@ fn mount_without_locks_blocks_nobody_after_restart() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let (here, there) = (cluster.mount(true), cluster.mount(true));
     for name in ["f", "g"] {
         std::fs::write(here.join(name), "").unwrap();
@@ -668,7 +668,7 @@ fn locks_of_one_user_are_bounded() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let (here, there) = (cluster.mount(true), cluster.mount(true));
     std::fs::write(here.join("f"), "").unwrap();
     let many = "

@@ -9,7 +9,7 @@
 
 mod cluster;
 
-use cluster::{Cluster, Mounted, can_mount};
+use cluster::{MountCluster, Mounted, can_mount};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, fchown};
@@ -19,13 +19,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Runs a test once in place and once over HTTP.
-fn both(test: impl Fn(&mut Cluster, Mounted)) {
+fn both(test: impl Fn(&mut MountCluster, Mounted)) {
     if !can_mount() {
         return;
     }
     for in_place in [true, false] {
         eprintln!("in place: {in_place}");
-        let mut cluster = Cluster::start();
+        let mut cluster = MountCluster::start();
         let mounted = cluster.mount(in_place);
         test(&mut cluster, mounted);
     }
@@ -154,7 +154,7 @@ fn readers_keep_version_when_another_mount_writes() {
     }
     for (here, there) in [(true, true), (false, false), (true, false), (false, true)] {
         eprintln!("in place: {here}, {there}");
-        let mut cluster = Cluster::start();
+        let mut cluster = MountCluster::start();
         let (a, b) = (cluster.mount(here), cluster.mount(there));
         fs::write(a.join("f"), "old old old").unwrap();
         soon("the seal is seen", || {
@@ -205,7 +205,7 @@ fn openers_of_busy_file_block_nobody_else() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let a = cluster.mount(true);
     let held = File::create(a.join("busy")).unwrap();
     let b = cluster.mount(true);
@@ -537,9 +537,9 @@ fn file_read_over_http_can_be_removed() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let (writes, reads) = (cluster.mount(true), cluster.mount(false));
-    let objects = |cluster: &Cluster| -> usize {
+    let objects = |cluster: &MountCluster| -> usize {
         let directories = (0..2).map(|n| cluster.directory().join(format!("e{n}/objects")));
         let directories =
             directories.flat_map(|directory| fs::read_dir(directory).into_iter().flatten());
@@ -586,7 +586,7 @@ fn shared_maps_and_holes_work() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let mounted = cluster.mount(true);
     let path = mounted.join("f");
     let file = OpenOptions::new()
@@ -624,7 +624,7 @@ fn mounts_see_changes_of_each_other() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let (one, two) = (cluster.mount(true), cluster.mount(false));
     fs::create_dir(one.join("d")).unwrap();
     fs::write(one.join("d/f"), "first").unwrap();
@@ -657,7 +657,7 @@ fn other_mounts_see_sealed_versions_only() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let (one, two) = (cluster.mount(true), cluster.mount(true));
     fs::write(one.join("f"), "sealed").unwrap();
     soon("it is sealed", || {
@@ -684,7 +684,7 @@ fn closed_bytes_are_visible_on_all_mounts() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let writes = cluster.mount(true);
     let others = [cluster.mount(true), cluster.mount(false)];
     let open = File::create(writes.join("open")).unwrap();
@@ -848,7 +848,7 @@ fn mount_starts_while_another_writes() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let busy = cluster.mount(true);
     let over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -862,11 +862,11 @@ fn mount_starts_while_another_writes() {
             let mounted = cluster.mount(true);
             let seen = fs::metadata(mounted.path()).map(|root| root.is_dir());
             let listed = fs::read_dir(mounted.path()).map(|_| ());
-            let said = (seen.ok(), listed.ok());
-            if said != (Some(true), Some(())) {
+            let reported = (seen.ok(), listed.ok());
+            if reported != (Some(true), Some(())) {
                 over.store(true, std::sync::atomic::Ordering::Relaxed);
             }
-            assert_eq!(said, (Some(true), Some(())));
+            assert_eq!(reported, (Some(true), Some(())));
         }
         over.store(true, std::sync::atomic::Ordering::Relaxed);
     });

@@ -8,7 +8,7 @@
 
 mod cluster;
 
-use cluster::{Cluster, can_mount, require};
+use cluster::{MountCluster, can_mount, require};
 use rustix::fs::{AtFlags, CWD};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -32,7 +32,7 @@ fn live_mountpoint_is_refused() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let one = cluster.mount(true);
     fs::write(one.join("f"), "here").unwrap();
     let refused = cluster.try_mount(one.path()).unwrap_err();
@@ -48,7 +48,7 @@ fn unmount_removes_only_own_mount() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let one = cluster.mount(true);
     let path = one.path().to_owned();
     let other = |path: &Path| {
@@ -83,7 +83,7 @@ fn bare_directory_refuses_files_until_orderly_unmount() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let one = cluster.mount(true);
     let path = one.path().to_owned();
     rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH).unwrap();
@@ -138,7 +138,7 @@ fn unresponsive_mountpoint_is_refused_without_blocking() {
         Some(data.as_c_str()),
     )
     .unwrap();
-    let (sender, said) = mpsc::channel();
+    let (sender, reported) = mpsc::channel();
     let mountpoint = path.clone();
     let asking = std::thread::spawn(move || {
         let there = mountpoint::is_there(&mountpoint);
@@ -146,11 +146,11 @@ fn unresponsive_mountpoint_is_refused_without_blocking() {
         let given_back = give_back(&mountpoint);
         sender.send((there, refused, given_back)).unwrap();
     });
-    let said = said.recv_timeout(Duration::from_secs(120));
+    let reported = reported.recv_timeout(Duration::from_secs(120));
     // The waiting threads continue when no process can answer any more.
     rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH).unwrap();
     drop(fuse);
-    let (there, refused, given_back) = said.expect("somebody waits for what never answers");
+    let (there, refused, given_back) = reported.expect("somebody waits for what never answers");
     asking.join().unwrap();
     assert!(there);
     given_back.unwrap();

@@ -8,7 +8,7 @@
 
 mod cluster;
 
-use cluster::{Cluster, Mounted, can_mount};
+use cluster::{MountCluster, Mounted, can_mount};
 use rustix::fs::{CWD, RenameFlags};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write};
@@ -24,7 +24,7 @@ fn two_mounts(test: impl Fn(&Mounted, &Mounted)) {
     }
     for in_place in [true, false] {
         eprintln!("in place: {in_place}");
-        let mut cluster = Cluster::start();
+        let mut cluster = MountCluster::start();
         let (one, two) = (cluster.mount(in_place), cluster.mount(!in_place));
         test(&one, &two);
     }

@@ -9,7 +9,7 @@
 mod cluster;
 
 use cluster::loss::Lossy;
-use cluster::{Cluster, Mounted, can_mount};
+use cluster::{MountCluster, Mounted, can_mount};
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::process::ExitStatusExt;
@@ -60,7 +60,7 @@ fn seal_is_retried_and_blocks_nothing_else() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let mounted = cluster.mount(true);
     let other = cluster.mount(false);
     pin(&mounted.join("offline"), 0);
@@ -93,7 +93,7 @@ fn seals_continue_after_server_restart() {
         return;
     }
     for in_place in [true, false] {
-        let mut cluster = Cluster::start();
+        let mut cluster = MountCluster::start();
         let mounted = cluster.mount(in_place);
         for round in 0..3 {
             let text = format!("version {round}");
@@ -119,7 +119,7 @@ fn deleted_file_waits_for_no_seal() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let mounted = cluster.mount(true);
     pin(&mounted.join("offline"), 0);
     let file = File::create(mounted.join("offline/f")).unwrap();
@@ -139,7 +139,7 @@ fn written_bytes_are_resent_until_node_returns() {
     if !can_mount() {
         return;
     }
-    let mut cluster = Cluster::start();
+    let mut cluster = MountCluster::start();
     let mounted = cluster.mount(false);
     pin(&mounted.join("offline"), 0);
     let path = mounted.join("offline/f");
@@ -170,7 +170,7 @@ fn operation_with_lost_answer_has_effect_once() {
     }
     // The first request of an operation may be a look-up.
     for (local, others) in [(true, 0), (true, 1), (true, 2), (false, 0), (false, 2)] {
-        let mut cluster = Cluster::start();
+        let mut cluster = MountCluster::start();
         let lossy = Lossy::new(&cluster, local);
         let mounted = cluster.mount_by(lossy.endpoint(), true);
         let at = |name: &str| mounted.join(name);
@@ -255,7 +255,7 @@ fn waiting_program_can_be_killed() {
         return;
     }
     for in_place in [true, false] {
-        let mut cluster = Cluster::start();
+        let mut cluster = MountCluster::start();
         let mounted = cluster.mount(in_place);
         fs::write(mounted.join("f"), "text").unwrap();
         soon("it is sealed", || unsealed(&mounted).0 == 0);

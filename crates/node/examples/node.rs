@@ -2,7 +2,7 @@
 //!
 //! The tests of this crate start and kill it. It is also the program in which built-in kernels run.
 
-use tidemill_node::{Config, Node};
+use tidemill_node::{NodeConfig, RunningNode};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     tidemill_kernel::child::main_if_child();
@@ -10,13 +10,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let [id, directory, server] = args.as_slice() else {
         return Err("usage: node ID DIRECTORY SERVER".into());
     };
-    let mut config = Config::new(id.parse()?, directory, server.parse()?);
+    let mut config = NodeConfig::new(id.parse()?, directory, server.parse()?);
     config.cores = 2;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let mut node = Node::start(config).await?;
+        let mut node = RunningNode::start(config).await?;
         let error = node.failed().await;
         node.stop().await;
         Err(error.into())

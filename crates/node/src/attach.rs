@@ -12,7 +12,7 @@ use std::time::Duration;
 use tidemill_client::Server;
 use tidemill_core::id::{LabelId, ObjectId};
 use tidemill_wire::PROTOCOL_VERSION;
-use tidemill_wire::capability::Key;
+use tidemill_wire::capability::CapabilityKey;
 use tidemill_wire::condition;
 use tidemill_wire::v1::{self, from_node, to_node::Message};
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -23,12 +23,12 @@ pub(crate) const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// Maximum pause.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(3);
 
-/// Time limit for the server to accept the message that the node sleeps.
+/// Time limit for the server to accept the message that the node is suspended.
 const LAST_WORD: Duration = Duration::from_secs(5);
 
 /// Reason why a connection ended.
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+enum DisconnectReason {
     /// The node can't continue.
     #[error(transparent)]
     Fatal(#[from] Error),
@@ -40,30 +40,30 @@ enum Ended {
     Closed,
     /// The server's key is invalid.
     #[error("the server's first message makes no sense: {0}")]
-    Key(#[from] tidemill_wire::capability::Refusal),
+    Key(#[from] tidemill_wire::capability::CapabilityRefusal),
 }
 
 /// Stays attached until the node can't continue. Returns the reason.
 pub(crate) async fn stay(daemon: Arc<Daemon>) -> Error {
     let mut pause = PAUSE_MIN;
-    let mut told = None;
+    let mut logged = None;
     loop {
         let mut welcomed = false;
         let ended = session(&daemon, &mut welcomed).await;
         daemon.parts().reports.disconnect();
         if welcomed {
             pause = PAUSE_MIN;
-            told = None;
+            logged = None;
         }
         match ended {
-            Ended::Fatal(error) => return error,
-            error if told == Some(error.to_string()) => {
+            DisconnectReason::Fatal(error) => return error,
+            error if logged == Some(error.to_string()) => {
                 tracing::debug!(%error, "still without a server");
             }
             // A server that was lost may return with an identity that can't be trusted. That is a new problem to log.
             error => {
                 tracing::warn!(%error, node = %daemon.config.node, "without a server; trying again for ever");
-                told = Some(error.to_string());
+                logged = Some(error.to_string());
             }
         }
         tokio::time::sleep(pause).await;
@@ -71,7 +71,7 @@ pub(crate) async fn stay(daemon: Arc<Daemon>) -> Error {
     }
 }
 
-async fn session(daemon: &Arc<Daemon>, welcomed: &mut bool) -> Ended {
+async fn session(daemon: &Arc<Daemon>, welcomed: &mut bool) -> DisconnectReason {
     match attach(daemon, welcomed).await {
         Ok(never) => match never {},
         Err(ended) => ended,
@@ -81,10 +81,10 @@ async fn session(daemon: &Arc<Daemon>, welcomed: &mut bool) -> Ended {
 async fn attach(
     daemon: &Arc<Daemon>,
     welcomed: &mut bool,
-) -> Result<std::convert::Infallible, Ended> {
+) -> Result<std::convert::Infallible, DisconnectReason> {
     let server = Server::connect(&daemon.config.server, daemon.config.credential.as_ref()).await?;
     if let Some(trust) = server.trust() {
-        daemon.parts().pulls.set_trust(trust);
+        daemon.parts().fetcher.set_trust(trust);
     }
     let outgoing = UnboundedReceiverStream::new(daemon.parts().reports.connect(hello(daemon)?));
     let incoming = server.cluster().attach(outgoing).await;
@@ -98,19 +98,19 @@ async fn attach(
     loop {
         let message = incoming.message().await;
         let message = message.map_err(|status| server.explain(status))?;
-        match message.ok_or(Ended::Closed)?.message {
+        match message.ok_or(DisconnectReason::Closed)?.message {
             Some(Message::Welcome(welcome)) => {
                 on_welcome(daemon, &welcome).await?;
                 *welcomed = true;
             }
             Some(Message::Suspend(suspend)) => {
-                if let Err(why) = daemon.may_sleep(Duration::from_nanos(suspend.quiet_ns)) {
+                if let Err(why) = daemon.may_suspend(Duration::from_nanos(suspend.quiet_ns)) {
                     let stays = from_node::Message::Stays(v1::Stays { why });
                     daemon.parts().reports.send(stays);
                     continue;
                 }
-                let asleep = from_node::Message::Asleep(v1::Asleep {});
-                daemon.parts().reports.send(asleep);
+                let suspended = from_node::Message::Suspended(v1::Suspended {});
+                daemon.parts().reports.send(suspended);
                 // The server ends the connection when it has received the message. If not, the message is repeated with the next
                 // connection.
                 let heard = async { while let Ok(Some(_)) = incoming.message().await {} };
@@ -133,14 +133,14 @@ fn hello(daemon: &Daemon) -> Result<v1::Hello, Error> {
         cluster_id: daemon.cluster(),
         labels: known.iter().map(|record| record.id.0).collect(),
         free_space_epoch: 0,
-        asleep: false,
+        suspended: false,
         public_key: daemon.public_key().to_vec(),
     })
 }
 
-async fn on_welcome(daemon: &Daemon, welcome: &v1::Welcome) -> Result<(), Ended> {
+async fn on_welcome(daemon: &Daemon, welcome: &v1::Welcome) -> Result<(), DisconnectReason> {
     daemon
-        .join(welcome.cluster_id, Key::from_slice(&welcome.key)?)
+        .join(welcome.cluster_id, CapabilityKey::from_slice(&welcome.key)?)
         .await?;
     daemon.renew(&welcome.certificate).await?;
     daemon
@@ -168,8 +168,8 @@ fn on_notes(daemon: &Arc<Daemon>, notes: v1::NameNotes) {
     };
     let db = daemon.parts().db.clone();
     let runtime = tokio::runtime::Handle::current();
-    // The server sends a note once, and files are settled outside only after their notes.
-    let durable = daemon.parts().outside.is_some();
+    // The server sends a note once, and files are uploaded to the backend only after their notes.
+    let durable = daemon.parts().backend.is_some();
     db.submit(durable, put, move |kept| match kept {
         Ok((change, wrong)) => {
             if !wrong.is_empty() {
@@ -178,8 +178,8 @@ fn on_notes(daemon: &Arc<Daemon>, notes: v1::NameNotes) {
                     crate::scrub::refuse(daemon.parts(), &wrong);
                 });
             }
-            if let Some(outside) = &daemon.parts().outside {
-                outside.on_noted(about.into_iter());
+            if let Some(backend) = &daemon.parts().backend {
+                backend.on_noted(about.into_iter());
             }
             let noted = v1::Noted { change };
             let noted = from_node::Message::Noted(noted);
@@ -194,11 +194,11 @@ fn on_message(daemon: &Arc<Daemon>, message: Message) {
     match message {
         // The session handles these messages itself, as it must wait for them.
         Message::Welcome(_) | Message::Suspend(_) => {}
-        // The node is awake already.
-        Message::Wake(_) => {}
+        // The node is active already.
+        Message::Resume(_) => {}
         Message::Labels(labels) => daemon.labels().accept(labels.labels),
         Message::Abort(abort) => daemon.labels().abort(LabelId(abort.label)),
-        Message::Recall(recall) => daemon.labels().recall(LabelId(recall.label)),
+        Message::Reschedule(reschedule) => daemon.labels().reschedule(LabelId(reschedule.label)),
         Message::Ack(ack) => {
             let labels = ack.labels.into_iter().map(LabelId).collect();
             daemon.labels().acknowledge(labels);
@@ -226,10 +226,10 @@ fn on_message(daemon: &Arc<Daemon>, message: Message) {
         Message::Notes(notes) => on_notes(daemon, notes),
         Message::Channels(channels) => {
             let channels_here = Arc::clone(&daemon.parts().channels);
-            channels_here.on_told(&channels);
+            channels_here.on_list(&channels);
             tokio::task::spawn_blocking(move || channels_here.sweep());
         }
         Message::Revoke(revoke) => daemon.revoked.on_revoke(&revoke, now().0),
-        Message::Peers(peers) => daemon.parts().pulls.set_peers(peers.nodes),
+        Message::Peers(peers) => daemon.parts().fetcher.set_peers(peers.nodes),
     }
 }

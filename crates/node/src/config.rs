@@ -1,6 +1,6 @@
 //! Configuration of a node at its start. The module only holds values and reads the size of the host's memory.
 
-use crate::outside::Where;
+use crate::backend::BackendSettings;
 use crate::power::Meter;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,21 +9,20 @@ use std::time::Duration;
 use tidemill_client::{Credential, Endpoint};
 use tidemill_core::event::Role;
 use tidemill_core::id::NodeId;
-use tidemill_core::layout::Medium;
 use tidemill_core::resources::Offers;
 
-/// Rate that is reported until a pull has been measured: 1 Gbit/s in bytes per second.
+/// Rate that is reported until a fetch has been measured: 1 Gbit/s in bytes per second.
 pub const LINK_BYTES_PER_SEC_DEFAULT: u64 = 125_000_000;
 
-/// Default limit of pulled objects that are kept after their last use, in bytes.
-pub const PULLED_BYTES_MAX_DEFAULT: u64 = tidemill_core::dispatch::REPLICAS_BYTES_MAX;
+/// Default limit of fetched objects that are kept after their last use, in bytes.
+pub const INPUT_CACHE_BYTES_MAX_DEFAULT: u64 = tidemill_core::dispatch::REPLICAS_BYTES_MAX;
 
 /// Default rate of an idle node that hashes and compares its objects, in bytes per second: 16 TB in three days.
 pub const SCRUB_BYTES_PER_SEC_DEFAULT: u64 = 64 << 20;
 
 /// Configuration of a node at its start.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct NodeConfig {
     /// Id in the cluster; a directory belongs to one id for ever.
     pub node: NodeId,
     /// Role of the node.
@@ -38,7 +37,7 @@ pub struct Config {
     pub tls: bool,
     /// URL for others, `https://host:port` (`http://` without TLS); `None`: the address that the node listens on.
     pub url: Option<String>,
-    /// Id of the node's host; see `tidemill_client::host::id`.
+    /// Id of the node's host; see `tidemill_client::host_id::id`.
     pub host: String,
     /// Server of the cluster.
     pub server: Endpoint,
@@ -62,15 +61,15 @@ pub struct Config {
     pub kernels_path: Vec<PathBuf>,
     /// Environment variables of all kernels, unless their tasks set them.
     pub kernels_environment: Vec<(String, String)>,
-    /// Medium of the node's objects.
-    pub medium: Medium,
-    /// Location of the files, if it is outside of the cluster.
-    pub outside: Option<Where>,
+    /// Whether the node belongs to the memory tier.
+    pub memory_tier: bool,
+    /// Backend of the files, if they are not in the data directory.
+    pub backend: Option<BackendSettings>,
     /// Bytes that the node's objects may take; `None`: the whole device.
     pub capacity_bytes: Option<u64>,
     /// Memory for outputs that tasks of jobs hand to each other, in bytes; `None`: these outputs are stored on the disk.
     pub intermediate_bytes: Option<u64>,
-    /// Rate of pulls from other nodes in bytes per second; `None`: measured.
+    /// Rate of fetches from other nodes in bytes per second; `None`: measured.
     pub link_bytes_per_sec: Option<u64>,
     /// Rate of the device in bytes per second, for policies that prefer fast nodes; `None`: not configured.
     pub device_bytes_per_sec: Option<u64>,
@@ -87,10 +86,10 @@ pub struct Config {
     /// Program that runs built-in and native kernels if started with the hidden argument of `tidemill_kernel`; normally the running
     /// program.
     pub program: PathBuf,
-    /// Whether objects of nodes on the same host are taken from their directories. Otherwise they are pulled over HTTP like all others.
+    /// Whether objects of nodes on the same host are taken from their directories. Otherwise they are fetched over HTTP like all others.
     pub in_place: bool,
-    /// Limit of pulled objects that are kept after their last use for later tasks, in bytes.
-    pub pulled_bytes_max: u64,
+    /// Limit of fetched objects that are kept after their last use for later tasks, in bytes.
+    pub input_cache_bytes_max: u64,
     /// Rate at which the node reads its objects in the background, in bytes per second, to find corruption. `None`: never.
     pub scrub_bytes_per_sec: Option<u64>,
 }
@@ -104,7 +103,7 @@ pub fn machine_memory_bytes() -> u64 {
     bytes - bytes / 8
 }
 
-impl Config {
+impl NodeConfig {
     /// Returns the resources for concurrent kernels.
     #[must_use]
     pub fn offers(&self) -> Offers {
@@ -136,7 +135,7 @@ impl Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             tls: !matches!(server, Endpoint::Http(_)),
             url: None,
-            host: tidemill_client::host::id(),
+            host: tidemill_client::host_id::id(),
             server,
             credential: None,
             cores: u32::try_from(cores).unwrap_or(1),
@@ -148,8 +147,8 @@ impl Config {
             hidden: Vec::new(),
             kernels_path: Vec::new(),
             kernels_environment: Vec::new(),
-            medium: Medium::Disk,
-            outside: None,
+            memory_tier: false,
+            backend: None,
             capacity_bytes: None,
             intermediate_bytes: None,
             link_bytes_per_sec: None,
@@ -161,7 +160,7 @@ impl Config {
             status_period: Duration::from_secs(1),
             program: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("tidemill")),
             in_place: true,
-            pulled_bytes_max: PULLED_BYTES_MAX_DEFAULT,
+            input_cache_bytes_max: INPUT_CACHE_BYTES_MAX_DEFAULT,
             scrub_bytes_per_sec: Some(SCRUB_BYTES_PER_SEC_DEFAULT),
         }
     }

@@ -1,25 +1,24 @@
 //! State of one node that its modules share: its configuration, its identity in the cluster, and its components. It uses the database and
 //! sends status reports to the server (next: `server/src/cluster.rs`).
 
-use crate::asleep::Traffic;
-use crate::clocks::Clocks;
-use crate::config::{Config, LINK_BYTES_PER_SEC_DEFAULT};
+use crate::clock_check::Clocks;
+use crate::config::{LINK_BYTES_PER_SEC_DEFAULT, NodeConfig};
 use crate::db::{Db, DbError};
 use crate::error::Error;
-use crate::executor::{Executor, Parts};
-use crate::identity::Identity;
-use crate::labels::Labels;
-use crate::power::{Meter, Reading};
+use crate::executor::{Executor, ExecutorParts};
+use crate::identity::NodeIdentity;
+use crate::labels::NodeLabels;
+use crate::power::{Meter, PowerReading};
 use crate::ranks::Ranks;
 use crate::revoked::Revoked;
-use crate::store::{Space, StoreError};
+use crate::store::{StoreError, StoreSpace};
+use crate::suspended::Traffic;
 use crate::task::now;
 use crate::{records, status};
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_core::label::Owner;
-use tidemill_core::layout::Medium;
-use tidemill_wire::capability::Key;
+use tidemill_wire::capability::CapabilityKey;
 use tidemill_wire::convert::{BURST, role_name};
 use tidemill_wire::{condition, v1};
 use tokio::sync::watch;
@@ -46,37 +45,37 @@ const REFRESHES_PER_PRUNE: u32 = 30;
 #[derive(Debug)]
 pub struct Daemon {
     /// Configuration of the node.
-    pub config: Config,
+    pub config: NodeConfig,
     /// URL under which others reach the node.
     pub url: String,
     /// Executor, which also owns the labels and all other components.
     pub executor: Executor,
     membership: watch::Sender<Membership>,
     /// Identity of the node; `None` without TLS.
-    pub(crate) identity: Option<Identity>,
+    pub(crate) identity: Option<NodeIdentity>,
     pub(crate) revoked: Revoked,
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) ranks: Ranks,
     pub(crate) clocks: Clocks,
     /// Power meter of the host and its last reading.
-    meter: Option<(Meter, Reading)>,
-    /// Number of the memory of a node in memory; 0 for other nodes. See [`crate::memory`].
+    meter: Option<(Meter, PowerReading)>,
+    /// Number of the memory of a node of the memory tier; 0 for other nodes. See [`crate::memory`].
     memory_id: u64,
-    counts_room: bool,
+    counts_space: bool,
 }
 
 /// Cluster that the node belongs to.
 #[derive(Clone, Debug, Default)]
 struct Membership {
     cluster: u64,
-    key: Option<Key>,
+    key: Option<CapabilityKey>,
 }
 
 /// Checks that a directory belongs to this node. Records the node's id in a new directory.
 ///
 /// # Errors
 /// [`Error::OtherNode`], [`Error::Removed`], or if the database fails.
-pub(crate) fn claim(db: &Db, config: &Config) -> Result<(), Error> {
+pub(crate) fn claim(db: &Db, config: &NodeConfig) -> Result<(), Error> {
     let ours = config.node.to_string();
     if db
         .read(|connection| records::identity(connection, REMOVED))?
@@ -123,7 +122,7 @@ impl Daemon {
     ///
     /// # Errors
     /// If the database can't be read.
-    pub fn new(config: Config, url: String, executor: Executor) -> Result<Self, Error> {
+    pub fn new(config: NodeConfig, url: String, executor: Executor) -> Result<Self, Error> {
         let (cluster, key) = executor.parts().db.read(|connection| {
             Ok((
                 records::identity(connection, CLUSTER)?,
@@ -133,9 +132,9 @@ impl Daemon {
         let cluster = cluster.and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
         let membership = Membership {
             cluster: cluster.map_or(0, u64::from_le_bytes),
-            key: key.and_then(|bytes| Key::from_slice(&bytes).ok()),
+            key: key.and_then(|bytes| CapabilityKey::from_slice(&bytes).ok()),
         };
-        let identity = config.tls.then(|| Identity::open(&executor.parts().db));
+        let identity = config.tls.then(|| NodeIdentity::open(&executor.parts().db));
         let identity = identity.transpose()?;
         let meter = config.meter.clone();
         Ok(Self {
@@ -150,39 +149,39 @@ impl Daemon {
             ranks: Ranks::default(),
             clocks: Clocks::default(),
             memory_id: 0,
-            counts_room: false,
+            counts_space: false,
         })
     }
 
-    /// Marks the node as one in memory, with this number. `counts_room` is set if the node must count its used memory, because no
+    /// Marks the node as one in memory, with this number. `counts_space` is set if the node must count its used memory, because no
     /// other limit exists.
     #[must_use]
-    pub(crate) fn in_memory(self, memory_id: u64, counts_room: bool) -> Self {
+    pub(crate) fn in_memory(self, memory_id: u64, counts_space: bool) -> Self {
         Self {
             memory_id,
-            counts_room,
+            counts_space,
             ..self
         }
     }
 
-    pub(crate) fn parts_shared(&self) -> &Arc<Parts> {
+    pub(crate) fn parts_shared(&self) -> &Arc<ExecutorParts> {
         self.executor.parts()
     }
 
     /// Returns the components of the node.
     #[must_use]
-    pub fn parts(&self) -> &Parts {
+    pub fn parts(&self) -> &ExecutorParts {
         self.executor.parts()
     }
 
     /// Returns the labels of the node.
     #[must_use]
-    pub fn labels(&self) -> &Arc<Labels> {
+    pub fn labels(&self) -> &Arc<NodeLabels> {
         self.executor.labels()
     }
 
     /// Returns the key that verifies capabilities; `None` if the node does not join a cluster soon.
-    pub async fn key(&self) -> Option<Key> {
+    pub async fn key(&self) -> Option<CapabilityKey> {
         if let Some(key) = &self.membership.borrow().key {
             return Some(key.clone());
         }
@@ -202,7 +201,7 @@ impl Daemon {
     ///
     /// # Errors
     /// [`Error::OtherCluster`] if the node belongs to another cluster; or if the database can't store the membership.
-    pub async fn join(&self, cluster: u64, key: Key) -> Result<(), Error> {
+    pub async fn join(&self, cluster: u64, key: CapabilityKey) -> Result<(), Error> {
         let before = self.membership.borrow().clone();
         if before.cluster != 0 && before.cluster != cluster {
             return Err(Error::OtherCluster {
@@ -246,7 +245,7 @@ impl Daemon {
     /// Returns the public key for the server to certify; empty without TLS.
     #[must_use]
     pub fn public_key(&self) -> &[u8] {
-        self.identity.as_ref().map_or(&[], Identity::public_key)
+        self.identity.as_ref().map_or(&[], NodeIdentity::public_key)
     }
 
     /// Stores the certificate (DER) that the server has issued.
@@ -260,10 +259,10 @@ impl Daemon {
         }
     }
 
-    /// Returns the host name for other nodes. It differs if files stay outside, as others must not open the directory then.
+    /// Returns the host name for other nodes. It differs if files stay in a backend, as others must not open the directory then.
     fn host(&self) -> String {
-        match self.config.outside {
-            Some(_) => format!("{} (outside)", self.config.host),
+        match self.config.backend {
+            Some(_) => format!("{} (backend)", self.config.host),
             None => self.config.host.clone(),
         }
     }
@@ -275,8 +274,8 @@ impl Daemon {
             let cause = format!("its directory can't be used: {error}");
             condition::NODE_DIRECTORY.of(Some(node), cause)
         });
-        let store = parts.outside.as_ref();
-        let store = store.and_then(|outside| outside.condition(node));
+        let store = parts.backend.as_ref();
+        let store = store.and_then(|backend| backend.condition(node));
         let mut found: Vec<v1::Condition> = directory.into_iter().collect();
         found.extend(parts.db.left().conditions(node));
         found.extend(store);
@@ -291,11 +290,11 @@ impl Daemon {
         // Without its directory the node takes no files. The server must learn the reason.
         let (space, unusable) = match parts.store.space() {
             Ok(space) => (space, None),
-            Err(error) => (Space::NONE, Some(error)),
+            Err(error) => (StoreSpace::NONE, Some(error)),
         };
         let (running, queued) = self.labels().counts();
         let link = self.config.link_bytes_per_sec;
-        let link = link.or_else(|| parts.pulls.measured_bytes_per_sec());
+        let link = link.or_else(|| parts.fetcher.measured_bytes_per_sec());
         let mut node = v1::Node {
             node: self.config.node.0,
             role: role_name(self.config.role).into(),
@@ -322,13 +321,16 @@ impl Daemon {
                 free_bytes: space.disk.free_bytes,
             }),
             scrub_bytes_per_sec: self.config.scrub_bytes_per_sec.unwrap_or(0),
-            tier: if self.config.burst { BURST } else { "" }.into(),
-            medium: match self.config.medium {
-                Medium::Disk => String::new(),
-                Medium::Memory => "memory".into(),
-            },
+            tier: if self.config.memory_tier {
+                "memory"
+            } else if self.config.burst {
+                BURST
+            } else {
+                ""
+            }
+            .into(),
             memory_id: self.memory_id,
-            counts_room: self.counts_room,
+            counts_space: self.counts_space,
             ..v1::Node::default()
         };
         if let Some((meter, reading)) = &self.meter
@@ -337,7 +339,7 @@ impl Daemon {
             node.measured_milli = milli;
             node.measured_by = meter.name();
         }
-        node.outside = parts.outside.as_ref().map(|outside| outside.told());
+        node.backend = parts.backend.as_ref().map(|backend| backend.reported());
         node.conditions = self.conditions(unusable);
         let causes = node.conditions.iter().map(|one| one.cause.as_str());
         node.trouble = causes.collect::<Vec<_>>().join("; ");
@@ -346,30 +348,30 @@ impl Daemon {
             node.free_bytes = 0;
         }
         parts.counters.report(&mut node);
-        if self.config.medium == Medium::Disk {
+        if !self.config.memory_tier {
             node.flash_model = parts.flash.report();
         }
         node
     }
 
-    /// Checks whether the node may sleep: it has no labels, the server knows all outcomes, and no request arrived for the time `quiet`.
+    /// Checks whether the node may suspend: it has no labels, the server knows all outcomes, and no request arrived for the time `quiet`.
     ///
     /// # Errors
     /// The reason why it may not.
-    pub(crate) fn may_sleep(&self, quiet: Duration) -> Result<(), String> {
+    pub(crate) fn may_suspend(&self, quiet: Duration) -> Result<(), String> {
         let known = self.labels().known().map_err(|error| error.to_string())?;
         if !known.is_empty() || self.labels().counts() != (0, 0) {
             return Err("it has labels".into());
         }
-        let outside = &self.parts().outside;
-        if outside
+        let backend = &self.parts().backend;
+        if backend
             .as_ref()
-            .is_some_and(|outside| outside.told().waiting > 0)
+            .is_some_and(|backend| backend.reported().waiting > 0)
         {
-            return Err("what it has is not all outside yet".into());
+            return Err("what it has is not all in the backend yet".into());
         }
         if self.parts().channels.any() {
-            return Err("it keeps channels of rooms".into());
+            return Err("it keeps channels of workspaces".into());
         }
         match self.traffic.quiet() {
             None => Err("it is being read or written".into()),
@@ -387,7 +389,7 @@ impl Daemon {
         let directory = directory.join(format!("probe-{}", probe.request));
         let share = parts.runner.probe(directory, Owner { uid, gid });
         let share = share.inspect_err(
-            |error| tracing::warn!(%error, "the load of the processors can't be told"),
+            |error| tracing::warn!(%error, "the load of the processors can't be reported"),
         );
         let processors = std::thread::available_parallelism().map_or(0, |count| count.get());
         #[expect(
@@ -432,7 +434,7 @@ impl Daemon {
     /// Refreshes the status object with the configured period and sends it to the server. Never returns, unless the database is stopped.
     pub async fn refresh(self: &Arc<Self>) {
         use v1::from_node::Message;
-        let (mut kept, mut told) = (Vec::new(), v1::Node::default());
+        let (mut kept, mut reported) = (Vec::new(), v1::Node::default());
         let mut ticks = tokio::time::interval(self.config.status_period);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         for count in 1_u32.. {
@@ -442,11 +444,11 @@ impl Daemon {
             let node = self.describe();
             let attributes = status::attributes(&node);
             let whole = count % REFRESHES_PER_STATUS == 1;
-            let message = match status::standing(&told, &node).filter(|_| !whole) {
+            let message = match status::standing(&reported, &node).filter(|_| !whole) {
                 Some(standing) => Message::Standing(standing),
                 None => Message::Status(node.clone()),
             };
-            told = node;
+            reported = node;
             self.parts().reports.send(message);
             let prune = count % REFRESHES_PER_PRUNE == 0;
             if prune {

@@ -4,7 +4,7 @@
 //! It knows SQL and not the meaning of the rows, which [`crate::records`] defines. With `synchronous=NORMAL` in WAL mode, a commit survives
 //! `kill -9`. A change that must be durable makes its whole group be synced. Commits need no free space on the device: `reserve.rs`.
 
-use crate::reserve::{self, Fold, Left, Reserve};
+use crate::reserve::{self, CheckpointKind, ReserveKeeper, SpaceState};
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use rusqlite::config::DbConfig;
@@ -38,7 +38,7 @@ const CHANGES_PER_LOOK: usize = 32;
 /// Migrations. Number `n` brings a database from version `n` to version `n + 1`. A released migration never changes.
 const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES];
 
-// `object_unhashed` leaves out linked objects: hashing one would fetch all of it.
+// `object_unhashed` leaves out stub objects: hashing one would fetch all of it.
 const TABLES: &str = "
     CREATE TABLE object (
         id INTEGER PRIMARY KEY,
@@ -46,10 +46,10 @@ const TABLES: &str = "
         state INTEGER NOT NULL,
         hash BLOB,
         corruption TEXT,
-        linked INTEGER NOT NULL DEFAULT 0
+        stub INTEGER NOT NULL DEFAULT 0
     );
     CREATE INDEX object_unhashed ON object (id)
-        WHERE kind = 0 AND hash IS NULL AND corruption IS NULL AND linked = 0;
+        WHERE kind = 0 AND hash IS NULL AND corruption IS NULL AND stub = 0;
     CREATE INDEX object_corrupt ON object (id) WHERE corruption IS NOT NULL;
     CREATE TABLE membership (
         collection INTEGER NOT NULL,
@@ -78,19 +78,19 @@ const TABLES: &str = "
         key TEXT PRIMARY KEY,
         value BLOB NOT NULL
     ) WITHOUT ROWID;
-    CREATE TABLE outside (
+    CREATE TABLE backend (
         object INTEGER PRIMARY KEY,
         path TEXT NOT NULL,
         size INTEGER NOT NULL,
         tag TEXT NOT NULL,
         checked INTEGER NOT NULL,
-        linked INTEGER NOT NULL,
+        stub INTEGER NOT NULL,
         deleted INTEGER NOT NULL DEFAULT 0,
         packed INTEGER NOT NULL DEFAULT 0
     );
-    CREATE INDEX outside_path ON outside (path);
-    CREATE INDEX outside_deleted ON outside (object) WHERE deleted = 1;
-    CREATE INDEX outside_unpacked ON outside (object) WHERE deleted > 0 AND packed = 1;
+    CREATE INDEX backend_path ON backend (path);
+    CREATE INDEX backend_deleted ON backend (object) WHERE deleted = 1;
+    CREATE INDEX backend_unpacked ON backend (object) WHERE deleted > 0 AND packed = 1;
     CREATE TABLE pack (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
         path TEXT NOT NULL UNIQUE,
@@ -127,7 +127,7 @@ const TABLES: &str = "
         PRIMARY KEY (object, at)
     );
     CREATE INDEX manifest_pack ON manifest (pack);
-    CREATE TABLE outside_attempt (
+    CREATE TABLE backend_attempt (
         path TEXT NOT NULL,
         object INTEGER NOT NULL,
         since INTEGER NOT NULL,
@@ -138,7 +138,7 @@ const TABLES: &str = "
         aside INTEGER,
         PRIMARY KEY (path, object)
     ) WITHOUT ROWID;
-    CREATE INDEX outside_attempt_object ON outside_attempt (object);
+    CREATE INDEX backend_attempt_object ON backend_attempt (object);
 ";
 
 /// Error of the database.
@@ -177,51 +177,51 @@ pub enum DbError {
 #[derive(Clone, Debug)]
 pub struct Db {
     path: Arc<Path>,
-    writes: mpsc::Sender<Message>,
-    readers: Arc<[Shared]>,
+    writes: mpsc::Sender<DbMessage>,
+    readers: Arc<[SharedConnection]>,
     writer: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
-    left: Arc<Left>,
+    left: Arc<SpaceState>,
     /// File that stays open until the last connection is closed; see [`reserve::hold_index`].
     _index: Option<Arc<File>>,
 }
 
 /// Connection that several threads use in turn.
-pub type Shared = Arc<Mutex<Connection>>;
+pub type SharedConnection = Arc<Mutex<Connection>>;
 
 /// Side of the database that commits. It has a thread of its own, or a simulation calls it for each commit.
 #[derive(Debug)]
-pub struct Writer {
-    connection: Shared,
-    incoming: mpsc::Receiver<Message>,
+pub struct DbWriter {
+    connection: SharedConnection,
+    incoming: mpsc::Receiver<DbMessage>,
     /// Reserved space; `None` for a database without a file.
-    reserve: Option<Reserve>,
-    left: Arc<Left>,
+    reserve: Option<ReserveKeeper>,
+    left: Arc<SpaceState>,
     /// Changes since the last check of the log's length.
     changes: usize,
     _index: Option<Arc<File>>,
 }
 
-enum Message {
-    Change(Box<dyn Change>),
+enum DbMessage {
+    Change(Box<dyn GroupedChange>),
     Stop,
 }
 
 /// Change that waits for its group's commit.
-trait Change: Send {
+trait GroupedChange: Send {
     fn durable(&self) -> bool;
     fn apply(&mut self, connection: &Connection);
     fn failed(&mut self) -> bool;
     fn done(self: Box<Self>, commit: Result<(), Arc<rusqlite::Error>>);
 }
 
-struct Job<T, F, D> {
+struct QueuedChange<T, F, D> {
     durable: bool,
     change: Option<F>,
     result: Option<Result<T, rusqlite::Error>>,
     done: D,
 }
 
-impl<T, F, D> Change for Job<T, F, D>
+impl<T, F, D> GroupedChange for QueuedChange<T, F, D>
 where
     T: Send,
     F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send,
@@ -282,8 +282,8 @@ impl Db {
             .map(|_| connect(path).map(|reader| Arc::new(Mutex::new(reader))))
             .collect();
         let readers = readers.map_err(failed)?;
-        let reserve = Reserve::new(path, &connection);
-        if let Err(error) = reserve::fold(&connection, Fold::Restart) {
+        let reserve = ReserveKeeper::new(path, &connection);
+        if let Err(error) = reserve::fold(&connection, CheckpointKind::Restart) {
             tracing::warn!(%error, "a copy of the database without its log will not be known as one");
         }
         let connection = Arc::new(Mutex::new(connection));
@@ -301,7 +301,7 @@ impl Db {
     ///
     /// # Errors
     /// If it can't be used, or a newer release created it.
-    pub fn without_thread(connection: Shared) -> Result<(Self, Writer), DbError> {
+    pub fn without_thread(connection: SharedConnection) -> Result<(Self, DbWriter), DbError> {
         let path = Path::new(":memory:");
         migrate(path, &connection.lock())?;
         let readers = Arc::new([Arc::clone(&connection)]);
@@ -310,13 +310,16 @@ impl Db {
 
     fn of(
         path: &Path,
-        connection: Shared,
-        readers: Arc<[Shared]>,
-        reserve: Option<Reserve>,
+        connection: SharedConnection,
+        readers: Arc<[SharedConnection]>,
+        reserve: Option<ReserveKeeper>,
         index: Option<Arc<File>>,
-    ) -> (Self, Writer) {
+    ) -> (Self, DbWriter) {
         let (writes, incoming) = mpsc::channel();
-        let left = reserve.as_ref().map(Reserve::left).unwrap_or_default();
+        let left = reserve
+            .as_ref()
+            .map(ReserveKeeper::left)
+            .unwrap_or_default();
         let db = Self {
             path: path.into(),
             writes,
@@ -325,7 +328,7 @@ impl Db {
             left: Arc::clone(&left),
             _index: index.clone(),
         };
-        let writer = Writer {
+        let writer = DbWriter {
             connection,
             incoming,
             reserve,
@@ -337,7 +340,7 @@ impl Db {
     }
 
     /// Returns the state of the space for the database.
-    pub(crate) fn left(&self) -> &Left {
+    pub(crate) fn left(&self) -> &SpaceState {
         &self.left
     }
 
@@ -349,14 +352,14 @@ impl Db {
         F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
         D: FnOnce(Result<T, DbError>) + Send + 'static,
     {
-        let job = Job {
+        let job = QueuedChange {
             durable,
             change: Some(change),
             result: None,
             done,
         };
-        if let Err(mpsc::SendError(Message::Change(job))) =
-            self.writes.send(Message::Change(Box::new(job)))
+        if let Err(mpsc::SendError(DbMessage::Change(job))) =
+            self.writes.send(DbMessage::Change(Box::new(job)))
         {
             job.done(Ok(()));
         }
@@ -419,7 +422,7 @@ impl Db {
     pub fn stop(&self) {
         if let Some(writer) = self.writer.lock().take() {
             // An error means that the writer has already ended.
-            let _ = self.writes.send(Message::Stop);
+            let _ = self.writes.send(DbMessage::Stop);
             let _ = writer.join();
         }
     }
@@ -473,10 +476,10 @@ fn migrate(path: &Path, connection: &Connection) -> Result<(), DbError> {
     Ok(())
 }
 
-impl Writer {
+impl DbWriter {
     /// Commits changes until the stop message.
     fn run(mut self) {
-        while let Ok(Message::Change(first)) = self.incoming.recv() {
+        while let Ok(DbMessage::Change(first)) = self.incoming.recv() {
             if self.group(first).is_break() {
                 break;
             }
@@ -488,7 +491,7 @@ impl Writer {
     /// Commits one group of waiting changes. Returns whether there was one.
     pub fn turn(&mut self) -> bool {
         match self.incoming.try_recv() {
-            Ok(Message::Change(first)) => {
+            Ok(DbMessage::Change(first)) => {
                 // A writer without thread receives no stop message.
                 let _ = self.group(first);
                 true
@@ -497,13 +500,13 @@ impl Writer {
         }
     }
 
-    fn group(&mut self, first: Box<dyn Change>) -> ControlFlow<()> {
+    fn group(&mut self, first: Box<dyn GroupedChange>) -> ControlFlow<()> {
         let mut flow = ControlFlow::Continue(());
         let mut group = vec![first];
         while group.len() < GROUP_MAX {
             match self.incoming.try_recv() {
-                Ok(Message::Change(change)) => group.push(change),
-                Ok(Message::Stop) => {
+                Ok(DbMessage::Change(change)) => group.push(change),
+                Ok(DbMessage::Stop) => {
                     flow = ControlFlow::Break(());
                     break;
                 }
@@ -535,7 +538,7 @@ impl Writer {
     fn fold_long_log(&self) {
         let connection = self.connection.lock();
         let folded = match reserve::log_pages(&connection) {
-            Ok(pages) if pages >= LOG_PAGES => reserve::fold(&connection, Fold::Passive),
+            Ok(pages) if pages >= LOG_PAGES => reserve::fold(&connection, CheckpointKind::Passive),
             other => other.map(drop),
         };
         if let Err(error) = folded {
@@ -544,7 +547,10 @@ impl Writer {
     }
 }
 
-fn commit(connection: &Connection, group: &mut [Box<dyn Change>]) -> Result<(), rusqlite::Error> {
+fn commit(
+    connection: &Connection,
+    group: &mut [Box<dyn GroupedChange>],
+) -> Result<(), rusqlite::Error> {
     let durable = group.iter().any(|change| change.durable());
     if durable {
         connection.execute_batch("PRAGMA synchronous=FULL")?;
@@ -561,7 +567,7 @@ fn commit(connection: &Connection, group: &mut [Box<dyn Change>]) -> Result<(), 
 
 fn transaction(
     connection: &Connection,
-    group: &mut [Box<dyn Change>],
+    group: &mut [Box<dyn GroupedChange>],
 ) -> Result<(), rusqlite::Error> {
     connection.execute_batch("BEGIN IMMEDIATE")?;
     for change in group {

@@ -7,8 +7,10 @@
 //! A mode does not stop a writer that already has the file open. Where such a writer may exist, the bytes are copied to a new file under
 //! `sealing/`, which then takes the object's name; see [`Store::seal_lost`].
 
-use crate::handed::Handed;
-use crate::store::{Disk, Entry, Named, Opened, ReadAt, Space, Stat, Store, StoreError};
+use crate::memory_outputs::MemoryOutputs;
+use crate::store::{
+    Disk, ObjectFile, ObjectStat, ReadAt, ReadableObject, Store, StoreEntry, StoreError, StoreSpace,
+};
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
@@ -20,8 +22,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 use tidemill_client::object_file;
 use tidemill_core::id::ObjectId;
-use tidemill_kernel::locks::{self, Shown};
-use tidemill_kernel::{Made, STORE_USER};
+use tidemill_kernel::locks::{self, ProcFile};
+use tidemill_kernel::{PrivateFile, STORE_USER};
 
 /// Pause, and number of pauses, in the wait for a file that a starting process has open.
 const STARTING_PAUSE: Duration = Duration::from_millis(1);
@@ -37,7 +39,7 @@ pub struct DirectoryStore {
     /// Device and inode of the directory when it was opened. Another directory at the same path has another identity.
     identity: (u64, u64),
     quota: Option<Quota>,
-    handed: Option<Handed>,
+    memory_outputs: Option<MemoryOutputs>,
 }
 
 /// Counter of the objects' bytes, for a node with a smaller capacity than its device.
@@ -79,7 +81,7 @@ impl DirectoryStore {
             directory: directory.to_owned(),
             identity: (identity.st_dev, identity.st_ino),
             quota: None,
-            handed: None,
+            memory_outputs: None,
         };
         if let Some(capacity_bytes) = capacity_bytes {
             store.quota = Some(count(&objects, capacity_bytes).map_err(|s| at(&objects, s))?);
@@ -92,17 +94,20 @@ impl DirectoryStore {
     /// # Errors
     /// [`StoreError::Device`] if the objects in memory can't be listed.
     pub(crate) fn with_memory(mut self, capacity_bytes: u64) -> Result<Self, StoreError> {
-        let handed = Handed::open(&self.directory, capacity_bytes);
-        self.handed = Some(handed.map_err(|source| StoreError::Device {
-            path: self.directory.join(crate::handed::DIRECTORY),
+        let memory_outputs = MemoryOutputs::open(&self.directory, capacity_bytes);
+        self.memory_outputs = Some(memory_outputs.map_err(|source| StoreError::Device {
+            path: self.directory.join(crate::memory_outputs::DIRECTORY),
             source,
         })?);
         Ok(self)
     }
 
     fn path(&self, object: ObjectId) -> PathBuf {
-        let handed = self.handed.as_ref().and_then(|handed| handed.find(object));
-        handed.unwrap_or_else(|| self.on_disk(object))
+        let memory_outputs = self
+            .memory_outputs
+            .as_ref()
+            .and_then(|memory_outputs| memory_outputs.find(object));
+        memory_outputs.unwrap_or_else(|| self.on_disk(object))
     }
 
     fn on_disk(&self, object: ObjectId) -> PathBuf {
@@ -117,11 +122,11 @@ impl DirectoryStore {
     }
 
     /// Opens an object's file for reading.
-    fn open_file(&self, object: ObjectId, path: &Path) -> Result<(File, Stat), StoreError> {
+    fn open_file(&self, object: ObjectId, path: &Path) -> Result<(File, ObjectStat), StoreError> {
         let error = |source| StoreError::from_io(object, path, source);
         let file = object_file::open(path).map_err(error)?;
         let metadata = file.metadata().map_err(error)?;
-        let stat = Stat {
+        let stat = ObjectStat {
             size: metadata.len(),
             sealed: is_sealed(&metadata),
         };
@@ -160,7 +165,7 @@ impl DirectoryStore {
         object: ObjectId,
         file: &File,
         unknown: bool,
-        shown: Option<Shown<'_>>,
+        shown: Option<ProcFile<'_>>,
     ) -> std::io::Result<Option<PathBuf>> {
         let mut writers = locks::has_writers(file);
         let mut waits = 0;
@@ -184,11 +189,11 @@ impl DirectoryStore {
         });
         copied.inspect_err(|_| drop(std::fs::remove_file(&own)))?;
         let name = format!("{:016x}", object.0);
-        let own_file = Shown {
+        let own_file = ProcFile {
             inode: file.metadata()?.ino(),
             name: name.as_ref(),
         };
-        let files: Vec<Shown<'_>> = shown.into_iter().chain([own_file]).collect();
+        let files: Vec<ProcFile<'_>> = shown.into_iter().chain([own_file]).collect();
         tracing::warn!(
             object = name,
             writers = locks::who_writes(&files),
@@ -207,7 +212,7 @@ impl DirectoryStore {
         &self,
         object: ObjectId,
         durable: bool,
-        lost: Option<Shown<'_>>,
+        lost: Option<ProcFile<'_>>,
     ) -> Result<u64, StoreError> {
         let path = self.path(object);
         let error = |source| StoreError::from_io(object, &path, source);
@@ -538,19 +543,19 @@ impl Store for DirectoryStore {
         }
     }
 
-    fn take_room(&self, bytes: u64) -> Result<(), StoreError> {
+    fn take_space(&self, bytes: u64) -> Result<(), StoreError> {
         self.quota
             .as_ref()
             .map_or(Ok(()), |quota| quota.take(bytes))
     }
 
-    fn count_room(&self, bytes: u64) {
+    fn count_space(&self, bytes: u64) {
         if let Some(quota) = &self.quota {
             quota.used_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
-    fn give_room(&self, bytes: u64) {
+    fn give_space(&self, bytes: u64) {
         if let Some(quota) = &self.quota {
             quota.give_back(bytes);
         }
@@ -576,19 +581,23 @@ impl Store for DirectoryStore {
         &self,
         object: ObjectId,
         durable: bool,
-        shown: Shown<'_>,
+        shown: ProcFile<'_>,
     ) -> Result<u64, StoreError> {
         self.seal_as(object, durable, Some(shown))
     }
 
-    fn hand_on(&self, object: ObjectId, made: &Made) -> Result<Option<u64>, StoreError> {
-        let Some(handed) = &self.handed else {
+    fn adopt_in_memory(
+        &self,
+        object: ObjectId,
+        made: &PrivateFile,
+    ) -> Result<Option<u64>, StoreError> {
+        let Some(memory_outputs) = &self.memory_outputs else {
             return Ok(None);
         };
         let path = self.on_disk(object);
         let error = |e| StoreError::from_io(object, &path, e);
         let size = made.size().map_err(error)?;
-        if !handed.take(object, made.file(), size) {
+        if !memory_outputs.take(object, made.file(), size) {
             return Ok(None);
         }
         made.remove().map_err(error)?;
@@ -602,9 +611,9 @@ impl Store for DirectoryStore {
         Ok(Some(size))
     }
 
-    fn adopt(&self, object: ObjectId, made: &Made) -> Result<u64, StoreError> {
-        if let Some(handed) = &self.handed {
-            handed.forget(object);
+    fn adopt(&self, object: ObjectId, made: &PrivateFile) -> Result<u64, StoreError> {
+        if let Some(memory_outputs) = &self.memory_outputs {
+            memory_outputs.forget(object);
         }
         let path = self.path(object);
         let error = |e| StoreError::from_io(object, &path, e);
@@ -656,7 +665,7 @@ impl Store for DirectoryStore {
         })
     }
 
-    fn settle(&self, objects: &[(ObjectId, Named)]) -> Vec<Result<(), StoreError>> {
+    fn make_durable(&self, objects: &[(ObjectId, ObjectFile)]) -> Vec<Result<(), StoreError>> {
         if let [(object, _)] = objects {
             return vec![self.sync(*object)];
         }
@@ -664,16 +673,18 @@ impl Store for DirectoryStore {
             File::open(&self.directory).and_then(|directory| Ok(rustix::fs::syncfs(&directory)?))
         };
         let flushed = flush().map_err(|error| (error.kind(), error.to_string()));
-        let settled = |_| {
-            flushed.clone().map_err(|(kind, said)| StoreError::Device {
-                path: self.directory.clone(),
-                source: std::io::Error::new(kind, said),
-            })
+        let durable = |_| {
+            flushed
+                .clone()
+                .map_err(|(kind, reported)| StoreError::Device {
+                    path: self.directory.clone(),
+                    source: std::io::Error::new(kind, reported),
+                })
         };
-        objects.iter().map(settled).collect()
+        objects.iter().map(durable).collect()
     }
 
-    fn list(&self, directory: u8) -> Result<Vec<Entry>, StoreError> {
+    fn list(&self, directory: u8) -> Result<Vec<StoreEntry>, StoreError> {
         let path = self
             .directory
             .join("objects")
@@ -690,7 +701,7 @@ impl Store for DirectoryStore {
                 continue;
             };
             match file.metadata() {
-                Ok(metadata) => entries.push(Entry {
+                Ok(metadata) => entries.push(StoreEntry {
                     object,
                     size: metadata.len(),
                     sealed: is_sealed(&metadata),
@@ -701,12 +712,14 @@ impl Store for DirectoryStore {
                 Err(error) => return Err(at(error)),
             }
         }
-        let handed = self.handed.as_ref();
-        let handed = handed.map(Handed::objects).unwrap_or_default();
+        let memory_outputs = self.memory_outputs.as_ref();
+        let memory_outputs = memory_outputs
+            .map(MemoryOutputs::objects)
+            .unwrap_or_default();
         let here = |object: &ObjectId| object.0 & 0xff == u64::from(directory);
-        for object in handed.into_iter().filter(here) {
+        for object in memory_outputs.into_iter().filter(here) {
             if let Ok(metadata) = self.path(object).symlink_metadata() {
-                entries.push(Entry {
+                entries.push(StoreEntry {
                     object,
                     size: metadata.len(),
                     sealed: is_sealed(&metadata),
@@ -717,25 +730,25 @@ impl Store for DirectoryStore {
         Ok(entries)
     }
 
-    fn open(&self, object: ObjectId) -> Result<Opened, StoreError> {
+    fn open(&self, object: ObjectId) -> Result<ReadableObject, StoreError> {
         let (file, stat) = self.open_file(object, &self.path(object))?;
-        Ok(Opened {
+        Ok(ReadableObject {
             stat,
             bytes: Box::new(file),
         })
     }
 
-    fn open_cold(&self, object: ObjectId) -> Result<Opened, StoreError> {
+    fn open_cold(&self, object: ObjectId) -> Result<ReadableObject, StoreError> {
         let (file, stat) = self.open_file(object, &self.path(object))?;
-        Ok(Opened {
+        Ok(ReadableObject {
             stat,
             bytes: Box::new(Cold::new(file, stat.size)),
         })
     }
 
     fn set_aside(&self, object: ObjectId) -> Result<(), StoreError> {
-        if let Some(handed) = &self.handed
-            && handed.forget(object)
+        if let Some(memory_outputs) = &self.memory_outputs
+            && memory_outputs.forget(object)
         {
             return Ok(());
         }
@@ -748,9 +761,9 @@ impl Store for DirectoryStore {
         }
     }
 
-    fn open_corrupt(&self, object: ObjectId) -> Result<Opened, StoreError> {
+    fn open_corrupt(&self, object: ObjectId) -> Result<ReadableObject, StoreError> {
         let (file, stat) = self.open_file(object, &self.corrupt_path(object))?;
-        Ok(Opened {
+        Ok(ReadableObject {
             stat,
             bytes: Box::new(file),
         })
@@ -773,12 +786,12 @@ impl Store for DirectoryStore {
         Ok(())
     }
 
-    fn stat(&self, object: ObjectId) -> Result<Stat, StoreError> {
+    fn stat(&self, object: ObjectId) -> Result<ObjectStat, StoreError> {
         let path = self.path(object);
         let metadata = path
             .symlink_metadata()
             .map_err(|source| StoreError::from_io(object, &path, source))?;
-        Ok(Stat {
+        Ok(ObjectStat {
             size: metadata.len(),
             sealed: is_sealed(&metadata),
         })
@@ -786,8 +799,8 @@ impl Store for DirectoryStore {
 
     fn remove(&self, object: ObjectId) -> Result<bool, StoreError> {
         self.forget_corrupt(object)?;
-        if let Some(handed) = &self.handed
-            && handed.forget(object)
+        if let Some(memory_outputs) = &self.memory_outputs
+            && memory_outputs.forget(object)
         {
             return Ok(true);
         }
@@ -813,7 +826,7 @@ impl Store for DirectoryStore {
         Some(self.path(object))
     }
 
-    fn space(&self) -> Result<Space, StoreError> {
+    fn space(&self) -> Result<StoreSpace, StoreError> {
         let at = |errno: rustix::io::Errno| StoreError::Device {
             path: self.directory.clone(),
             source: errno.into(),
@@ -837,7 +850,7 @@ impl Store for DirectoryStore {
             Some(quota) => (quota.capacity_bytes, quota.free().min(disk.free_bytes)),
             None => (disk.capacity_bytes, disk.free_bytes),
         };
-        Ok(Space {
+        Ok(StoreSpace {
             capacity_bytes,
             free_bytes,
             disk,

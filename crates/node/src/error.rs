@@ -86,7 +86,7 @@ pub enum Error {
     Key(#[from] rcgen::Error),
     /// The certificate that the server issued can't be used.
     #[error("the node's certificate can't be used: {0}")]
-    Certificate(#[from] tidemill_client::tls::Problem),
+    Certificate(#[from] tidemill_client::tls::TlsProblem),
     /// The node can't confine or start kernels.
     #[error("this node can't run kernels: {0}")]
     Kernel(#[from] tidemill_kernel::SetupError),

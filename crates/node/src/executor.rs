@@ -3,28 +3,28 @@
 //!
 //! [`crate::labels`] chooses the next label, and stores and reports the outcome; [`crate::task`] executes one label.
 
+use crate::backend::{self, Backend};
 use crate::channels::Channels;
 use crate::db::Db;
 use crate::error::Error;
+use crate::fetch::Fetcher;
 use crate::flash_model::FlashModel;
-use crate::labels::{Labels, Live, failed};
-use crate::outside::{self, Outside};
-use crate::programs::Programs;
-use crate::pull::Pulls;
+use crate::labels::{Live, NodeLabels, failed};
+use crate::programs::KnownPrograms;
 use crate::records;
 use crate::replicas;
 use crate::reports::Reports;
 use crate::runner::Runner;
 use crate::scrub;
-use crate::status::Counters;
+use crate::status::NodeCounters;
 use crate::store::Store;
-use crate::task::{self, Work};
+use crate::task::{self, LabelEffects};
 use parking_lot::Mutex;
 use prost::Message as _;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tidemill_core::burst::share::Pace;
+use tidemill_core::burst::share::ProcessorPace;
 use tidemill_core::id::{LabelId, NodeId, ObjectId};
 use tidemill_core::label::{FailureKind, Label, Lane, Operation};
 use tidemill_core::resources::{LIGHT_MAX, Offers};
@@ -33,46 +33,46 @@ use tidemill_wire::v1;
 /// Number of concurrent copies.
 const COPIES: usize = 2;
 /// Number of concurrent copies where each waits for an external store.
-const COPIES_OUTSIDE: usize = 8;
+const COPIES_BACKEND: usize = 8;
 
 /// Components of a node that the executor uses.
 #[derive(Debug)]
-pub struct Parts {
+pub struct ExecutorParts {
     /// Node that owns the labels.
     pub node: NodeId,
     /// Directory of the node.
     pub directory: PathBuf,
     /// Store of objects.
     pub store: Arc<dyn Store>,
-    /// The same store, if objects stay outside of the cluster.
-    pub(crate) outside: Option<Arc<Outside>>,
-    /// Channels of rooms.
+    /// The same store, if objects stay in a backend.
+    pub(crate) backend: Option<Arc<Backend>>,
+    /// Channels of workspaces.
     pub(crate) channels: Arc<Channels>,
     /// Database.
     pub db: Db,
     /// Objects of other nodes.
-    pub pulls: Arc<Pulls>,
+    pub fetcher: Arc<Fetcher>,
     /// Runner of kernels.
     pub runner: Runner,
     /// Counters.
-    pub counters: Arc<Counters>,
+    pub counters: Arc<NodeCounters>,
     /// Model of the flash device that the writes wear.
     pub flash: Arc<FlashModel>,
     /// Share of the processors that kernels leave to writers.
-    pub(crate) pace: Arc<Mutex<Pace>>,
+    pub(crate) pace: Arc<Mutex<ProcessorPace>>,
     /// Programs that the server has asked for.
-    pub programs: Programs,
+    pub programs: KnownPrograms,
     /// Reports to the server.
     pub reports: Arc<Reports>,
-    /// See [`crate::Config::scrub_bytes_per_sec`].
+    /// See [`crate::NodeConfig::scrub_bytes_per_sec`].
     pub scrub_bytes_per_sec: Option<u64>,
 }
 
 /// Executor of labels. Dropping it without [`Executor::stop`] leaves its threads running.
 #[derive(Debug)]
 pub struct Executor {
-    parts: Arc<Parts>,
-    labels: Arc<Labels>,
+    parts: Arc<ExecutorParts>,
+    labels: Arc<NodeLabels>,
     workers: Mutex<Vec<std::thread::JoinHandle<()>>>,
     /// Ended labels whose files the last sweep found in `run/`.
     left: Mutex<BTreeSet<LabelId>>,
@@ -83,11 +83,11 @@ impl Executor {
     ///
     /// # Errors
     /// If the database or the directory can't be read, or a thread can't be started.
-    pub fn start(parts: Parts, offers: Offers) -> Result<Self, Error> {
+    pub fn start(parts: ExecutorParts, offers: Offers) -> Result<Self, Error> {
         clear(&parts.directory.join("run"))?;
         parts.remove_unkept()?;
         let cores = offers.cores;
-        let labels = Labels::open(
+        let labels = NodeLabels::open(
             (parts.node, offers),
             parts.db.clone(),
             Arc::clone(&parts.flash),
@@ -100,14 +100,14 @@ impl Executor {
         let mut workers = Vec::new();
         let cores = (0..cores).map(|core| (Lane::Kernel, format!("kernel-{core}")));
         let light = (0..LIGHT_MAX).map(|number| (Lane::Light, format!("light-{number}")));
-        let copies = match parts.outside {
-            Some(_) => COPIES_OUTSIDE,
+        let copies = match parts.backend {
+            Some(_) => COPIES_BACKEND,
             None => COPIES,
         };
         let copies = (0..copies).map(|copy| (Lane::Copy, format!("copy-{copy}")));
         let removal = (Lane::Remove, "remove".to_owned());
         let verify = (Lane::Verify, "verify".to_owned());
-        let mut spawn = |name: String, run: fn(&Parts, &Arc<Labels>, Lane), lane| {
+        let mut spawn = |name: String, run: fn(&ExecutorParts, &Arc<NodeLabels>, Lane), lane| {
             let (parts, labels) = (Arc::clone(&parts), Arc::clone(&labels));
             let worker = std::thread::Builder::new().name(name);
             let worker = worker.spawn(move || run(&parts, &labels, lane));
@@ -117,13 +117,13 @@ impl Executor {
         for (lane, name) in cores.chain(light).chain(copies).chain([removal, verify]) {
             spawn(name, work, lane)?;
         }
-        if parts.outside.is_some() {
-            let settle: fn(&Parts, &Arc<Labels>, Lane) =
-                |parts, labels, _| outside::keep_settling(parts, labels);
-            spawn("settle".to_owned(), settle, Lane::Verify)?;
+        if parts.backend.is_some() {
+            let upload: fn(&ExecutorParts, &Arc<NodeLabels>, Lane) =
+                |parts, labels, _| backend::keep_uploading(parts, labels);
+            spawn("upload".to_owned(), upload, Lane::Verify)?;
         }
         if parts.scrub_bytes_per_sec.is_some() {
-            let hash: fn(&Parts, &Arc<Labels>, Lane) =
+            let hash: fn(&ExecutorParts, &Arc<NodeLabels>, Lane) =
                 |parts, labels, _| scrub::keep_hashing(parts, labels);
             spawn("hash".to_owned(), hash, Lane::Verify)?;
         }
@@ -137,13 +137,13 @@ impl Executor {
 
     /// Returns the components that the executor uses.
     #[must_use]
-    pub fn parts(&self) -> &Arc<Parts> {
+    pub fn parts(&self) -> &Arc<ExecutorParts> {
         &self.parts
     }
 
     /// Returns the labels that the executor runs.
     #[must_use]
-    pub fn labels(&self) -> &Arc<Labels> {
+    pub fn labels(&self) -> &Arc<NodeLabels> {
         &self.labels
     }
 
@@ -187,7 +187,7 @@ impl Executor {
 }
 
 /// Main loop of a worker thread.
-fn work(parts: &Parts, labels: &Arc<Labels>, lane: Lane) {
+fn work(parts: &ExecutorParts, labels: &Arc<NodeLabels>, lane: Lane) {
     if lane == Lane::Verify {
         scrub::be_nice();
     }
@@ -205,7 +205,7 @@ fn work(parts: &Parts, labels: &Arc<Labels>, lane: Lane) {
 }
 
 /// Runs a label. Returns whether the thread may run more labels.
-fn run(parts: &Parts, labels: &Arc<Labels>, (id, live): (LabelId, &Live)) -> bool {
+fn run(parts: &ExecutorParts, labels: &Arc<NodeLabels>, (id, live): (LabelId, &Live)) -> bool {
     let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let phase = |phase| labels.on_phase(id, phase);
         match &live.label.operation {
@@ -220,7 +220,7 @@ fn run(parts: &Parts, labels: &Arc<Labels>, (id, live): (LabelId, &Live)) -> boo
         let message = "the node itself failed on this label; see its log".to_owned();
         let mut outcome = failed(live.start, FailureKind::Device, message);
         outcome.end = task::now();
-        Work::without_effect(outcome)
+        LabelEffects::without_effect(outcome)
     });
     if matches!(&work.outcome.result, Err(failure) if failure.kind == FailureKind::Unfit) {
         // The programs are reported before the outcome, so that the server has the current list when it places the task again.
@@ -244,7 +244,7 @@ fn clear(directory: &std::path::Path) -> Result<(), Error> {
     std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o711)).map_err(failed)
 }
 
-impl Parts {
+impl ExecutorParts {
     /// Reports to the server which of the requested programs were installed or removed. Blocks.
     pub(crate) fn look_for_programs(&self) {
         let has = |name: &str| self.runner.has_program(name);

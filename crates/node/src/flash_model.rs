@@ -1,7 +1,7 @@
 //! Model of the flash device of a node: it estimates the effect of the node's writes on a device of its capacity. The module reads
 //! the database and keeps one snapshot file.
 //!
-//! The node reports writes and removals by appending events to a list. Once per status period the events are added to a [`Ledger`],
+//! The node reports writes and removals by appending events to a list. Once per status period the events are added to a [`FlashLedger`],
 //! whose report is part of the status object. So no writer waits for the model. A snapshot in the directory preserves the wear over restarts.
 //! The snapshot is only bookkeeping: if it is missing or corrupt, the model restarts from the objects in the database, and nothing else
 //! depends on it. `docs/formats-node.md` defines its layout and the counted writes.
@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tidemill_core::flash::{Ledger, LedgerError, LedgerReport, SnapshotError};
+use tidemill_core::flash::{FlashLedger, LedgerError, LedgerReport, SnapshotError};
 use tidemill_core::id::ObjectId;
 use tidemill_core::time::Time;
 use tidemill_wire::v1;
@@ -39,29 +39,29 @@ const SNAPSHOT_PERIOD: Duration = Duration::from_secs(60);
 /// Maximum number of waiting events. The bytes of further events are left out.
 const EVENTS_MAX: usize = 1 << 20;
 
-/// Bit in the id of a copy that was pulled from another node. Ids of data objects do not have it.
-const PULLED: u64 = 1 << 63;
+/// Bit in the id of a copy that was fetched from another node. Ids of data objects do not have it.
+const FETCHED: u64 = 1 << 63;
 
 /// Model of one node's device. Reporting an event takes well below a microsecond.
 #[derive(Debug)]
 pub struct FlashModel {
     path: PathBuf,
     capacity_bytes: u64,
-    events: Mutex<Vec<Event>>,
+    events: Mutex<Vec<FlashEvent>>,
     /// Bytes of events beyond the maximum.
     dropped_bytes: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<FlashState>,
     report: Mutex<Option<v1::FlashModel>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
+enum FlashEvent {
     Wrote { object: u64, bytes: u64 },
     Removed { object: u64 },
 }
 
 #[derive(Debug)]
-enum State {
+enum FlashState {
     /// The snapshot was not read yet.
     Unread,
     /// The model is in use.
@@ -73,7 +73,7 @@ enum State {
 /// Ledger and its bookkeeping.
 #[derive(Debug)]
 struct Book {
-    ledger: Ledger,
+    ledger: FlashLedger,
     /// Start of the ledger.
     since: Time,
     /// Bytes that did not fit into the ledger.
@@ -113,7 +113,7 @@ impl FlashModel {
             capacity_bytes,
             events: Mutex::default(),
             dropped_bytes: AtomicU64::new(0),
-            state: Mutex::new(State::Unread),
+            state: Mutex::new(FlashState::Unread),
             report: Mutex::default(),
         }
     }
@@ -121,31 +121,31 @@ impl FlashModel {
     /// Records that an object was sealed and stored in the database.
     pub fn on_written(&self, object: ObjectId, bytes: u64) {
         let object = object.0;
-        self.push(Event::Wrote { object, bytes });
+        self.push(FlashEvent::Wrote { object, bytes });
     }
 
     /// Records that an object was removed from the database.
     pub fn on_removed(&self, object: ObjectId) {
-        self.push(Event::Removed { object: object.0 });
+        self.push(FlashEvent::Removed { object: object.0 });
     }
 
     /// Records that another node's object was copied to this node, with `bytes` written for it: 0 for a link.
-    pub fn on_pulled(&self, object: ObjectId, bytes: u64) {
-        let object = object.0 | PULLED;
-        self.push(Event::Wrote { object, bytes });
+    pub fn on_fetched(&self, object: ObjectId, bytes: u64) {
+        let object = object.0 | FETCHED;
+        self.push(FlashEvent::Wrote { object, bytes });
     }
 
     /// Records that such a copy was removed.
-    pub fn on_pulled_removed(&self, object: ObjectId) {
-        let object = object.0 | PULLED;
-        self.push(Event::Removed { object });
+    pub fn on_fetched_removed(&self, object: ObjectId) {
+        let object = object.0 | FETCHED;
+        self.push(FlashEvent::Removed { object });
     }
 
-    fn push(&self, event: Event) {
+    fn push(&self, event: FlashEvent) {
         let mut events = self.events.lock();
         if events.len() < EVENTS_MAX {
             events.push(event);
-        } else if let Event::Wrote { bytes, .. } = event {
+        } else if let FlashEvent::Wrote { bytes, .. } = event {
             self.dropped_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
     }
@@ -160,7 +160,7 @@ impl FlashModel {
     /// objects of `db`, which are in `store`. Blocks.
     pub fn settle(&self, db: &Db, store: &dyn Store) {
         let mut state = self.state.lock();
-        if let State::Unread = *state {
+        if let FlashState::Unread = *state {
             // The database is read before the events are taken. Each event is reported after its transaction, so no event is missed.
             match db.read(records::data_objects) {
                 Ok(objects) => *state = self.open(&objects, store),
@@ -168,7 +168,7 @@ impl FlashModel {
             }
         }
         self.take_events(&mut state);
-        if let State::Open(book) = &mut *state
+        if let FlashState::Open(book) = &mut *state
             && book.changed
             && book
                 .kept
@@ -182,24 +182,24 @@ impl FlashModel {
     pub fn stop(&self) {
         let mut state = self.state.lock();
         self.take_events(&mut state);
-        if let State::Open(book) = &mut *state
+        if let FlashState::Open(book) = &mut *state
             && book.changed
         {
             self.keep(book);
         }
-        *state = State::Off;
+        *state = FlashState::Off;
     }
 
-    fn take_events(&self, state: &mut State) {
+    fn take_events(&self, state: &mut FlashState) {
         match state {
-            State::Unread => {}
-            State::Off => self.events.lock().clear(),
-            State::Open(book) => {
+            FlashState::Unread => {}
+            FlashState::Off => self.events.lock().clear(),
+            FlashState::Open(book) => {
                 let events = std::mem::take(&mut *self.events.lock());
                 for event in events {
                     match event {
-                        Event::Wrote { object, bytes } => book.wrote(object, bytes),
-                        Event::Removed { object } => book.removed(object),
+                        FlashEvent::Wrote { object, bytes } => book.wrote(object, bytes),
+                        FlashEvent::Removed { object } => book.removed(object),
                     }
                 }
                 book.left_out_bytes += self.dropped_bytes.swap(0, Ordering::Relaxed);
@@ -208,7 +208,7 @@ impl FlashModel {
         }
     }
 
-    fn open(&self, objects: &[ObjectId], store: &dyn Store) -> State {
+    fn open(&self, objects: &[ObjectId], store: &dyn Store) -> FlashState {
         let kept = match std::fs::read(&self.path) {
             Ok(bytes) => Book::decode(&bytes, self.capacity_bytes).map(Some),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -225,11 +225,11 @@ impl FlashModel {
             Ok(book) => book,
             Err(error) => {
                 tracing::warn!(%error, "there is no flash model of this node");
-                return State::Off;
+                return FlashState::Off;
             }
         };
         book.reconcile(objects, |object| store.allocated(object));
-        State::Open(Box::new(book))
+        FlashState::Open(Box::new(book))
     }
 
     fn keep(&self, book: &mut Book) {
@@ -249,7 +249,7 @@ impl FlashModel {
 impl Book {
     fn new(capacity_bytes: u64) -> Result<Self, LedgerError> {
         Ok(Self {
-            ledger: Ledger::new(capacity_bytes)?,
+            ledger: FlashLedger::new(capacity_bytes)?,
             since: now(),
             left_out_bytes: 0,
             changed: false,
@@ -354,7 +354,7 @@ impl Book {
             return Err(Unusable::Capacity(capacity));
         }
         Ok(Self {
-            ledger: Ledger::restore(ledger)?,
+            ledger: FlashLedger::restore(ledger)?,
             since: Time(u64::from_le_bytes(since)),
             left_out_bytes: u64::from_le_bytes(left_out),
             changed: false,
@@ -409,7 +409,7 @@ mod tests {
         for object in 1..=5 {
             book.removed(object);
         }
-        book.wrote(30 | PULLED, 5000);
+        book.wrote(30 | FETCHED, 5000);
         book
     }
 
@@ -476,7 +476,7 @@ mod tests {
         assert_eq!(
             known,
             (10..=21).collect::<Vec<_>>(),
-            "no pulled copy is left"
+            "no fetched copy is left"
         );
     }
 

@@ -3,19 +3,19 @@
 //! Every request for an object carries a capability. File work runs on blocking threads, in pieces of one mebibyte, since files are written
 //! and read fastest in large pieces.
 
-use crate::asleep::counted;
-use crate::bytes_out::{self, Pool};
 use crate::channels::{self, ChannelError};
-use crate::confirms::Confirms;
 use crate::daemon::Daemon;
 use crate::db::DbError;
-use crate::identity::Identity;
+use crate::hash_checks::Confirms;
+use crate::identity::NodeIdentity;
 use crate::notes;
 use crate::ranks;
 use crate::records::{self, ObjectRecord};
 use crate::reduce::{self, ReduceTrouble, Reducers};
+use crate::response_body::{self, Pool};
 use crate::scrub;
 use crate::store::{Store, StoreError};
+use crate::suspended::counted;
 use crate::task::now;
 use crate::tracker;
 use axum::Extension;
@@ -33,18 +33,18 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_client::guests::{Guest, Seated, Who};
-use tidemill_client::sparse::Sparse;
-use tidemill_client::tls::{Listener, Stream};
-use tidemill_client::turns::{Busy, Turns};
+use tidemill_client::concurrency_limit::{Busy, UserPermits};
+use tidemill_client::connections::{GuestConnection, Seated, Who};
+use tidemill_client::log_limit::Sparse;
+use tidemill_client::tls::{Listener, SocketStream};
 use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_core::label::Owner;
-use tidemill_kernel::locks::Shown;
-use tidemill_wire::capability::{Capability, Refusal, rights};
+use tidemill_kernel::locks::ProcFile;
+use tidemill_wire::capability::{Capability, CapabilityRefusal, rights};
 use tidemill_wire::replicas::{OBJECTS_MAX, REPLICAS, ReplicaItem, encode};
 use tidemill_wire::route::{
-    self, CAPABILITY_HEADER, Listed, SEAL_ALL_MAX, SOURCE_HEADER, SealBody, SealItem, SealReply,
-    SealResult,
+    self, CAPABILITY_HEADER, ListedObject, SEAL_ALL_MAX, SOURCE_HEADER, SealBody, SealItem,
+    SealReply, SealResult,
 };
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -78,23 +78,23 @@ const WAITS_EACH_MAX: usize = 64;
 
 /// State for the handlers.
 #[derive(Clone, Debug)]
-pub(crate) struct Context {
+pub(crate) struct HttpContext {
     daemon: Arc<Daemon>,
     pool: Arc<Pool>,
-    bodies: Arc<Turns>,
-    waits: Arc<Turns>,
+    bodies: Arc<UserPermits>,
+    waits: Arc<UserPermits>,
     reducers: Arc<Reducers>,
     confirms: Arc<Confirms>,
 }
 
 /// Listener of the node, in axum's form.
-struct Incoming(Listener);
+struct HttpListener(Listener);
 
-impl axum::serve::Listener for Incoming {
-    type Io = Seated<Stream>;
+impl axum::serve::Listener for HttpListener {
+    type Io = Seated<SocketStream>;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Seated<Stream>, SocketAddr) {
+    async fn accept(&mut self) -> (Seated<SocketStream>, SocketAddr) {
         self.0.accept().await
     }
 
@@ -105,10 +105,10 @@ impl axum::serve::Listener for Incoming {
 
 /// Entry of a connection in the limit of its user.
 #[derive(Clone, Debug)]
-struct Came(Guest);
+struct ConnectionEntry(GuestConnection);
 
-impl Connected<IncomingStream<'_, Incoming>> for Came {
-    fn connect_info(stream: IncomingStream<'_, Incoming>) -> Self {
+impl Connected<IncomingStream<'_, HttpListener>> for ConnectionEntry {
+    fn connect_info(stream: IncomingStream<'_, HttpListener>) -> Self {
         Self(stream.io().guest().clone())
     }
 }
@@ -119,9 +119,9 @@ pub(crate) async fn serve(
     listener: TcpListener,
     mut stop: watch::Receiver<bool>,
 ) {
-    let identity = daemon.identity.as_ref().map(Identity::current);
-    let listener = Incoming(Listener::new(listener, identity, CONNECTIONS_EACH_MAX));
-    let router = router(daemon).into_make_service_with_connect_info::<Came>();
+    let identity = daemon.identity.as_ref().map(NodeIdentity::current);
+    let listener = HttpListener(Listener::new(listener, identity, CONNECTIONS_EACH_MAX));
+    let router = router(daemon).into_make_service_with_connect_info::<ConnectionEntry>();
     let served = axum::serve(listener, router).with_graceful_shutdown(async move {
         // A node that was dropped stops serving, too.
         let _ = stop.wait_for(|stop| *stop).await;
@@ -133,12 +133,12 @@ pub(crate) async fn serve(
 
 fn router(daemon: Arc<Daemon>) -> axum::Router {
     let reducers = Reducers::new(Arc::clone(daemon.executor.parts()), daemon.config.cores);
-    let context = Context {
+    let context = HttpContext {
         reducers: Arc::new(reducers),
         daemon,
         pool: Arc::default(),
-        bodies: Arc::new(Turns::new(BODIES_EACH_MAX)),
-        waits: Arc::new(Turns::with_patience(WAITS_EACH_MAX, Duration::ZERO)),
+        bodies: Arc::new(UserPermits::new(BODIES_EACH_MAX)),
+        waits: Arc::new(UserPermits::with_patience(WAITS_EACH_MAX, Duration::ZERO)),
         confirms: Arc::default(),
     };
     axum::Router::new()
@@ -147,7 +147,7 @@ fn router(daemon: Arc<Daemon>) -> axum::Router {
         .route("/objects", get(list))
         .route("/objects/{id}/truncate", post(truncate))
         .route("/objects/{id}/copy", post(copy))
-        .route("/objects/{id}/outside", post(link))
+        .route("/objects/{id}/backend", post(make_stub))
         .route("/objects/{id}/allocate", post(allocate))
         .route("/objects/{id}/reserve", post(reserve))
         .route("/objects/{id}/sync", post(sync))
@@ -176,13 +176,13 @@ fn router(daemon: Arc<Daemon>) -> axum::Router {
 /// Rejects requests without a valid capability of this node, before it reads their body. Each handler checks whether the capability
 /// allows the request.
 async fn gate(
-    State(context): State<Context>,
-    ConnectInfo(Came(guest)): ConnectInfo<Came>,
+    State(context): State<HttpContext>,
+    ConnectInfo(ConnectionEntry(guest)): ConnectInfo<ConnectionEntry>,
     mut request: Request,
     next: Next,
-) -> Answer {
+) -> HttpResult {
     let shown = request.headers().get(CAPABILITY_HEADER).cloned();
-    let shown = shown.ok_or(Refused::NoCapability)?;
+    let shown = shown.ok_or(HttpRefusal::NoCapability)?;
     let shown = context.read(shown.as_bytes()).await?;
     let by = shown.uid;
     guest.introduce(if by == 0 { Who::Daemon } else { Who::User(by) });
@@ -194,13 +194,13 @@ async fn gate(
 
 /// Reason why a request is refused.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refused {
+pub(crate) enum HttpRefusal {
     #[error("{0}")]
     Bad(&'static str),
     #[error("the request has no capability (header {CAPABILITY_HEADER}); ask the server for one")]
     NoCapability,
     #[error(transparent)]
-    Capability(#[from] Refusal),
+    Capability(#[from] CapabilityRefusal),
     #[error("this node has not joined a cluster yet; try again")]
     NotJoined,
     #[error("object {0:016x} is still being written; it can be read when it is sealed")]
@@ -210,12 +210,14 @@ pub(crate) enum Refused {
     #[error("hash mismatch: the object's bytes do not have the expected hash")]
     OtherHash,
     #[error(transparent)]
-    Unknown(#[from] scrub::Trouble),
+    Unknown(#[from] scrub::ScrubError),
     #[error("this node has no {0}")]
     Missing(&'static str),
     #[error("attribute pages below {CLIENT_PAGES:#x} are the node's own")]
     OwnPage,
-    #[error("only an administrator can link an external file; import it")]
+    #[error(
+        "only an administrator can import a file of the backend with --no-copy; import it with its bytes"
+    )]
     NotYours,
     #[error("the request's body is larger than {0} bytes")]
     TooLong(usize),
@@ -239,10 +241,10 @@ pub(crate) enum Refused {
     Thread(#[from] tokio::task::JoinError),
 }
 
-impl Refused {
+impl HttpRefusal {
     fn status(&self) -> StatusCode {
         match self {
-            Self::Bad(_) | Self::Body(_) | Self::Capability(Refusal::Malformed) => {
+            Self::Bad(_) | Self::Body(_) | Self::Capability(CapabilityRefusal::Malformed) => {
                 StatusCode::BAD_REQUEST
             }
             Self::NoCapability | Self::Capability(_) | Self::OwnPage | Self::NotYours => {
@@ -282,14 +284,14 @@ impl Refused {
             Self::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Store(StoreError::Unsupported { .. }) => StatusCode::NOT_IMPLEMENTED,
             Self::Unknown(_)
-            | Self::Store(StoreError::Device { .. } | StoreError::Outside { .. })
+            | Self::Store(StoreError::Device { .. } | StoreError::Backend { .. })
             | Self::Db(_)
             | Self::Thread(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for HttpRefusal {
     fn into_response(self) -> Response {
         let status = self.status();
         if status.is_server_error()
@@ -310,20 +312,20 @@ impl IntoResponse for Refused {
 /// Limiter for log messages about failed requests.
 static FAILED: Sparse = Sparse::new();
 
-pub(crate) type Answer = Result<Response, Refused>;
+pub(crate) type HttpResult = Result<Response, HttpRefusal>;
 
-impl Context {
+impl HttpContext {
     /// Returns the object of a path, if the request's capability allows `wanted` on it.
     pub(crate) fn authorize(
         &self,
         shown: &Capability,
         id: &str,
         wanted: u32,
-    ) -> Result<ObjectId, Refused> {
-        let object =
-            route::parse_object(id).ok_or(Refused::Bad("an object id is 16 hexadecimal digits"))?;
+    ) -> Result<ObjectId, HttpRefusal> {
+        let object = route::parse_object(id)
+            .ok_or(HttpRefusal::Bad("an object id is 16 hexadecimal digits"))?;
         if wanted & rights::WRITE != 0 && !object.is_data() {
-            return Err(Refused::Bad("only data objects are written"));
+            return Err(HttpRefusal::Bad("only data objects are written"));
         }
         self.check(shown, object, wanted)?;
         Ok(object)
@@ -347,40 +349,42 @@ impl Context {
         self.waits.take(uid).await
     }
 
-    fn check(&self, shown: &Capability, object: ObjectId, wanted: u32) -> Result<(), Refused> {
+    fn check(&self, shown: &Capability, object: ObjectId, wanted: u32) -> Result<(), HttpRefusal> {
         let node = self.daemon.config.node;
         shown.allows(node, object, wanted, now().0)?;
         Ok(self.daemon.revoked.check(shown)?)
     }
 
     /// Decodes a capability in hexadecimal and verifies that this cluster signed it.
-    async fn read(&self, hex: &[u8]) -> Result<Capability, Refused> {
+    async fn read(&self, hex: &[u8]) -> Result<Capability, HttpRefusal> {
         let text = std::str::from_utf8(hex).ok();
-        let capability = text.and_then(route::parse_hex).ok_or(Refusal::Malformed)?;
-        let key = self.daemon.key().await.ok_or(Refused::NotJoined)?;
+        let capability = text
+            .and_then(route::parse_hex)
+            .ok_or(CapabilityRefusal::Malformed)?;
+        let key = self.daemon.key().await.ok_or(HttpRefusal::NotJoined)?;
         Ok(key.read(&capability)?)
     }
 }
 
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
-) -> Result<T, Refused> {
+) -> Result<T, HttpRefusal> {
     Ok(tokio::task::spawn_blocking(work).await??)
 }
 
 #[derive(serde::Deserialize)]
-struct Reading {
+struct ReadQuery {
     #[serde(default)]
     corrupt: bool,
 }
 
 async fn read(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
-    Query(Reading { corrupt }): Query<Reading>,
+    Query(ReadQuery { corrupt }): Query<ReadQuery>,
     Extension(shown): Extension<Capability>,
     headers: HeaderMap,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::READ)?;
     let open = move |store: &dyn Store| match corrupt {
         true => store.open_corrupt(object),
@@ -389,14 +393,14 @@ async fn read(
     let opened = find(&context, object, open).await?;
     // The writer may read back its own bytes; for all others an unsealed object does not exist yet.
     if !opened.stat.sealed && shown.rights & (rights::WRITE | rights::UNSEALED) == 0 {
-        return Err(Refused::Unsealed(object.0));
+        return Err(HttpRefusal::Unsealed(object.0));
     }
     let size = opened.stat.size;
     let range = headers.get(header::RANGE).and_then(|v| v.to_str().ok());
     let range = range.and_then(|text| route::parse_range(text, size));
     let (range, partial) = match range {
         None => (0..size, false),
-        Some(None) => return Err(Refused::Range(size)),
+        Some(None) => return Err(HttpRefusal::Range(size)),
         Some(Some(range)) => (range, true),
     };
     let mut response = Response::builder()
@@ -409,39 +413,39 @@ async fn read(
             .status(StatusCode::PARTIAL_CONTENT)
             .header(header::CONTENT_RANGE, text);
     }
-    let body = bytes_out::stream(opened.bytes.into(), range, &context.pool);
+    let body = response_body::stream(opened.bytes.into(), range, &context.pool);
     response
         .body(Body::from_stream(body))
-        .map_err(|_| Refused::Bad("no answer can be made"))
+        .map_err(|_| HttpRefusal::Bad("no answer can be made"))
 }
 
 async fn ranges(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Extension(shown): Extension<Capability>,
     body: Body,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::READ)?;
     let turn = context.bodies.take(shown.uid).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
     let ranges: Vec<(u64, u64)> = serde_json::from_slice(&body)
-        .map_err(|_| Refused::Bad("the body is no list of ranges in JSON"))?;
+        .map_err(|_| HttpRefusal::Bad("the body is no list of ranges in JSON"))?;
     let opened = find(&context, object, move |store| store.open(object)).await?;
     if !opened.stat.sealed {
-        return Err(Refused::Unsealed(object.0));
+        return Err(HttpRefusal::Unsealed(object.0));
     }
     let size = opened.stat.size;
     if ranges.iter().any(|(start, end)| start > end || *end > size) {
-        return Err(Refused::Range(size));
+        return Err(HttpRefusal::Range(size));
     }
     let total = ranges.iter().map(|(start, end)| end - start);
     let total = total.fold(0, u64::saturating_add);
     if ranges.len() > route::RANGES_MAX || total > route::RANGES_BYTES_MAX {
-        return Err(Refused::Bad("more ranges than one request may read"));
+        return Err(HttpRefusal::Bad("more ranges than one request may read"));
     }
     let read = move || {
         let _turn = turn;
-        bytes_out::gather(&*opened.bytes, &ranges).map_err(|source| StoreError::Device {
+        response_body::gather(&*opened.bytes, &ranges).map_err(|source| StoreError::Device {
             path: object.relative_path().into(),
             source,
         })
@@ -450,14 +454,14 @@ async fn ranges(
 }
 
 async fn head(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::READ)?;
     let stat = find(&context, object, move |store| store.stat(object)).await?;
     if !stat.sealed && shown.rights & (rights::WRITE | rights::UNSEALED) == 0 {
-        return Err(Refused::Unsealed(object.0));
+        return Err(HttpRefusal::Unsealed(object.0));
     }
     let headers = [
         (header::CONTENT_LENGTH, stat.size.to_string()),
@@ -468,15 +472,15 @@ async fn head(
 
 /// Calls `look` for an object. If the object is recorded but not readable, records the corruption, so that others do not ask for it again.
 async fn find<T: Send + 'static>(
-    context: &Context,
+    context: &HttpContext,
     object: ObjectId,
     look: impl FnOnce(&dyn Store) -> Result<T, StoreError> + Send + 'static,
-) -> Result<T, Refused> {
+) -> Result<T, HttpRefusal> {
     let daemon = Arc::clone(&context.daemon);
     let found = move || {
         look(daemon.parts().store.as_ref()).map_err(|error| {
             match scrub::look(daemon.parts(), object) {
-                Some(what) => Refused::Corrupt(object.0, what),
+                Some(what) => HttpRefusal::Corrupt(object.0, what),
                 None => error.into(),
             }
         })
@@ -490,20 +494,20 @@ struct Theirs {
 }
 
 async fn confirm(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Query(theirs): Query<Theirs>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::READ)?;
     let hash = route::parse_hex(&theirs.hash).and_then(|hash| hash.try_into().ok());
-    let hash = hash.ok_or(Refused::Bad("a hash is 64 hexadecimal digits"))?;
+    let hash = hash.ok_or(HttpRefusal::Bad("a hash is 64 hexadecimal digits"))?;
     find(&context, object, move |store| store.stat(object)).await?;
     let parts = context.daemon.executor.parts();
     let asked = (shown.uid, object);
     match context.confirms.confirm(parts, asked, hash).await? {
         true => Ok(StatusCode::NO_CONTENT.into_response()),
-        false => Err(Refused::OtherHash),
+        false => Err(HttpRefusal::OtherHash),
     }
 }
 
@@ -514,12 +518,12 @@ struct Offset {
 }
 
 async fn write(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Query(Offset { mut offset }): Query<Offset>,
     Extension(shown): Extension<Capability>,
     body: Body,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::WRITE)?;
     let mut body = body.into_data_stream();
     let mut pending = BytesMut::new();
@@ -544,16 +548,16 @@ async fn write(
 }
 
 #[derive(serde::Deserialize)]
-struct Size {
+struct SizeQuery {
     size: u64,
 }
 
 async fn truncate(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
-    Query(Size { size }): Query<Size>,
+    Query(SizeQuery { size }): Query<SizeQuery>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::WRITE)?;
     let store = Arc::clone(&context.daemon.parts().store);
     blocking(move || store.truncate(object, size)).await?;
@@ -561,22 +565,24 @@ async fn truncate(
 }
 
 #[derive(serde::Deserialize)]
-struct Source {
+struct SourceQuery {
     from: String,
     bytes: u64,
 }
 
 async fn copy(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
-    Query(Source { from, bytes }): Query<Source>,
+    Query(SourceQuery { from, bytes }): Query<SourceQuery>,
     Extension(shown): Extension<Capability>,
     headers: HeaderMap,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::WRITE)?;
-    let from =
-        route::parse_object(&from).ok_or(Refused::Bad("an object id is 16 hexadecimal digits"))?;
-    let capability = headers.get(SOURCE_HEADER).ok_or(Refused::NoCapability)?;
+    let from = route::parse_object(&from)
+        .ok_or(HttpRefusal::Bad("an object id is 16 hexadecimal digits"))?;
+    let capability = headers
+        .get(SOURCE_HEADER)
+        .ok_or(HttpRefusal::NoCapability)?;
     let source = context.read(capability.as_bytes()).await?;
     context.check(&source, from, rights::READ)?;
     let store = Arc::clone(&context.daemon.parts().store);
@@ -584,38 +590,38 @@ async fn copy(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// The node's keys give access to the whole external store. So only administrators may link files of it.
-async fn link(
-    State(context): State<Context>,
+/// The node's keys give access to the whole external store. So only administrators may import files of it without a copy.
+async fn make_stub(
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Extension(shown): Extension<Capability>,
     body: Body,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::WRITE)?;
     if shown.uid != 0 && shown.uid != rustix::process::geteuid().as_raw() {
-        return Err(Refused::NotYours);
+        return Err(HttpRefusal::NotYours);
     }
     let body = collect(body, PATH_BYTES_MAX).await?;
     let path = String::from_utf8(body.into());
-    let path = path.map_err(|_| Refused::Bad("a path is UTF-8"))?;
+    let path = path.map_err(|_| HttpRefusal::Bad("a path is UTF-8"))?;
     let store = Arc::clone(&context.daemon.parts().store);
-    let size = blocking(move || store.link(object, &path)).await?;
+    let size = blocking(move || store.make_stub(object, &path)).await?;
     Ok(axum::Json(serde_json::json!({ "size": size })).into_response())
 }
 
 #[derive(serde::Deserialize)]
-struct Range {
+struct RangeQuery {
     offset: u64,
     length: u64,
     mode: u32,
 }
 
 async fn allocate(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
-    Query(range): Query<Range>,
+    Query(range): Query<RangeQuery>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::WRITE)?;
     let store = Arc::clone(&context.daemon.parts().store);
     let allocate = move || store.allocate(object, range.offset, range.length, range.mode);
@@ -624,11 +630,11 @@ async fn allocate(
 }
 
 async fn reserve(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
-    Query(Size { size }): Query<Size>,
+    Query(SizeQuery { size }): Query<SizeQuery>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::WRITE)?;
     let store = Arc::clone(&context.daemon.parts().store);
     blocking(move || store.reserve(object, size)).await?;
@@ -636,10 +642,10 @@ async fn reserve(
 }
 
 async fn sync(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::READ)?;
     let store = Arc::clone(&context.daemon.parts().store);
     blocking(move || store.sync(object)).await?;
@@ -647,34 +653,34 @@ async fn sync(
 }
 
 async fn seal(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Extension(shown): Extension<Capability>,
     body: Body,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::WRITE)?;
     let _turn = context.bodies.take(shown.uid).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
     let body: SealBody = serde_json::from_slice(&body)
-        .map_err(|_| Refused::Bad("the body is no SealBody in JSON"))?;
+        .map_err(|_| HttpRefusal::Bad("the body is no SealBody in JSON"))?;
     let sealed = seal_objects(&context, vec![(object, attested(&shown, body)?)]).await?;
     match sealed.into_iter().next() {
         Some(size) => Ok(axum::Json(SealReply { size: size? }).into_response()),
-        None => Err(Refused::Bad("no answer can be made")),
+        None => Err(HttpRefusal::Bad("no answer can be made")),
     }
 }
 
 async fn seal_all(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Extension(shown): Extension<Capability>,
     body: Body,
-) -> Answer {
+) -> HttpResult {
     let _turn = context.bodies.take(shown.uid).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
     let items: Vec<SealItem> = serde_json::from_slice(&body)
-        .map_err(|_| Refused::Bad("the body is no list of SealItem in JSON"))?;
+        .map_err(|_| HttpRefusal::Bad("the body is no list of SealItem in JSON"))?;
     if items.len() > SEAL_ALL_MAX {
-        return Err(Refused::Bad("more objects than one request may seal"));
+        return Err(HttpRefusal::Bad("more objects than one request may seal"));
     }
     let mut results = Vec::with_capacity(items.len());
     let mut allowed = Vec::with_capacity(items.len());
@@ -687,7 +693,7 @@ async fn seal_all(
                 Ok(attested(&shown, item.body)?)
             })
         } else {
-            Err(Refused::Bad("only data objects are written"))
+            Err(HttpRefusal::Bad("only data objects are written"))
         };
         results.push(SealResult {
             object: item.object,
@@ -719,17 +725,17 @@ struct WithBytes {
 
 /// Returns the data with which another node copies many objects.
 async fn replicas(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Query(WithBytes { bytes }): Query<WithBytes>,
     Extension(shown): Extension<Capability>,
     body: Body,
-) -> Answer {
+) -> HttpResult {
     let _turn = context.bodies.take(shown.uid).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
     let items: Vec<ReplicaItem> = serde_json::from_slice(&body)
-        .map_err(|_| Refused::Bad("the body is no list of ReplicaItem in JSON"))?;
+        .map_err(|_| HttpRefusal::Bad("the body is no list of ReplicaItem in JSON"))?;
     if items.len() > OBJECTS_MAX {
-        return Err(Refused::Bad(
+        return Err(HttpRefusal::Bad(
             "more objects than one request may have copied",
         ));
     }
@@ -745,7 +751,7 @@ async fn replicas(
     Ok(tokio::task::spawn_blocking(given).await?.into_response())
 }
 
-fn refuse(result: &mut SealResult, refused: &Refused) {
+fn refuse(result: &mut SealResult, refused: &HttpRefusal) {
     result.status = refused.status().as_u16();
     result.message = refused.to_string();
 }
@@ -755,13 +761,13 @@ fn refuse(result: &mut SealResult, refused: &Refused) {
 ///
 /// # Errors
 /// [`Refusal::Rights`] if the capability has no attributes.
-fn attested(shown: &Capability, told: SealBody) -> Result<(SealBody, OsString), Refusal> {
-    let signed = shown.attributes.ok_or(Refusal::Rights)?;
-    let name = std::path::Path::new(&told.path).file_name();
+fn attested(shown: &Capability, body: SealBody) -> Result<(SealBody, OsString), CapabilityRefusal> {
+    let signed = shown.attributes.ok_or(CapabilityRefusal::Rights)?;
+    let name = std::path::Path::new(&body.path).file_name();
     let name = name.unwrap_or_default().to_owned();
     let body = SealBody {
         // The object became one of several parts after the capability was signed. Without a note, its place in the file is unknown.
-        inode: match (signed.part, told.part) {
+        inode: match (signed.part, body.part) {
             (None, Some(_)) => 0,
             _ => signed.inode,
         },
@@ -769,8 +775,8 @@ fn attested(shown: &Capability, told: SealBody) -> Result<(SealBody, OsString), 
         uid: signed.uid,
         gid: signed.gid,
         mode: signed.mode,
-        durable: told.durable,
-        lost: told.lost,
+        durable: body.durable,
+        lost: body.lost,
         part: signed.part,
     };
     Ok((body, name))
@@ -778,9 +784,9 @@ fn attested(shown: &Capability, told: SealBody) -> Result<(SealBody, OsString), 
 
 /// Seals objects with one transaction of the database. An object that was sealed before keeps its attributes.
 async fn seal_objects(
-    context: &Context,
+    context: &HttpContext,
     objects: Vec<(ObjectId, (SealBody, OsString))>,
-) -> Result<Vec<Result<u64, StoreError>>, Refused> {
+) -> Result<Vec<Result<u64, StoreError>>, HttpRefusal> {
     let parts = context.daemon.parts();
     let durable = objects.iter().any(|(_, (body, _))| body.durable);
     let store = Arc::clone(&parts.store);
@@ -791,7 +797,7 @@ async fn seal_objects(
         let mut rows = Vec::with_capacity(objects.len());
         for (object, (body, name)) in objects {
             let sealed = if body.lost {
-                let shown = Shown {
+                let shown = ProcFile {
                     inode: body.inode,
                     name: &name,
                 };
@@ -839,37 +845,37 @@ struct For {
 }
 
 async fn reduced(
-    state: State<Context>,
+    state: State<HttpContext>,
     id: Path<String>,
     of: Query<For>,
     shown: Extension<Capability>,
     body: Body,
-) -> Answer {
+) -> HttpResult {
     made(state, (id, of), shown, (body, false)).await
 }
 
 async fn folded(
-    state: State<Context>,
+    state: State<HttpContext>,
     id: Path<String>,
     of: Query<For>,
     shown: Extension<Capability>,
     body: Body,
-) -> Answer {
+) -> HttpResult {
     made(state, (id, of), shown, (body, true)).await
 }
 
 /// The server may reduce for any user; other callers reduce only for themselves.
 async fn made(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     (Path(id), Query(For { uid, gid })): (Path<String>, Query<For>),
     Extension(shown): Extension<Capability>,
     (body, batch): (Body, bool),
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::READ)?;
     // A batch belongs to the user in the capability.
     let uid = if batch { shown.uid } else { uid };
     if shown.uid != 0 && shown.uid != uid {
-        return Err(Refusal::Rights.into());
+        return Err(CapabilityRefusal::Rights.into());
     }
     let (owner, reducers) = (Owner { uid, gid }, Arc::clone(&context.reducers));
     let turn = reducers.turn(owner).await?;
@@ -884,7 +890,7 @@ async fn made(
         // `find` determines whether the object is corrupt.
         Err(ReduceTrouble::Store(error)) => {
             find(&context, object, move |_| Err::<(), _>(error)).await?;
-            Err(Refused::Missing("such object"))
+            Err(HttpRefusal::Missing("such object"))
         }
         made => Ok(made?.into_response()),
     }
@@ -897,14 +903,14 @@ struct Directory {
 
 /// Only the server has the right to remove object 0. The same right allows listing.
 async fn list(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Query(Directory { directory }): Query<Directory>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     context.check(&shown, ObjectId::STATUS, rights::REMOVE)?;
     let parts = context.daemon.parts();
     let (store, db) = (Arc::clone(&parts.store), parts.db.clone());
-    let listed = tokio::task::spawn_blocking(move || -> Result<Vec<Listed>, Refused> {
+    let listed = tokio::task::spawn_blocking(move || -> Result<Vec<ListedObject>, HttpRefusal> {
         let now = std::time::SystemTime::now();
         let entries = store.list(directory)?.into_iter();
         let entries = entries.filter(|entry| entry.object != ObjectId::STATUS);
@@ -913,7 +919,7 @@ async fn list(
                 .map(|entry| Ok((entry, records::has_object(connection, entry.object)?)))
                 .collect::<rusqlite::Result<Vec<_>>>()
         })?;
-        let listed = known.into_iter().map(|(entry, known)| Listed {
+        let listed = known.into_iter().map(|(entry, known)| ListedObject {
             object: entry.object.0,
             size: entry.size,
             sealed: entry.sealed && known,
@@ -927,10 +933,10 @@ async fn list(
 }
 
 async fn attributes(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::READ)?;
     let read = move |connection: &rusqlite::Connection| records::attributes(connection, object);
     let rows = read_rows(&context, read).await?;
@@ -942,28 +948,28 @@ async fn attributes(
 }
 
 async fn attribute(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path((id, page, number)): Path<(String, u32, u32)>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::READ)?;
     let read = move |connection: &rusqlite::Connection| {
         records::attribute(connection, object, page, number)
     };
     let value = read_rows(&context, read).await?;
-    let value = value.ok_or(Refused::Missing("such attribute"))?;
+    let value = value.ok_or(HttpRefusal::Missing("such attribute"))?;
     Ok(value.into_response())
 }
 
 async fn set_attribute(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path((id, page, number)): Path<(String, u32, u32)>,
     Extension(shown): Extension<Capability>,
     body: Body,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::ATTRIBUTES)?;
     if page < CLIENT_PAGES {
-        return Err(Refused::OwnPage);
+        return Err(HttpRefusal::OwnPage);
     }
     let _turn = context.bodies.take(shown.uid).await?;
     let value = collect(body, ATTRIBUTE_BYTES_MAX).await?;
@@ -982,10 +988,10 @@ async fn set_attribute(
 }
 
 async fn members(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::READ)?;
     let read = move |connection: &rusqlite::Connection| records::members(connection, object);
     let members = read_rows(&context, read).await?;
@@ -993,14 +999,20 @@ async fn members(
     Ok(axum::Json(ids).into_response())
 }
 
-async fn status(State(context): State<Context>, Extension(shown): Extension<Capability>) -> Answer {
+async fn status(
+    State(context): State<HttpContext>,
+    Extension(shown): Extension<Capability>,
+) -> HttpResult {
     context.check(&shown, ObjectId::STATUS, rights::READ)?;
     let daemon = Arc::clone(&context.daemon);
     let node = tokio::task::spawn_blocking(move || daemon.describe()).await?;
     Ok(axum::Json(tracker::status_json(&node)).into_response())
 }
 
-async fn tasks(State(context): State<Context>, Extension(shown): Extension<Capability>) -> Answer {
+async fn tasks(
+    State(context): State<HttpContext>,
+    Extension(shown): Extension<Capability>,
+) -> HttpResult {
     context.check(&shown, ObjectId::STATUS, rights::READ)?;
     let live = context.daemon.labels().live();
     let list: Vec<serde_json::Value> = live.iter().map(tracker::live_json).collect();
@@ -1008,10 +1020,10 @@ async fn tasks(State(context): State<Context>, Extension(shown): Extension<Capab
 }
 
 async fn task(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<u64>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let task = TaskId(id);
     let collection = ObjectId::task_collection(task);
     context.check(&shown, collection, rights::READ)?;
@@ -1028,35 +1040,35 @@ async fn task(
     };
     let (attributes, inputs, outputs) = read_rows(&context, read).await?;
     if attributes.is_empty() {
-        return Err(Refused::Missing("such task"));
+        return Err(HttpRefusal::Missing("such task"));
     }
     let json = tracker::ended_json(task, &attributes, &inputs, &outputs);
     Ok(axum::Json(json).into_response())
 }
 
 async fn read_rows<T: Send + 'static>(
-    context: &Context,
+    context: &HttpContext,
     read: impl FnOnce(&rusqlite::Connection) -> Result<T, rusqlite::Error> + Send + 'static,
-) -> Result<T, Refused> {
+) -> Result<T, HttpRefusal> {
     let db = context.daemon.parts().db.clone();
     Ok(tokio::task::spawn_blocking(move || db.read(read)).await??)
 }
 
 /// Reads a body into memory. Its sender holds a turn during this time, so the time is limited.
-pub(crate) async fn collect(body: Body, bytes_max: usize) -> Result<Bytes, Refused> {
+pub(crate) async fn collect(body: Body, bytes_max: usize) -> Result<Bytes, HttpRefusal> {
     let mut body = body.into_data_stream();
     let all = async {
         let mut all = BytesMut::new();
         while let Some(chunk) = body.next().await.transpose()? {
             if all.len() + chunk.len() > bytes_max {
-                return Err(Refused::TooLong(bytes_max));
+                return Err(HttpRefusal::TooLong(bytes_max));
             }
             all.extend_from_slice(&chunk);
         }
         Ok(all.freeze())
     };
     let all = tokio::time::timeout(BODY_MAX, all).await;
-    all.unwrap_or(Err(Refused::Slow))
+    all.unwrap_or(Err(HttpRefusal::Slow))
 }
 
 #[cfg(test)]
@@ -1068,7 +1080,7 @@ mod tests {
         let status = |errno| {
             let source = std::io::Error::from_raw_os_error(errno);
             let path = std::path::Path::new("/f");
-            Refused::from(StoreError::from_io(ObjectId(1), path, source)).status()
+            HttpRefusal::from(StoreError::from_io(ObjectId(1), path, source)).status()
         };
         assert_eq!(status(libc::EFBIG), StatusCode::PAYLOAD_TOO_LARGE);
         assert_eq!(status(libc::EIO), StatusCode::INTERNAL_SERVER_ERROR);

@@ -16,13 +16,13 @@ const CERTIFICATE: &str = "certificate";
 
 /// Identity of a node; see the module.
 #[derive(Debug)]
-pub struct Identity {
+pub struct NodeIdentity {
     key: Vec<u8>,
     public_key: Vec<u8>,
-    current: watch::Sender<Option<tls::Identity>>,
+    current: watch::Sender<Option<tls::ServerIdentity>>,
 }
 
-impl Identity {
+impl NodeIdentity {
     /// Loads key and certificate, or creates a key.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl Identity {
 
     /// Returns the identity for new connections.
     #[must_use]
-    pub fn current(&self) -> watch::Receiver<Option<tls::Identity>> {
+    pub fn current(&self) -> watch::Receiver<Option<tls::ServerIdentity>> {
         self.current.subscribe()
     }
 

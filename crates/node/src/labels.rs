@@ -8,13 +8,13 @@
 //! simulation does the same in virtual time.
 
 use crate::db::{Db, DbError};
-use crate::feeds::{Fate, Feed, analysis, fed_by};
 use crate::flash_model::FlashModel;
-use crate::records::{self, Kept, LabelRecord};
+use crate::records::{self, FormerState, LabelRecord};
 use crate::reports::Reports;
-use crate::runner::Control;
+use crate::runner::RunHandle;
 use crate::scrub;
-use crate::task::Work;
+use crate::streaming_inputs::{FeedOutcome, StreamingInput, analysis, streamed_by};
+use crate::task::LabelEffects;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_core::id::{LabelId, NodeId};
 use tidemill_core::label::{Failure, FailureKind, Label, Lane, Outcome};
-use tidemill_core::queue::{Aborted, Added, LABELS_MAX, Queue};
-use tidemill_core::resources::{Lack, Offers};
+use tidemill_core::queue::{Aborted, Added, LABELS_MAX, NodeQueue};
+use tidemill_core::resources::{Offers, ScarceResource};
 use tidemill_core::time::Time;
 use tidemill_wire::v1;
 
@@ -32,13 +32,13 @@ const REUSED_MAX: usize = 10_000;
 
 /// Labels of a node; see the module.
 #[derive(Debug)]
-pub struct Labels {
+pub struct NodeLabels {
     node: NodeId,
     db: Db,
     flash: Arc<FlashModel>,
     reports: Arc<Reports>,
     clock: fn() -> Time,
-    state: Mutex<State>,
+    state: Mutex<LabelsState>,
     /// Condition variables of the threads that execute labels, by lane.
     wake: [Condvar; Lane::ALL.len()],
     /// Signalled when the node stops.
@@ -46,8 +46,8 @@ pub struct Labels {
 }
 
 #[derive(Debug)]
-struct State {
-    queue: Queue,
+struct LabelsState {
+    queue: NodeQueue,
     live: BTreeMap<LabelId, Live>,
     /// Live labels that compare objects.
     verifies: BTreeSet<LabelId>,
@@ -55,20 +55,20 @@ struct State {
     reused: BTreeSet<LabelId>,
     seq: u64,
     /// Labels that have ended and whose outcome could not be stored yet.
-    unkept: Vec<(LabelId, Arc<Work>)>,
+    unkept: Vec<(LabelId, Arc<LabelEffects>)>,
     /// Acknowledged labels whose acknowledgement could not be stored yet.
     unacknowledged: Vec<LabelId>,
     stopping: bool,
 }
 
-impl State {
-    /// Informs the labels that a label feeds about its end. If it failed, their runs are cancelled.
-    fn tell_fed(&mut self, id: LabelId, well: bool) {
+impl LabelsState {
+    /// Informs the labels to which a label streams outputs about its end. If it failed, their runs are cancelled.
+    fn tell_streamed(&mut self, id: LabelId, well: bool) {
         if let Some(live) = self.live.get(&id) {
             live.fate.seal(well);
         }
-        for fed in self.queue.fed_in_vain(id) {
-            if let Some(live) = self.live.get_mut(&fed) {
+        for streamed in self.queue.streamed_in_vain(id) {
+            if let Some(live) = self.live.get_mut(&streamed) {
                 live.in_vain = Some(id);
                 live.control.cancel();
             }
@@ -77,7 +77,7 @@ impl State {
 
     fn new(offers: Offers) -> Self {
         Self {
-            queue: Queue::new(offers),
+            queue: NodeQueue::new(offers),
             live: BTreeMap::new(),
             verifies: BTreeSet::new(),
             reused: BTreeSet::new(),
@@ -91,13 +91,13 @@ impl State {
 
 /// Access to the bytes of an input.
 #[derive(Clone, Debug, Default)]
-pub struct Way {
+pub struct InputAccess {
     /// Capability for the node that has the input.
     pub capability: Vec<u8>,
     /// Layout of an input that is stored in several objects.
     pub layout: Option<v1::Layout>,
     /// Whether the input is on this node and may not be sealed yet.
-    pub growing: bool,
+    pub streaming: bool,
     /// Percentage of the processors that is left to writers while the input is written.
     pub leaves: u8,
 }
@@ -108,20 +108,20 @@ pub struct Live {
     /// The label.
     pub label: Arc<Label>,
     /// Access to its inputs, in their order.
-    pub ways: Arc<[Way]>,
+    pub ways: Arc<[InputAccess]>,
     /// Result of an earlier, equal task.
-    pub remembered: Option<Arc<v1::Remembered>>,
+    pub cached_result: Option<Arc<v1::CachedResult>>,
     /// `queued`, `fetching` or `running`.
     pub state: &'static str,
     /// Start time; zero before the start.
     pub start: Time,
     /// Handle to cancel the label while it runs.
-    pub control: Arc<Control>,
-    /// Outcome, for the labels that this label feeds.
-    pub(crate) fate: Arc<Fate>,
+    pub control: Arc<RunHandle>,
+    /// Outcome, for the labels to which this label streams outputs.
+    pub(crate) fate: Arc<FeedOutcome>,
     /// Inputs that other labels were still writing at its start.
-    pub(crate) feeds: Vec<Feed>,
-    /// Failed label that fed this label.
+    pub(crate) streaming_inputs: Vec<StreamingInput>,
+    /// Failed label that streamed an input to this label.
     pub(crate) in_vain: Option<LabelId>,
 }
 
@@ -131,12 +131,12 @@ impl Live {
         Some(Self {
             label: Arc::new(Label::try_from(message).ok()?),
             ways: ways(message),
-            remembered: None,
+            cached_result: None,
             state: "running",
             start: Time::default(),
             control: Arc::default(),
             fate: Arc::default(),
-            feeds: Vec::new(),
+            streaming_inputs: Vec::new(),
             in_vain: None,
         })
     }
@@ -148,43 +148,43 @@ impl Live {
             for (input, way) in analyse.inputs.iter_mut().zip(self.ways.iter()) {
                 input.capability.clone_from(&way.capability);
                 input.layout.clone_from(&way.layout);
-                input.growing = way.growing;
+                input.streaming = way.streaming;
                 input.leaves = way.leaves.into();
             }
         }
         message
     }
 
-    /// Returns the labels before this label that may feed it. This label may start as soon as they run. A label with a remembered result
+    /// Returns the labels before this label that may stream inputs to it. This label may start as soon as they run. A label with a cached result
     /// needs complete inputs and returns none.
-    fn feeding(&self, live: &BTreeMap<LabelId, Self>) -> Vec<LabelId> {
-        let Some(own) = analysis(&self.label).filter(|_| self.remembered.is_none()) else {
+    fn producers(&self, live: &BTreeMap<LabelId, Self>) -> Vec<LabelId> {
+        let Some(own) = analysis(&self.label).filter(|_| self.cached_result.is_none()) else {
             return Vec::new();
         };
-        let feeds = |maker: &LabelId| {
+        let streams = |maker: &LabelId| {
             let maker = live.get(maker).and_then(|live| analysis(&live.label));
-            maker.is_some_and(|maker| fed_by(own, maker).is_some())
+            maker.is_some_and(|maker| streamed_by(own, maker).is_some())
         };
-        self.label.after.iter().copied().filter(feeds).collect()
+        self.label.after.iter().copied().filter(streams).collect()
     }
 
     /// Returns the inputs that other labels are writing now.
-    fn fed(&self, live: &BTreeMap<LabelId, Self>) -> Vec<Feed> {
-        let Some(own) = analysis(&self.label).filter(|own| !own.pipelined.is_empty()) else {
+    fn streaming_inputs(&self, live: &BTreeMap<LabelId, Self>) -> Vec<StreamingInput> {
+        let Some(own) = analysis(&self.label).filter(|own| !own.streaming.is_empty()) else {
             return Vec::new();
         };
         let makers = self.label.after.iter().filter_map(|maker| live.get(maker));
         let makers = makers.filter(|maker| maker.state != "queued" && !maker.fate.is_well());
-        let feeds = makers.filter_map(|maker| {
-            let fed = fed_by(own, analysis(&maker.label)?)?;
-            Some(fed.into_iter().map(|(index, name)| Feed {
+        let inputs = makers.filter_map(|maker| {
+            let streamed = streamed_by(own, analysis(&maker.label)?)?;
+            Some(streamed.into_iter().map(|(index, name)| StreamingInput {
                 index,
                 maker: maker.label.id,
                 name,
                 fate: Arc::clone(&maker.fate),
             }))
         });
-        feeds.flatten().collect()
+        inputs.flatten().collect()
     }
 
     /// Returns the capability for the node that has an input.
@@ -193,7 +193,7 @@ impl Live {
     }
 }
 
-impl Labels {
+impl NodeLabels {
     /// Opens the database and queues the labels that were queued when the node stopped. `offers` are its present resources.
     ///
     /// # Errors
@@ -211,7 +211,7 @@ impl Labels {
             flash,
             reports,
             clock,
-            state: Mutex::new(State::new(offers)),
+            state: Mutex::new(LabelsState::new(offers)),
             wake: Default::default(),
             stopped: Condvar::new(),
         });
@@ -222,22 +222,22 @@ impl Labels {
     /// Accepts labels: new labels are queued after they were written to the database; ended labels are reported again.
     pub fn accept(self: &Arc<Self>, messages: Vec<v1::Label>) {
         let labels = Arc::clone(self);
-        let incoming: Vec<Incoming> = {
+        let incoming: Vec<IncomingLabel> = {
             let mut state = self.state.lock();
             messages
                 .into_iter()
                 .map(|label| {
                     state.seq += 1;
-                    Incoming::new(label, state.seq, self.now())
+                    IncomingLabel::new(label, state.seq, self.now())
                 })
                 .collect()
         };
-        let records: Vec<LabelRecord> = incoming.iter().map(Incoming::record).collect();
+        let records: Vec<LabelRecord> = incoming.iter().map(IncomingLabel::record).collect();
         let change = move |connection: &rusqlite::Connection| {
             records
                 .iter()
                 .map(|record| records::accept_label(connection, record))
-                .collect::<Result<Vec<Kept>, _>>()
+                .collect::<Result<Vec<FormerState>, _>>()
         };
         self.db.submit(false, change, move |kept| match kept {
             Ok(kept) => labels.on_accepted(incoming, kept),
@@ -254,11 +254,11 @@ impl Labels {
     }
 
     /// Returns a label to the server if it has not started. A started label continues.
-    pub fn recall(self: &Arc<Self>, label: LabelId) {
+    pub fn reschedule(self: &Arc<Self>, label: LabelId) {
         let labels = Arc::clone(self);
         // The request takes the same path as labels, as a cancellation does.
         self.db
-            .submit(false, |_| Ok(()), move |_| labels.on_recall(label));
+            .submit(false, |_| Ok(()), move |_| labels.on_reschedule(label));
     }
 
     /// Records that the server has stored these outcomes.
@@ -369,7 +369,7 @@ impl Labels {
     }
 
     /// Wakes the threads of the lanes that have a ready label.
-    fn wake(&self, state: &State) {
+    fn wake(&self, state: &LabelsState) {
         for lane in Lane::ALL {
             if state.queue.is_ready(lane) {
                 self.wake[lane as usize].notify_all();
@@ -377,28 +377,28 @@ impl Labels {
         }
     }
 
-    fn take(&self, state: &mut MutexGuard<'_, State>, lane: Lane) -> Option<(LabelId, Live)> {
+    fn take(&self, state: &mut MutexGuard<'_, LabelsState>, lane: Lane) -> Option<(LabelId, Live)> {
         let state = &mut **state;
         let id = state.queue.take(lane)?;
-        if state.queue.feeds(id) {
+        if state.queue.streams(id) {
             self.wake(state);
         }
-        let feeds = state.live.get(&id)?.fed(&state.live);
+        let streaming_inputs = state.live.get(&id)?.streaming_inputs(&state.live);
         let live = state.live.get_mut(&id)?;
-        live.feeds = feeds;
+        live.streaming_inputs = streaming_inputs;
         live.start = self.now();
         live.state = "fetching";
         let mut live = live.clone();
-        let holds = |memory: &Arc<v1::Remembered>| {
+        let holds = |memory: &Arc<v1::CachedResult>| {
             let mut needed = memory.if_reused.iter();
             needed.all(|label| state.reused.contains(&LabelId(*label)))
         };
-        live.remembered = live.remembered.filter(holds);
+        live.cached_result = live.cached_result.filter(holds);
         Some((id, live))
     }
 
     /// Takes the result of a label. Returns whether the result counts: a failure because the node stops does not count.
-    pub fn end(self: &Arc<Self>, id: LabelId, mut work: Work) -> bool {
+    pub fn end(self: &Arc<Self>, id: LabelId, mut work: LabelEffects) -> bool {
         let succeeded = work.outcome.result.is_ok();
         let lost = {
             let mut state = self.state.lock();
@@ -418,7 +418,7 @@ impl Labels {
                 *failure = dependency(before);
             }
             let lost = state.queue.end(id, succeeded);
-            state.tell_fed(id, succeeded);
+            state.tell_streamed(id, succeeded);
             self.wake(&state);
             lost
         };
@@ -470,17 +470,17 @@ impl Labels {
                 id: record.id.0,
                 ..v1::Label::default()
             });
-            self.enqueue(&Incoming::new(message, record.seq, self.now()));
+            self.enqueue(&IncomingLabel::new(message, record.seq, self.now()));
         }
         Ok(())
     }
 
-    fn on_accepted(self: &Arc<Self>, incoming: Vec<Incoming>, kept: Vec<Kept>) {
+    fn on_accepted(self: &Arc<Self>, incoming: Vec<IncomingLabel>, kept: Vec<FormerState>) {
         for (incoming, kept) in incoming.into_iter().zip(kept) {
             match kept {
-                Kept::New => self.enqueue(&incoming),
-                Kept::Queued => {}
-                Kept::Ended(outcome) => self.repeat(incoming.id(), &outcome),
+                FormerState::New => self.enqueue(&incoming),
+                FormerState::Queued => {}
+                FormerState::Ended(outcome) => self.repeat(incoming.id(), &outcome),
             }
         }
     }
@@ -494,7 +494,7 @@ impl Labels {
     }
 
     /// Refuses new labels that could not be stored, because the node can't guarantee to run them.
-    fn on_refused(&self, incoming: &[Incoming], error: &DbError) {
+    fn on_refused(&self, incoming: &[IncomingLabel], error: &DbError) {
         for incoming in incoming {
             if self.state.lock().live.contains_key(&incoming.id()) {
                 continue;
@@ -504,7 +504,7 @@ impl Labels {
         }
     }
 
-    fn enqueue(self: &Arc<Self>, incoming: &Incoming) {
+    fn enqueue(self: &Arc<Self>, incoming: &IncomingLabel) {
         let id = incoming.id();
         let mut state = self.state.lock();
         let label = match &incoming.label {
@@ -512,7 +512,7 @@ impl Labels {
             Err(outcome) => {
                 state.queue.add_ended(id, false);
                 drop(state);
-                self.keep(id, Work::without_effect((**outcome).clone()));
+                self.keep(id, LabelEffects::without_effect((**outcome).clone()));
                 return;
             }
         };
@@ -521,7 +521,7 @@ impl Labels {
             drop(state);
             let message = format!("the queue of node {} is full", self.node);
             let outcome = failed(self.now(), FailureKind::Device, message);
-            self.keep(id, Work::without_effect(outcome));
+            self.keep(id, LabelEffects::without_effect(outcome));
             return;
         }
         let (lane, needs) = (label.operation.lane(), label.operation.needs());
@@ -530,12 +530,12 @@ impl Labels {
             state.queue.add_ended(id, false);
             drop(state);
             let outcome = failed(self.now(), FailureKind::Unfit, self.lacks(&lack));
-            self.keep(id, Work::without_effect(outcome));
+            self.keep(id, LabelEffects::without_effect(outcome));
             return;
         }
         let live = incoming.live(label);
-        let feeding = live.feeding(&state.live);
-        let after = (label.after.as_slice(), feeding.as_slice());
+        let producers = live.producers(&state.live);
+        let after = (label.after.as_slice(), producers.as_slice());
         let place = ((lane, incoming.seq), label.owner.uid);
         match state.queue.add_of(id, place, needs, after) {
             Added::Known => {}
@@ -551,13 +551,13 @@ impl Labels {
                 drop(state);
                 self.keep(
                     id,
-                    Work::without_effect(dependency_failed(before, self.now())),
+                    LabelEffects::without_effect(dependency_failed(before, self.now())),
                 );
             }
         }
     }
 
-    fn lacks(&self, lack: &Lack) -> String {
+    fn lacks(&self, lack: &ScarceResource) -> String {
         let (needs, offered) = (lack.shown(lack.needs), lack.shown(lack.offered));
         let node = self.node;
         format!(
@@ -582,7 +582,7 @@ impl Labels {
             Aborted::Running | Aborted::Nothing => {}
             Aborted::Removed(dependants) => {
                 let outcome = abandoned("the label was aborted before it began");
-                self.keep(label, Work::without_effect(outcome));
+                self.keep(label, LabelEffects::without_effect(outcome));
                 self.abandon(label, dependants);
             }
             // The label was lost on its way to this node, and the server waits for its end.
@@ -593,13 +593,13 @@ impl Labels {
         }
     }
 
-    fn on_recall(self: &Arc<Self>, label: LabelId) {
-        let Some(dependants) = self.state.lock().queue.recall(label) else {
+    fn on_reschedule(self: &Arc<Self>, label: LabelId) {
+        let Some(dependants) = self.state.lock().queue.reschedule(label) else {
             return;
         };
         let message = format!("it was rescheduled from node {}", self.node);
-        let outcome = failed(self.now(), FailureKind::Recalled, message);
-        self.keep(label, Work::without_effect(outcome));
+        let outcome = failed(self.now(), FailureKind::Rescheduled, message);
+        self.keep(label, LabelEffects::without_effect(outcome));
         self.abandon(label, dependants);
     }
 
@@ -616,17 +616,17 @@ impl Labels {
         for dependant in dependants {
             self.keep(
                 dependant,
-                Work::without_effect(dependency_failed(failed, self.now())),
+                LabelEffects::without_effect(dependency_failed(failed, self.now())),
             );
         }
     }
 
     /// Stores the outcome of a label with all its effects in one transaction, then reports it.
-    fn keep(self: &Arc<Self>, id: LabelId, work: Work) {
+    fn keep(self: &Arc<Self>, id: LabelId, work: LabelEffects) {
         self.try_to_keep(id, Arc::new(work));
     }
 
-    fn try_to_keep(self: &Arc<Self>, id: LabelId, work: Arc<Work>) {
+    fn try_to_keep(self: &Arc<Self>, id: LabelId, work: Arc<LabelEffects>) {
         let labels = Arc::clone(self);
         let outcome = v1::LabelOutcome::from(&work.outcome);
         let message = outcome.encode_to_vec();
@@ -674,14 +674,14 @@ impl Labels {
 
 /// Label on its way into the queue.
 #[derive(Debug)]
-struct Incoming {
+struct IncomingLabel {
     message: v1::Label,
     seq: u64,
     /// Decoded label, or the outcome of an invalid label.
     label: Result<Arc<Label>, Box<Outcome>>,
 }
 
-impl Incoming {
+impl IncomingLabel {
     fn new(message: v1::Label, seq: u64, now: Time) -> Self {
         let label = Label::try_from(&message).map(Arc::new).map_err(|error| {
             Box::new(failed(
@@ -715,12 +715,12 @@ impl Incoming {
         Live {
             label: Arc::clone(label),
             ways: ways(&self.message),
-            remembered: remembered(&self.message),
+            cached_result: cached_result(&self.message),
             state: "queued",
             start: Time::default(),
             control: Arc::default(),
             fate: Arc::default(),
-            feeds: Vec::new(),
+            streaming_inputs: Vec::new(),
             in_vain: None,
         }
     }
@@ -748,24 +748,24 @@ fn dependency(before: LabelId) -> Failure {
     }
 }
 
-fn remembered(message: &v1::Label) -> Option<Arc<v1::Remembered>> {
+fn cached_result(message: &v1::Label) -> Option<Arc<v1::CachedResult>> {
     match &message.operation {
-        Some(v1::label::Operation::Analyse(analyse)) => analyse.remembered.clone().map(Arc::new),
+        Some(v1::label::Operation::Analyse(analyse)) => analyse.cached_result.clone().map(Arc::new),
         _ => None,
     }
 }
 
-fn ways(message: &v1::Label) -> Arc<[Way]> {
+fn ways(message: &v1::Label) -> Arc<[InputAccess]> {
     use v1::label::Operation;
     let inputs = match &message.operation {
         Some(Operation::Analyse(analyse)) => analyse.inputs.as_slice(),
         Some(Operation::Copy(copy)) => copy.from.as_slice(),
         _ => &[],
     };
-    let way = |input: &v1::Input| Way {
+    let way = |input: &v1::Input| InputAccess {
         capability: input.capability.clone(),
         layout: input.layout.clone(),
-        growing: input.growing,
+        streaming: input.streaming,
         leaves: u8::try_from(input.leaves).unwrap_or(99).min(99),
     };
     inputs.iter().map(way).collect()
@@ -774,7 +774,7 @@ fn ways(message: &v1::Label) -> Arc<[Way]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::db::Writer;
+    use crate::db::DbWriter;
     use rusqlite::Connection;
     use std::path::Path;
     use tidemill_core::id::ObjectId;
@@ -799,23 +799,23 @@ mod tests {
     fn opened(
         disk: &Arc<Mutex<Connection>>,
     ) -> (
-        Arc<Labels>,
-        Writer,
+        Arc<NodeLabels>,
+        DbWriter,
         tokio::sync::mpsc::UnboundedReceiver<v1::FromNode>,
     ) {
         let (db, writer) = Db::without_thread(Arc::clone(disk)).unwrap();
         let reports = Arc::new(Reports::default());
         let flash = Arc::new(FlashModel::new(Path::new("/none"), 0));
-        let labels = Labels::open(
+        let labels = NodeLabels::open(
             (NodeId(0), Offers::of_cores(1)),
             db,
             flash,
             Arc::clone(&reports),
             Time::default,
         );
-        let mut told = reports.connect(v1::Hello::default());
-        told.try_recv().unwrap();
-        (labels.unwrap(), writer, told)
+        let mut reported = reports.connect(v1::Hello::default());
+        reported.try_recv().unwrap();
+        (labels.unwrap(), writer, reported)
     }
 
     fn pages_max(disk: &Mutex<Connection>, pages: u64) {
@@ -825,35 +825,35 @@ mod tests {
 
     #[test]
     fn abort_of_unknown_label_finishes_it() {
-        let (labels, mut writer, mut told) = opened(&in_memory());
+        let (labels, mut writer, mut reported) = opened(&in_memory());
         labels.abort(LabelId(7));
         assert!(writer.turn());
-        let told = told.try_recv().unwrap().message;
-        let Some(v1::from_node::Message::Finished(finished)) = told else {
-            panic!("{told:?}");
+        let reported = reported.try_recv().unwrap().message;
+        let Some(v1::from_node::Message::Finished(finished)) = reported else {
+            panic!("{reported:?}");
         };
         assert_eq!(finished.label, 7);
         assert!(finished.outcome.unwrap().failure.is_some());
     }
 
     #[test]
-    fn recall_returns_label_unless_started() {
-        let (labels, mut writer, mut told) = opened(&in_memory());
+    fn reschedule_returns_label_unless_started() {
+        let (labels, mut writer, mut reported) = opened(&in_memory());
         labels.accept(vec![label(7), label(8)]);
         assert!(writer.turn());
         assert_eq!(labels.try_next(Lane::Remove).unwrap().0, LabelId(7));
         for id in [7, 8, 9] {
-            labels.recall(LabelId(id));
+            labels.reschedule(LabelId(id));
         }
         while writer.turn() {}
-        let Some(v1::from_node::Message::Finished(finished)) = told.try_recv().unwrap().message
+        let Some(v1::from_node::Message::Finished(finished)) = reported.try_recv().unwrap().message
         else {
             panic!("nothing went back")
         };
         let failure = finished.outcome.unwrap().failure.unwrap();
-        assert_eq!((finished.label, failure.kind.as_str()), (8, "recalled"));
+        assert_eq!((finished.label, failure.kind.as_str()), (8, "rescheduled"));
         assert!(
-            told.try_recv().is_err(),
+            reported.try_recv().is_err(),
             "the first runs, the last never came"
         );
         assert!(labels.try_next(Lane::Remove).is_none());
@@ -863,23 +863,23 @@ mod tests {
     #[test]
     fn outcome_is_reported_only_after_it_is_stored() {
         let disk = in_memory();
-        let (labels, mut writer, mut told) = opened(&disk);
+        let (labels, mut writer, mut reported) = opened(&disk);
         labels.accept(vec![label(7)]);
         assert!(writer.turn());
         let (id, _) = labels.try_next(Lane::Remove).unwrap();
 
         pages_max(&disk, 1);
         let long = "why ".repeat(1 << 14);
-        let work = Work::without_effect(failed(Time(1), FailureKind::Exit(1), long));
+        let work = LabelEffects::without_effect(failed(Time(1), FailureKind::Exit(1), long));
         assert!(labels.end(id, work));
         assert!(writer.turn());
-        assert!(told.try_recv().is_err(), "told and not kept");
+        assert!(reported.try_recv().is_err(), "reported and not kept");
         assert_eq!(labels.known().unwrap()[0].outcome, None);
 
         pages_max(&disk, 1 << 30);
         labels.keep_again();
         assert!(writer.turn());
-        assert!(told.try_recv().is_ok());
+        assert!(reported.try_recv().is_ok());
         assert!(labels.known().unwrap()[0].outcome.is_some());
         labels.acknowledge(vec![id]);
         assert!(writer.turn());

@@ -2,69 +2,69 @@
 //!
 //! ```text
 //!    http ──► store (directory) ◄── task ◄── executor ◄── attach ◄── server
-//!      └────► db (one writer, group commit) ◄──┘  └──► runner (tidemill_kernel), pull (other nodes)
+//!      └────► db (one writer, group commit) ◄──┘  └──► runner (tidemill_kernel), fetch (other nodes)
 //! ```
 //!
-//! [`Node::start`] starts a node in this process. The node owns its directory and nothing else. It knows no names and no jobs, and
+//! [`RunningNode::start`] starts a node in this process. The node owns its directory and nothing else. It knows no names and no jobs, and
 //! does not decide where work runs.
 
-mod asleep;
+mod allowed_dirs;
 mod attach;
-mod bytes_out;
+pub mod backend;
 mod channels;
-mod clocks;
+mod clock_check;
 pub mod config;
-mod confirms;
 pub mod daemon;
 pub mod db;
 pub mod directory;
 pub mod error;
 pub mod executor;
-mod feeds;
+pub mod fetch;
 pub mod flash_model;
-mod growing;
-mod handed;
+mod hash_checks;
 pub mod http;
 pub mod identity;
+mod input_reads;
 pub mod labels;
 pub mod memory;
+mod memory_outputs;
 pub mod notes;
-pub mod outside;
+mod part_reader;
 pub mod power;
 pub mod programs;
-pub mod pull;
 mod ranks;
-mod reads;
+mod record_starts;
 pub mod records;
 mod reduce;
 mod replicas;
 pub mod reports;
 mod reserve;
+mod response_body;
 mod revoked;
 pub mod runner;
 mod scrub;
-mod seams;
-mod shown;
-mod spans;
 pub mod status;
 pub mod store;
+mod streaming_inputs;
+mod streaming_pipe;
+mod suspended;
 pub mod task;
 mod tracker;
 
-pub use asleep::until_woken;
-pub use config::Config;
+pub use config::NodeConfig;
 pub use daemon::{Daemon, is_removed};
 pub use error::Error;
+pub use suspended::until_resumed;
 pub use tracker::status_json;
 
+use crate::backend::{Backend, Follower};
 use crate::channels::Channels;
 use crate::db::Db;
 use crate::directory::DirectoryStore;
-use crate::executor::{Executor, Parts};
+use crate::executor::{Executor, ExecutorParts};
+use crate::fetch::Fetcher;
 use crate::flash_model::FlashModel;
-use crate::outside::{Follower, Outside};
-use crate::programs::Programs;
-use crate::pull::Pulls;
+use crate::programs::KnownPrograms;
 use crate::runner::Runner;
 use crate::store::Store as _;
 use std::fs::{File, Permissions, TryLockError};
@@ -72,7 +72,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_core::id::ObjectId;
-use tidemill_core::layout::Medium;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -81,9 +80,9 @@ use tokio::task::JoinHandle;
 const LOCK_MAX: Duration = Duration::from_secs(3);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Node that runs in this process. End it with [`Node::stop`]; if it is only dropped, its threads continue.
+/// Node that runs in this process. End it with [`RunningNode::stop`]; if it is only dropped, its threads continue.
 #[derive(Debug)]
-pub struct Node {
+pub struct RunningNode {
     daemon: Arc<Daemon>,
     stop: watch::Sender<bool>,
     attached: JoinHandle<Error>,
@@ -93,21 +92,21 @@ pub struct Node {
     _lock: File,
 }
 
-impl Node {
+impl RunningNode {
     /// Starts a node: opens its directory, loads its queue, serves HTTP, and attaches to the server as soon as the server is reachable.
     /// Must be called on a multi-thread tokio runtime.
     ///
     /// # Errors
     /// If its directory, address or kernels can't be used; see [`Error`].
-    pub async fn start(mut config: Config) -> Result<Self, Error> {
+    pub async fn start(mut config: NodeConfig) -> Result<Self, Error> {
         let in_directory = |source| Error::Directory {
             path: config.directory.clone(),
             source,
         };
         open_many_files();
-        let in_memory = config.medium == Medium::Memory;
-        let counts_room = in_memory && memory::prepare(&config)?;
-        if in_memory && !counts_room {
+        let in_memory = config.memory_tier;
+        let counts_space = in_memory && memory::prepare(&config)?;
+        if in_memory && !counts_space {
             // The node's own file system already has this size.
             config.capacity_bytes = None;
         }
@@ -116,7 +115,7 @@ impl Node {
         config.directory = directory;
         let lock = lock(&config).await?;
         if let Some(bytes) = config.intermediate_bytes {
-            memory::prepare_handed(&config.directory, bytes)?;
+            memory::prepare_memory_outputs(&config.directory, bytes)?;
         }
         let listener = listen(&config).await?;
         let scheme = if config.tls { "https" } else { "http" };
@@ -151,7 +150,7 @@ impl Node {
             false => 0,
         };
         let daemon = Daemon::new(config, url, executor)?;
-        let daemon = Arc::new(daemon.in_memory(memory_id, counts_room));
+        let daemon = Arc::new(daemon.in_memory(memory_id, counts_space));
         let (stop, stopped) = watch::channel(false);
         let refreshing = tokio::spawn({
             let daemon = Arc::clone(&daemon);
@@ -182,8 +181,8 @@ impl Node {
     /// Returns the interface to the node's external store, for the follower that scans it. `None` if the store is not external.
     #[must_use]
     pub fn follower(&self) -> Option<Follower> {
-        let outside = self.daemon.parts().outside.as_ref();
-        outside.map(|outside| Follower::new(Arc::clone(outside)))
+        let backend = self.daemon.parts().backend.as_ref();
+        backend.map(|backend| Follower::new(Arc::clone(backend)))
     }
 
     /// Waits until the node can't continue, and returns the reason. The node must still be stopped.
@@ -224,55 +223,59 @@ fn open_many_files() {
     }
 }
 
-fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error> {
+fn open(config: &NodeConfig, runtime: tokio::runtime::Handle) -> Result<ExecutorParts, Error> {
     let db = Db::open(&config.directory.join("node.db"))?;
     daemon::claim(&db, config)?;
-    let counters = db.read(status::Counters::load)?;
-    let (store, outside) = open_store(config, &db, &runtime)?;
+    let counters = db.read(status::NodeCounters::load)?;
+    let (store, backend) = open_store(config, &db, &runtime)?;
     let capacity_bytes = store.space()?.capacity_bytes;
     let flash = Arc::new(FlashModel::new(&config.directory, capacity_bytes));
-    let pulled = config.directory.join("pulled");
-    let pulls = Pulls::new(
-        pulled.clone(),
+    let input_cache = config.directory.join("input-cache");
+    let fetcher = Fetcher::new(
+        input_cache.clone(),
         config.host.clone(),
         config.in_place,
-        config.pulled_bytes_max,
+        config.input_cache_bytes_max,
         runtime,
         Arc::clone(&flash),
     )
     .map_err(|source| Error::Directory {
-        path: pulled,
+        path: input_cache,
         source,
     })?;
     let channels = Channels::open(&config.directory, Arc::clone(&store))?;
-    Ok(Parts {
+    Ok(ExecutorParts {
         node: config.node,
         directory: config.directory.clone(),
         store,
-        outside,
+        backend,
         channels: Arc::new(channels),
         db,
-        pulls: Arc::new(pulls),
+        fetcher: Arc::new(fetcher),
         runner: Runner::new(config)?,
         counters: Arc::new(counters),
         flash,
         pace: Arc::new(parking_lot::Mutex::new(
-            tidemill_core::burst::share::Pace::new(config.cores),
+            tidemill_core::burst::share::ProcessorPace::new(config.cores),
         )),
-        programs: Programs::default(),
+        programs: KnownPrograms::default(),
         reports: Arc::default(),
         scrub_bytes_per_sec: config.scrub_bytes_per_sec,
     })
 }
 
-/// Store of objects, and the same store once more if the objects stay outside.
-type Stores = (Arc<dyn store::Store>, Option<Arc<Outside>>);
+/// Store of objects, and the same store once more if the objects stay in a backend.
+type StorePair = (Arc<dyn store::Store>, Option<Arc<Backend>>);
 
 /// Opens the store. Under the id of the status object, which has no bytes, it stores an empty file. A task reads this file for an empty
 /// input file, as empty files have no objects.
-fn open_store(config: &Config, db: &Db, runtime: &tokio::runtime::Handle) -> Result<Stores, Error> {
-    // Near files are removed after they have settled, so their total is not limited here.
-    let capacity = config.capacity_bytes.filter(|_| config.outside.is_none());
+fn open_store(
+    config: &NodeConfig,
+    db: &Db,
+    runtime: &tokio::runtime::Handle,
+) -> Result<StorePair, Error> {
+    // Cached files are removed after they have become durable in the backend, so their total is not limited here.
+    let capacity = config.capacity_bytes.filter(|_| config.backend.is_none());
     let mut store = DirectoryStore::open(&config.directory, capacity)?;
     if let Some(bytes) = config.intermediate_bytes {
         store = store.with_memory(bytes)?;
@@ -281,16 +284,16 @@ fn open_store(config: &Config, db: &Db, runtime: &tokio::runtime::Handle) -> Res
         store.create(ObjectId::STATUS)?;
     }
     store.seal(ObjectId::STATUS, false)?;
-    let Some(at) = &config.outside else {
+    let Some(at) = &config.backend else {
         return Ok((Arc::new(store), None));
     };
     let with = (db.clone(), runtime.clone());
-    let outside = Arc::new(Outside::open(store, at, config.capacity_bytes, with)?);
-    Ok((Arc::clone(&outside) as Arc<dyn store::Store>, Some(outside)))
+    let backend = Arc::new(Backend::open(store, at, config.capacity_bytes, with)?);
+    Ok((Arc::clone(&backend) as Arc<dyn store::Store>, Some(backend)))
 }
 
 /// Ensures that no other process uses the directory.
-async fn lock(config: &Config) -> Result<File, Error> {
+async fn lock(config: &NodeConfig) -> Result<File, Error> {
     let path = config.directory.join("lock");
     let failed = |source| Error::Directory {
         path: path.clone(),
@@ -317,7 +320,7 @@ async fn lock(config: &Config) -> Result<File, Error> {
     }
 }
 
-async fn listen(config: &Config) -> Result<TcpListener, Error> {
+async fn listen(config: &NodeConfig) -> Result<TcpListener, Error> {
     TcpListener::bind(config.listen)
         .await
         .map_err(|source| Error::Listen {

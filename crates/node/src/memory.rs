@@ -1,4 +1,4 @@
-//! Directory of a node whose medium is memory. The module creates and mounts such directories.
+//! Directory of a node of the memory tier. The module creates and mounts such directories.
 //!
 //! As root, the directory is a file system in memory (tmpfs) of the node, mounted on the directory. Its size is a hard limit, also for writers
 //! in place. It stays mounted when the node ends, so that a killed process loses nothing. Its content is lost when the host restarts or
@@ -7,10 +7,10 @@
 //! The outputs that tasks hand to each other in memory are in such a directory, too. Kernels open them by path. If the node runs as root,
 //! kernels run as other users; if these can't pass through the parent directories, the directory is also in the host's shared memory.
 
-use crate::config::{Config, machine_memory_bytes};
+use crate::config::{NodeConfig, machine_memory_bytes};
 use crate::db::{Db, DbError};
 use crate::error::Error;
-use crate::handed;
+use crate::memory_outputs;
 use crate::records;
 use rustix::fs::statfs;
 use rustix::io::Errno;
@@ -36,11 +36,11 @@ const OTHERS_PASS: u32 = 0o001;
 /// Key of the memory's number in the table `identity`.
 const MEMORY: &str = "memory";
 
-/// Creates or finds the directory of a node in memory. Returns whether the node must count the used bytes itself.
+/// Creates or finds the directory of a node of the memory tier. Returns whether the node must count the used bytes itself.
 ///
 /// # Errors
 /// [`Error::Memory`] with the reason.
-pub(crate) fn prepare(config: &Config) -> Result<bool, Error> {
+pub(crate) fn prepare(config: &NodeConfig) -> Result<bool, Error> {
     let directory = &config.directory;
     let capacity = config.capacity_bytes.ok_or_else(|| Error::Memory {
         path: directory.clone(),
@@ -54,8 +54,8 @@ pub(crate) fn prepare(config: &Config) -> Result<bool, Error> {
 ///
 /// # Errors
 /// [`Error::Memory`] with the reason.
-pub(crate) fn prepare_handed(node: &Path, capacity: u64) -> Result<(), Error> {
-    let directory = node.join(handed::DIRECTORY);
+pub(crate) fn prepare_memory_outputs(node: &Path, capacity: u64) -> Result<(), Error> {
+    let directory = node.join(memory_outputs::DIRECTORY);
     fits(&directory, capacity, "--intermediate-memory")?;
     let root = rustix::process::geteuid().is_root();
     let closed = if root { closed_to_users(node) } else { None };
@@ -70,7 +70,7 @@ pub(crate) fn prepare_handed(node: &Path, capacity: u64) -> Result<(), Error> {
     made.map_err(|trouble| refused(&directory, &trouble))
 }
 
-fn refused(directory: &Path, trouble: &Trouble) -> Error {
+fn refused(directory: &Path, trouble: &MemoryTierError) -> Error {
     Error::Memory {
         path: directory.to_owned(),
         why: trouble.to_string(),
@@ -92,15 +92,15 @@ fn fits(directory: &Path, capacity: u64, flag: &str) -> Result<(), Error> {
 
 /// Creates a file system of the directory's own or, if that is not allowed, a directory of shared memory with that mode. Returns whether it is
 /// shared.
-fn own_or_shared(directory: &Path, capacity: u64, mode: u32) -> Result<bool, Trouble> {
+fn own_or_shared(directory: &Path, capacity: u64, mode: u32) -> Result<bool, MemoryTierError> {
     let own = match rustix::process::geteuid().is_root() {
         true => own(directory, capacity),
-        false => Err(Trouble::System(Errno::PERM.into())),
+        false => Err(MemoryTierError::System(Errno::PERM.into())),
     };
     match own {
         Ok(()) => Ok(false),
         // Root of a container may not be allowed to mount either.
-        Err(Trouble::System(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+        Err(MemoryTierError::System(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
             shared(directory, mode).map(|()| true)
         }
         Err(trouble) => Err(trouble),
@@ -118,12 +118,12 @@ fn closed_to_users(directory: &Path) -> Option<&Path> {
 }
 
 /// Unmounts the memory in the node's own directory, which kernels can no longer reach. Fails if it contains files.
-fn leave_own(directory: &Path, closed: &Path) -> Result<(), Trouble> {
+fn leave_own(directory: &Path, closed: &Path) -> Result<(), MemoryTierError> {
     if directory.is_symlink() || !directory.is_dir() || !in_memory(directory)? {
         return Ok(());
     }
     if std::fs::read_dir(directory)?.next().is_some() {
-        return Err(Trouble::Closed(closed.to_owned()));
+        return Err(MemoryTierError::Closed(closed.to_owned()));
     }
     if is_own(directory)? {
         unmount(directory, UnmountFlags::DETACH).map_err(io::Error::from)?;
@@ -133,7 +133,7 @@ fn leave_own(directory: &Path, closed: &Path) -> Result<(), Trouble> {
 
 /// Reason why the directory can't be in memory.
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
+enum MemoryTierError {
     #[error("{0}")]
     System(#[from] io::Error),
     #[error("it holds files on a disk, such as {0}: give another directory")]
@@ -150,7 +150,7 @@ enum Trouble {
 }
 
 /// Mounts a file system of the directory's own.
-fn own(directory: &Path, capacity: u64) -> Result<(), Trouble> {
+fn own(directory: &Path, capacity: u64) -> Result<(), MemoryTierError> {
     std::fs::create_dir_all(directory)?;
     let size = CString::new(format!("size={capacity},mode=0711")).map_err(io::Error::other)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
@@ -159,7 +159,7 @@ fn own(directory: &Path, capacity: u64) -> Result<(), Trouble> {
         return Ok(mount_remount(directory, flags, &size).map_err(io::Error::from)?);
     }
     if let Some(file) = std::fs::read_dir(directory)?.next() {
-        return Err(Trouble::OnDisk(file?.path().display().to_string()));
+        return Err(MemoryTierError::OnDisk(file?.path().display().to_string()));
     }
     Ok(mount("tidemill", directory, "tmpfs", flags, size.as_c_str()).map_err(io::Error::from)?)
 }
@@ -175,7 +175,7 @@ fn in_memory(directory: &Path) -> io::Result<bool> {
 }
 
 /// Creates a directory of the host's shared memory with that mode, and makes `directory` a link to it.
-fn shared(directory: &Path, mode: u32) -> Result<(), Trouble> {
+fn shared(directory: &Path, mode: u32) -> Result<(), MemoryTierError> {
     let uid = rustix::process::geteuid().as_raw();
     let ours = |metadata: &Metadata| metadata.is_dir() && metadata.uid() == uid;
     match directory.symlink_metadata() {
@@ -184,12 +184,12 @@ fn shared(directory: &Path, mode: u32) -> Result<(), Trouble> {
                 return Ok(());
             }
             if let Some(file) = std::fs::read_dir(directory)?.next() {
-                return Err(Trouble::OnDisk(file?.path().display().to_string()));
+                return Err(MemoryTierError::OnDisk(file?.path().display().to_string()));
             }
             std::fs::remove_dir(directory)?;
         }
         Ok(metadata) if metadata.is_symlink() => std::fs::remove_file(directory)?,
-        Ok(_) => return Err(Trouble::Foreign(directory.to_owned())),
+        Ok(_) => return Err(MemoryTierError::Foreign(directory.to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error.into()),
     }
@@ -202,7 +202,7 @@ fn shared(directory: &Path, mode: u32) -> Result<(), Trouble> {
     }
     // Any user can create directories in shared memory, so the owner is checked.
     if !target.symlink_metadata().is_ok_and(|found| ours(&found)) {
-        return Err(Trouble::Foreign(target));
+        return Err(MemoryTierError::Foreign(target));
     }
     std::fs::set_permissions(&target, std::fs::Permissions::from_mode(mode))?;
     if let Some(parent) = path.parent() {
@@ -255,18 +255,21 @@ mod tests {
         std::os::unix::fs::symlink(above.path(), &target).unwrap();
         assert!(matches!(
             shared(&directory, PRIVATE),
-            Err(Trouble::Foreign(_))
+            Err(MemoryTierError::Foreign(_))
         ));
         std::fs::remove_file(&target).unwrap();
         let disk = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         if !in_memory(&disk).unwrap() {
-            assert!(matches!(shared(&disk, PRIVATE), Err(Trouble::OnDisk(_))));
+            assert!(matches!(
+                shared(&disk, PRIVATE),
+                Err(MemoryTierError::OnDisk(_))
+            ));
         }
     }
 
     /// Kernels of root's nodes run as other users. They reach the memory whatever the modes of the directories above are.
     #[test]
-    fn handed_directory_is_reachable_by_all_users() {
+    fn directory_of_intermediates_is_reachable_by_all_users() {
         if !rustix::process::geteuid().is_root() {
             return;
         }
@@ -279,13 +282,13 @@ mod tests {
         };
         mode(&node, 0o755);
         mode(&above_path, 0o700);
-        let handed = node.join(handed::DIRECTORY);
-        let prepare = || prepare_handed(&node, CAPACITY_BYTES_MIN);
+        let memory_outputs = node.join(memory_outputs::DIRECTORY);
+        let prepare = || prepare_memory_outputs(&node, CAPACITY_BYTES_MIN);
         prepare().unwrap();
-        let target = std::fs::read_link(&handed).unwrap();
+        let target = std::fs::read_link(&memory_outputs).unwrap();
         assert_eq!(closed_to_users(&target), None);
         assert_eq!(target.metadata().unwrap().mode() & 0o777, PASSED);
-        std::fs::write(handed.join("file"), "kept").unwrap();
+        std::fs::write(memory_outputs.join("file"), "kept").unwrap();
         // The file stays in its place when the parent directory is opened, and when it is closed again.
         for open in [0o711, 0o700] {
             mode(&above_path, open);
@@ -293,21 +296,21 @@ mod tests {
             assert_eq!(std::fs::read(target.join("file")).unwrap(), b"kept");
         }
         std::fs::remove_dir_all(&target).unwrap();
-        std::fs::remove_file(&handed).unwrap();
+        std::fs::remove_file(&memory_outputs).unwrap();
         mode(&above_path, 0o711);
         prepare().unwrap();
-        if handed.is_symlink() {
+        if memory_outputs.is_symlink() {
             // Root of a container can't mount.
-            std::fs::remove_dir_all(std::fs::read_link(&handed).unwrap()).unwrap();
+            std::fs::remove_dir_all(std::fs::read_link(&memory_outputs).unwrap()).unwrap();
             return;
         }
-        std::fs::write(handed.join("file"), "there").unwrap();
+        std::fs::write(memory_outputs.join("file"), "there").unwrap();
         mode(&above_path, 0o700);
-        let said = prepare().unwrap_err().to_string();
+        let reported = prepare().unwrap_err().to_string();
         let wanted = format!("chmod o+x {}", above_path.display());
-        assert!(said.contains(&wanted), "{said}");
-        std::fs::remove_file(handed.join("file")).unwrap();
+        assert!(reported.contains(&wanted), "{reported}");
+        std::fs::remove_file(memory_outputs.join("file")).unwrap();
         prepare().unwrap();
-        std::fs::remove_dir(std::fs::read_link(&handed).unwrap()).unwrap();
+        std::fs::remove_dir(std::fs::read_link(&memory_outputs).unwrap()).unwrap();
     }
 }

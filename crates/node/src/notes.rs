@@ -9,9 +9,9 @@ use crate::records::{attribute, has_object, set_attribute};
 use prost::Message as _;
 use rusqlite::{Connection, Result, params};
 use tidemill_core::attribute::{name, object};
+use tidemill_core::display::escaped;
 use tidemill_core::id::{Inode, ObjectId};
 use tidemill_core::layout::PartOf;
-use tidemill_core::shown::escaped;
 use tidemill_wire::v1;
 
 /// Stores notes, except where a later one is known. Returns the highest change number among the notes.
@@ -307,7 +307,7 @@ mod tests {
         let layout = v1::Layout {
             unit: 4096,
             parts: vec![part(5), part(6)],
-            pieces: Vec::new(),
+            extents: Vec::new(),
         };
         assert_eq!(place_of(&db, ObjectId(6)).unwrap(), None);
         let noted = v1::NameNote {
@@ -385,7 +385,7 @@ mod tests {
                 layout: Some(v1::Layout {
                     unit,
                     parts: vec![part(5, size), part(6, size + 1)],
-                    pieces: Vec::new(),
+                    extents: Vec::new(),
                 }),
                 version: 1,
                 ..note(9, 3, 10, &["c"])

@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Time after which a reading is stale.
 const FRESH: Duration = Duration::from_secs(10);
 /// Maximum number of bytes that are read from a command.
-const SAID_BYTES_MAX: usize = 256;
+const PRINTED_BYTES_MAX: usize = 256;
 /// Maximum power of a package of processors. A counter with a higher value was reset.
 const PACKAGE_WATTS_MAX: u64 = 5000;
 /// Linux's directory of the counters.
@@ -33,9 +33,9 @@ pub enum Meter {
 
 /// Last reading.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Reading(Arc<Mutex<Option<(Instant, u64)>>>);
+pub(crate) struct PowerReading(Arc<Mutex<Option<(Instant, u64)>>>);
 
-impl Reading {
+impl PowerReading {
     /// Returns the power in thousandths of a watt; `None` if the last reading is stale.
     pub(crate) fn milliwatts(&self) -> Option<u64> {
         let read = *self.0.lock();
@@ -50,17 +50,17 @@ impl Meter {
         match self {
             Self::Rapl => "measured by RAPL, the processors of its host only".into(),
             Self::Command(line) => {
-                format!("measured by `{}`", tidemill_core::shown::line(line))
+                format!("measured by `{}`", tidemill_core::display::line(line))
             }
         }
     }
 
     /// Starts a thread that reads the meter periodically, until the reading is dropped.
-    pub(crate) fn start(&self) -> Reading {
-        let (meter, reading) = (self.clone(), Reading::default());
+    pub(crate) fn start(&self) -> PowerReading {
+        let (meter, reading) = (self.clone(), PowerReading::default());
         let to = Arc::downgrade(&reading.0);
         std::thread::spawn(move || {
-            let (mut before, mut told) = (None, false);
+            let (mut before, mut logged) = (None, false);
             while let Some(to) = to.upgrade() {
                 let read = match &meter {
                     Self::Rapl => Ok(rapl(Path::new(POWERCAP), &mut before)),
@@ -69,10 +69,10 @@ impl Meter {
                 match read {
                     Ok(Some(milli)) => *to.lock() = Some((Instant::now(), milli)),
                     Ok(None) => {}
-                    Err(why) if told => tracing::debug!("{why}"),
+                    Err(why) if logged => tracing::debug!("{why}"),
                     Err(why) => tracing::warn!("the meter: {why}"),
                 }
-                told = true;
+                logged = true;
                 drop(to);
                 std::thread::sleep(PERIOD);
             }
@@ -83,7 +83,7 @@ impl Meter {
 
 /// Returns the watts that a command prints, in thousandths.
 fn command(line: &str, limit: Duration) -> Result<u64, String> {
-    let named = |what: &str| format!("`{}` {what}", tidemill_core::shown::line(line));
+    let named = |what: &str| format!("`{}` {what}", tidemill_core::display::line(line));
     let mut command = Command::new("/bin/sh");
     command.args(["-c", line]).stdin(Stdio::null());
     command
@@ -94,14 +94,14 @@ fn command(line: &str, limit: Duration) -> Result<u64, String> {
         .spawn()
         .map_err(|error| named(&format!("can't be run: {error}")))?;
     let pid = rustix::process::Pid::from_child(&child);
-    let said = child.stdout.take().map(|pipe| until_end(pipe, limit));
+    let printed = child.stdout.take().map(|pipe| until_end(pipe, limit));
     // The command has printed enough, or takes too long.
     let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
     let _ = child.wait();
-    let said = said
+    let printed = printed
         .flatten()
         .ok_or_else(|| named("does not end in time, or says nothing"))?;
-    let watts: f64 = said
+    let watts: f64 = printed
         .trim()
         .parse()
         .map_err(|_| named("does not print a number of watts"))?;
@@ -112,9 +112,9 @@ fn command(line: &str, limit: Duration) -> Result<u64, String> {
 /// process that has left its process group has it open.
 fn until_end(mut pipe: ChildStdout, limit: Duration) -> Option<String> {
     let end = Instant::now() + limit;
-    let mut said = Vec::new();
-    let mut piece = [0; SAID_BYTES_MAX];
-    while said.len() < SAID_BYTES_MAX {
+    let mut printed = Vec::new();
+    let mut piece = [0; PRINTED_BYTES_MAX];
+    while printed.len() < PRINTED_BYTES_MAX {
         let left = end.checked_duration_since(Instant::now())?;
         let left = rustix::event::Timespec::try_from(left).ok()?;
         let mut asked = [PollFd::new(&pipe, PollFlags::IN)];
@@ -122,14 +122,14 @@ fn until_end(mut pipe: ChildStdout, limit: Duration) -> Option<String> {
             Ok(0) => return None,
             Ok(_) => match pipe.read(&mut piece).ok()? {
                 0 => break,
-                more => said.extend_from_slice(&piece[..more]),
+                more => printed.extend_from_slice(&piece[..more]),
             },
             Err(rustix::io::Errno::INTR) => {}
             Err(_) => return None,
         }
     }
     // The caller reports text that is not a number.
-    Some(String::from_utf8_lossy(&said).into_owned())
+    Some(String::from_utf8_lossy(&printed).into_owned())
 }
 
 #[expect(

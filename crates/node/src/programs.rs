@@ -10,11 +10,11 @@ const NAMES_MAX: usize = 4096;
 
 /// Names that the server asked for, with the last answer.
 #[derive(Debug, Default)]
-pub struct Programs {
+pub struct KnownPrograms {
     known: Mutex<BTreeMap<String, bool>>,
 }
 
-impl Programs {
+impl KnownPrograms {
     /// Answers a query. `has` returns whether a program exists. The lock ensures that the last report always equals the state known here.
     pub fn answer(
         &self,
@@ -73,13 +73,16 @@ mod tests {
     use super::*;
 
     /// Returns the report of a repeated check.
-    fn news(programs: &Programs, has: impl Fn(&str) -> bool) -> Option<(Vec<String>, Vec<String>)> {
-        let mut told = None;
+    fn news(
+        programs: &KnownPrograms,
+        has: impl Fn(&str) -> bool,
+    ) -> Option<(Vec<String>, Vec<String>)> {
+        let mut reported = None;
         programs.look(has, |news| {
             assert_eq!(news.request, 0);
-            told = Some((news.found, news.missing));
+            reported = Some((news.found, news.missing));
         });
-        told
+        reported
     }
 
     fn names(all: &[&str]) -> Vec<String> {
@@ -88,7 +91,7 @@ mod tests {
 
     #[test]
     fn found_programs_are_reported_again_on_change() {
-        let programs = Programs::default();
+        let programs = KnownPrograms::default();
         let question = v1::FindPrograms {
             request: 7,
             names: names(&["a", "b"]),
@@ -112,7 +115,7 @@ mod tests {
 
     #[test]
     fn programs_keep_bounded_number_of_names() {
-        let programs = Programs::default();
+        let programs = KnownPrograms::default();
         let names = (0..2 * NAMES_MAX).map(|n| n.to_string()).collect();
         let question = v1::FindPrograms { request: 1, names };
         programs.answer(

@@ -69,7 +69,7 @@ pub type Hash = [u8; 32];
 
 /// Length and hash of a sealed object, for comparisons.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sum {
+pub struct ObjectChecksum {
     /// Length in bytes.
     pub size: u64,
     /// Hash; `None`: the object has not been hashed yet.
@@ -103,7 +103,7 @@ impl ObjectRecord {
 
 /// Value of an attribute.
 #[derive(Clone, Copy, Debug)]
-enum Value<'a> {
+enum AttributeValue<'a> {
     Number(u64),
     Text(&'a str),
 }
@@ -118,19 +118,22 @@ pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> 
         set_hash(connection, record.id, hash)?;
     }
     let set = |number, value| set(connection, record.id, object::PAGE, number, value);
-    set(object::SIZE, Value::Number(record.size))?;
-    set(object::UID, Value::Number(record.owner.uid.into()))?;
-    set(object::GID, Value::Number(record.owner.gid.into()))?;
-    set(object::INODE, Value::Number(record.inode))?;
+    set(object::SIZE, AttributeValue::Number(record.size))?;
+    set(object::UID, AttributeValue::Number(record.owner.uid.into()))?;
+    set(object::GID, AttributeValue::Number(record.owner.gid.into()))?;
+    set(object::INODE, AttributeValue::Number(record.inode))?;
     if !record.path.is_empty() {
-        set(object::PATH, Value::Text(&record.path))?;
+        set(object::PATH, AttributeValue::Text(&record.path))?;
     }
-    set(object::SEALED_AT, Value::Number(record.sealed_at.0))?;
+    set(
+        object::SEALED_AT,
+        AttributeValue::Number(record.sealed_at.0),
+    )?;
     if let Some(mode) = record.mode {
-        set(object::MODE, Value::Number(mode.into()))?;
+        set(object::MODE, AttributeValue::Number(mode.into()))?;
     }
     if record.memory {
-        set(object::MEMORY, Value::Number(1))?;
+        set(object::MEMORY, AttributeValue::Number(1))?;
     }
     if let Some(part) = record.part {
         set_attribute(
@@ -142,7 +145,7 @@ pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> 
         )?;
     }
     match record.task {
-        Some(id) => set(object::TASK, Value::Number(id)),
+        Some(id) => set(object::TASK, AttributeValue::Number(id)),
         None => Ok(()),
     }
 }
@@ -174,7 +177,7 @@ pub fn has_object(connection: &Connection, id: ObjectId) -> Result<bool> {
 ///
 /// # Errors
 /// If SQLite refuses.
-pub fn sum(connection: &Connection, id: ObjectId) -> Result<Option<Sum>> {
+pub fn sum(connection: &Connection, id: ObjectId) -> Result<Option<ObjectChecksum>> {
     connection
         .prepare_cached(
             "SELECT value, hash, corruption FROM object JOIN attribute ON attribute.object = id
@@ -185,7 +188,7 @@ pub fn sum(connection: &Connection, id: ObjectId) -> Result<Option<Sum>> {
             |row| {
                 let size: Vec<u8> = row.get(0)?;
                 let hash: Option<Vec<u8>> = row.get(1)?;
-                Ok(Sum {
+                Ok(ObjectChecksum {
                     size: size.try_into().map_or(0, u64::from_le_bytes),
                     hash: hash.and_then(|hash| hash.try_into().ok()),
                     corruption: row.get(2)?,
@@ -203,7 +206,7 @@ pub fn unhashed(connection: &Connection, max: u32) -> Result<Vec<ObjectId>> {
     connection
         .prepare_cached(
             "SELECT id FROM object INDEXED BY object_unhashed
-             WHERE kind = 0 AND hash IS NULL AND corruption IS NULL AND linked = 0 LIMIT ?1",
+             WHERE kind = 0 AND hash IS NULL AND corruption IS NULL AND stub = 0 LIMIT ?1",
         )?
         .query_map([max], |row| {
             Ok(ObjectId(row.get::<_, i64>(0)?.cast_unsigned()))
@@ -311,38 +314,47 @@ pub fn put_task(
     let args = serde_json::to_string(&analysis.args).unwrap_or_default();
     let selections = selections(analysis);
     let set = |number, value| set(connection, collection, task::PAGE, number, value);
-    set(task::INPUTS, Value::Number(inputs.0))?;
-    set(task::OUTPUTS, Value::Number(outputs.0))?;
-    set(task::NAME, Value::Text(&analysis.name))?;
-    set(task::JOB, Value::Number(analysis.job.0))?;
-    set(task::KERNEL, Value::Text(analysis.kernel.name()))?;
-    set(task::KERNEL_HASH, Value::Text(&outcome.kernel_hash))?;
-    set(task::ARGS, Value::Text(&args))?;
+    set(task::INPUTS, AttributeValue::Number(inputs.0))?;
+    set(task::OUTPUTS, AttributeValue::Number(outputs.0))?;
+    set(task::NAME, AttributeValue::Text(&analysis.name))?;
+    set(task::JOB, AttributeValue::Number(analysis.job.0))?;
+    set(task::KERNEL, AttributeValue::Text(analysis.kernel.name()))?;
+    set(
+        task::KERNEL_HASH,
+        AttributeValue::Text(&outcome.kernel_hash),
+    )?;
+    set(task::ARGS, AttributeValue::Text(&args))?;
     if let Some(selections) = &selections {
-        set(task::SELECTIONS, Value::Text(selections))?;
+        set(task::SELECTIONS, AttributeValue::Text(selections))?;
     }
     let name = if ended { "done" } else { "failed" };
-    set(task::STATE, Value::Text(name))?;
-    set(task::START, Value::Number(outcome.start.0))?;
-    set(task::END, Value::Number(outcome.end.0))?;
-    set(task::MOVED_BYTES, Value::Number(outcome.moved_bytes))?;
-    set(task::READ_BYTES, Value::Number(outcome.read_bytes))?;
-    set(task::WRITTEN_BYTES, Value::Number(outcome.written_bytes))?;
-    set(task::UID, Value::Number(owner.uid.into()))?;
+    set(task::STATE, AttributeValue::Text(name))?;
+    set(task::START, AttributeValue::Number(outcome.start.0))?;
+    set(task::END, AttributeValue::Number(outcome.end.0))?;
+    set(
+        task::TRANSFERRED_BYTES,
+        AttributeValue::Number(outcome.transferred_bytes),
+    )?;
+    set(task::READ_BYTES, AttributeValue::Number(outcome.read_bytes))?;
+    set(
+        task::WRITTEN_BYTES,
+        AttributeValue::Number(outcome.written_bytes),
+    )?;
+    set(task::UID, AttributeValue::Number(owner.uid.into()))?;
     if let Some(exit) = exit_code(outcome) {
-        set(task::EXIT, Value::Number(exit))?;
+        set(task::EXIT, AttributeValue::Number(exit))?;
     }
-    let said = [
+    let reported = [
         (task::STDOUT, &outcome.stdout),
         (task::STDERR, &outcome.stderr),
     ];
-    for (number, text) in said {
+    for (number, text) in reported {
         if !text.is_empty() {
-            set(number, Value::Text(text))?;
+            set(number, AttributeValue::Text(text))?;
         }
     }
     if let Err(failure) = &outcome.result {
-        set(task::ERROR, Value::Text(&failure.message))?;
+        set(task::ERROR, AttributeValue::Text(&failure.message))?;
     }
     Ok(())
 }
@@ -371,8 +383,8 @@ fn exit_code(outcome: &Outcome) -> Option<u64> {
 fn put(connection: &Connection, id: ObjectId, kind: i64, state: i64) -> Result<()> {
     connection
         .prepare_cached(
-            "INSERT OR REPLACE INTO object (id, kind, state, linked) VALUES (?1, ?2, ?3,
-                 EXISTS (SELECT 1 FROM outside WHERE object = ?1 AND linked != 0))",
+            "INSERT OR REPLACE INTO object (id, kind, state, stub) VALUES (?1, ?2, ?3,
+                 EXISTS (SELECT 1 FROM backend WHERE object = ?1 AND stub != 0))",
         )?
         .execute(params![signed(id.0), kind, state])?;
     Ok(())
@@ -401,11 +413,15 @@ fn set(
     id: ObjectId,
     page: u32,
     number: u32,
-    value: Value<'_>,
+    value: AttributeValue<'_>,
 ) -> Result<()> {
     match value {
-        Value::Number(value) => set_attribute(connection, id, page, number, &value.to_le_bytes()),
-        Value::Text(value) => set_attribute(connection, id, page, number, value.as_bytes()),
+        AttributeValue::Number(value) => {
+            set_attribute(connection, id, page, number, &value.to_le_bytes())
+        }
+        AttributeValue::Text(value) => {
+            set_attribute(connection, id, page, number, value.as_bytes())
+        }
     }
 }
 
@@ -502,7 +518,7 @@ pub struct LabelRecord {
 
 /// Former state of a label that is accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum FormerState {
     /// The label was unknown and is stored now.
     New,
     /// The label is queued or running.
@@ -515,14 +531,14 @@ pub enum Kept {
 ///
 /// # Errors
 /// If SQLite refuses.
-pub fn accept_label(connection: &Connection, label: &LabelRecord) -> Result<Kept> {
+pub fn accept_label(connection: &Connection, label: &LabelRecord) -> Result<FormerState> {
     let known = connection
         .prepare_cached("SELECT outcome FROM label WHERE id = ?1")?
         .query_row([signed(label.id.0)], |row| row.get::<_, Option<Vec<u8>>>(0))
         .optional()?;
     match known {
-        Some(Some(outcome)) => return Ok(Kept::Ended(outcome)),
-        Some(None) => return Ok(Kept::Queued),
+        Some(Some(outcome)) => return Ok(FormerState::Ended(outcome)),
+        Some(None) => return Ok(FormerState::Queued),
         None => {}
     }
     let state = if label.outcome.is_some() {
@@ -541,7 +557,7 @@ pub fn accept_label(connection: &Connection, label: &LabelRecord) -> Result<Kept
             state,
             label.outcome
         ])?;
-    Ok(Kept::New)
+    Ok(FormerState::New)
 }
 
 /// Stores the outcome of a label.

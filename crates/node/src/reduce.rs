@@ -4,7 +4,7 @@
 //! A child belongs to one user. It serves requests until it has been idle for a time or has served a maximum number of requests. An effect
 //! of a request on its child is not visible to other users.
 
-use crate::executor::Parts;
+use crate::executor::ExecutorParts;
 use crate::store::{ReadAt, StoreError};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -12,11 +12,11 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tidemill_client::turns::{Busy, Turns};
+use tidemill_client::concurrency_limit::{Busy, UserPermits};
 use tidemill_core::id::ObjectId;
 use tidemill_core::label::Owner;
-use tidemill_kernel::reducing::{
-    CHILD_MAX, Piece, ReduceError, Reducing, SENT_BYTES_MAX, Trouble, Work,
+use tidemill_kernel::reduce_workers::{
+    CHILD_MAX, ReduceError, ReducerError, ReducerWork, Reducing, SENT_BYTES_MAX, StoredBytes,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -68,8 +68,8 @@ struct Idle {
 /// Children of a node.
 #[derive(Debug)]
 pub(crate) struct Reducers {
-    parts: Arc<Parts>,
-    of_each: Turns,
+    parts: Arc<ExecutorParts>,
+    of_each: UserPermits,
     of_all: Arc<Semaphore>,
     idle: Mutex<VecDeque<Idle>>,
     idle_max: usize,
@@ -79,17 +79,17 @@ pub(crate) struct Reducers {
 
 /// Permission to reduce one array.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct ReducePermit {
     _own: OwnedSemaphorePermit,
     _any: OwnedSemaphorePermit,
 }
 
 impl Reducers {
-    pub(crate) fn new(parts: Arc<Parts>, cores: u32) -> Self {
+    pub(crate) fn new(parts: Arc<ExecutorParts>, cores: u32) -> Self {
         let cores = usize::try_from(cores.max(1)).unwrap_or(1);
         Self {
             parts,
-            of_each: Turns::with_patience(cores, PATIENCE),
+            of_each: UserPermits::with_patience(cores, PATIENCE),
             of_all: Arc::new(Semaphore::new(cores)),
             idle: Mutex::default(),
             idle_max: cores * IDLE_PER_CORE,
@@ -99,11 +99,11 @@ impl Reducers {
     }
 
     /// Waits for the user's turn.
-    pub(crate) async fn turn(&self, owner: Owner) -> Result<Turn, ReduceTrouble> {
+    pub(crate) async fn turn(&self, owner: Owner) -> Result<ReducePermit, ReduceTrouble> {
         let own = self.of_each.take(owner.uid).await?;
         let any = tokio::time::timeout(PATIENCE, self.of_all.clone().acquire_owned()).await;
         let any = any.ok().and_then(Result::ok).ok_or(ReduceTrouble::Full)?;
-        Ok(Turn {
+        Ok(ReducePermit {
             _own: own,
             _any: any,
         })
@@ -118,7 +118,7 @@ impl Reducers {
         (body, batch): (&[u8], bool),
     ) -> Result<Vec<u8>, ReduceTrouble> {
         let (work, sent) = parse(body, batch)?;
-        let refused = |trouble: Trouble| self.refused(object, &work, trouble);
+        let refused = |trouble: ReducerError| self.refused(object, &work, trouble);
         if work.check().map_err(refused)? != sent.len() as u64 {
             return Err(ReduceTrouble::Malformed);
         }
@@ -151,7 +151,7 @@ impl Reducers {
     fn by_child(
         &self,
         owner: Owner,
-        work: &Work,
+        work: &ReducerWork,
         file: &File,
         sent: &[u8],
     ) -> Result<Vec<u8>, ReduceError> {
@@ -168,9 +168,14 @@ impl Reducers {
         }
     }
 
-    fn refused(&self, object: ObjectId, work: &Work, trouble: Trouble) -> ReduceTrouble {
+    fn refused(
+        &self,
+        object: ObjectId,
+        work: &ReducerWork,
+        trouble: ReducerError,
+    ) -> ReduceTrouble {
         let held = work.pieces().filter_map(|piece| match piece {
-            Piece::Held { offset, length } => Some((*offset, offset + length)),
+            StoredBytes::Held { offset, length } => Some((*offset, offset + length)),
             _ => None,
         });
         match held.reduce(|(start, _), (_, end)| (start, end)) {
@@ -247,16 +252,16 @@ impl Reducers {
     }
 }
 
-fn beyond(piece: &Piece, size: u64) -> Option<u64> {
+fn beyond(piece: &StoredBytes, size: u64) -> Option<u64> {
     match piece {
-        Piece::Held { offset, length } => {
+        StoredBytes::Held { offset, length } => {
             Some(offset.saturating_add(*length)).filter(|end| *end > size)
         }
         _ => None,
     }
 }
 
-fn parse(body: &[u8], batch: bool) -> Result<(Work, &[u8]), ReduceTrouble> {
+fn parse(body: &[u8], batch: bool) -> Result<(ReducerWork, &[u8]), ReduceTrouble> {
     let (length, rest) = body
         .split_first_chunk::<4>()
         .ok_or(ReduceTrouble::Malformed)?;
@@ -265,18 +270,22 @@ fn parse(body: &[u8], batch: bool) -> Result<(Work, &[u8]), ReduceTrouble> {
         .split_at_checked(length)
         .ok_or(ReduceTrouble::Malformed)?;
     let work = match batch {
-        true => postcard::from_bytes(order).map(Work::Batch),
-        false => postcard::from_bytes(order).map(Work::Array),
+        true => postcard::from_bytes(order).map(ReducerWork::Batch),
+        false => postcard::from_bytes(order).map(ReducerWork::Array),
     };
     Ok((work.map_err(|_| ReduceTrouble::Malformed)?, sent))
 }
 
 /// Converts work to work without file: the bytes of the file are sent, too.
-fn gathered(work: Work, bytes: &dyn ReadAt, mut sent: &[u8]) -> std::io::Result<(Work, Vec<u8>)> {
+fn gathered(
+    work: ReducerWork,
+    bytes: &dyn ReadAt,
+    mut sent: &[u8],
+) -> std::io::Result<(ReducerWork, Vec<u8>)> {
     let mut all = Vec::new();
     let pieces = work.pieces().map(|piece| {
         Ok(match piece {
-            Piece::Held { offset, length } => {
+            StoredBytes::Held { offset, length } => {
                 let start = all.len();
                 all.resize(
                     start + usize::try_from(*length).map_err(std::io::Error::other)?,
@@ -286,9 +295,9 @@ fn gathered(work: Work, bytes: &dyn ReadAt, mut sent: &[u8]) -> std::io::Result<
                 if (read as u64) < *length {
                     return Err(std::io::ErrorKind::UnexpectedEof.into());
                 }
-                Piece::Sent(*length)
+                StoredBytes::Sent(*length)
             }
-            Piece::Sent(length) => {
+            StoredBytes::Sent(length) => {
                 let count = usize::try_from(*length)
                     .unwrap_or(usize::MAX)
                     .min(sent.len());
@@ -297,9 +306,9 @@ fn gathered(work: Work, bytes: &dyn ReadAt, mut sent: &[u8]) -> std::io::Result<
                 sent = later;
                 *piece
             }
-            Piece::Hole(_) => *piece,
+            StoredBytes::Hole(_) => *piece,
         })
     });
-    let pieces: Vec<Piece> = pieces.collect::<std::io::Result<_>>()?;
+    let pieces: Vec<StoredBytes> = pieces.collect::<std::io::Result<_>>()?;
     Ok((work.moved(pieces), all))
 }

@@ -4,23 +4,23 @@
 //! An object that can't be copied in a batch is left to be copied alone, which reports the error. Examples: the source is offline, lacks
 //! the object or has other bytes than it declared, or the store is full. So the functions of this module never fail.
 
-use crate::executor::Parts;
-use crate::labels::{Labels, Live, failed};
+use crate::executor::ExecutorParts;
+use crate::labels::{Live, NodeLabels, failed};
 use crate::records::{self, Hash, ObjectRecord};
 use crate::scrub;
-use crate::store::Named;
-use crate::task::{Work, now};
+use crate::store::ObjectFile;
+use crate::task::{LabelEffects, now};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidemill_core::id::{LabelId, NodeId, ObjectId};
-use tidemill_core::label::{FailureKind, Input, Lane, Operation, Sealed};
-use tidemill_wire::replicas::{Given, OBJECT_BYTES_MAX, OBJECTS_BYTES_MAX, OBJECTS_MAX};
+use tidemill_core::label::{FailureKind, LabelInput, Lane, Operation, SealedOutput};
+use tidemill_wire::replicas::{OBJECT_BYTES_MAX, OBJECTS_BYTES_MAX, OBJECTS_MAX, ReplicaData};
 
 /// Label that was taken from the queue.
-pub(crate) type Taken = (LabelId, Live);
+pub(crate) type TakenLabel = (LabelId, Live);
 
 /// Takes the next labels that copy small objects, after the label `first`.
-pub(crate) fn with_more(labels: &Labels, first: Taken) -> Vec<Taken> {
+pub(crate) fn with_more(labels: &NodeLabels, first: TakenLabel) -> Vec<TakenLabel> {
     let mut bytes = small(&first.1).unwrap_or(OBJECTS_BYTES_MAX);
     let mut taken = vec![first];
     while bytes < OBJECTS_BYTES_MAX && taken.len() < OBJECTS_MAX {
@@ -44,8 +44,12 @@ fn small(live: &Live) -> Option<u64> {
 }
 
 /// Makes as many replicas as possible. Returns the labels that are left.
-pub(crate) fn make(parts: &Parts, labels: &Arc<Labels>, taken: Vec<Taken>) -> Vec<Taken> {
-    let new = |(_, live): &&Taken| {
+pub(crate) fn make(
+    parts: &ExecutorParts,
+    labels: &Arc<NodeLabels>,
+    taken: Vec<TakenLabel>,
+) -> Vec<TakenLabel> {
+    let new = |(_, live): &&TakenLabel| {
         let Operation::Copy { from, .. } = &live.label.operation else {
             return false;
         };
@@ -53,7 +57,7 @@ pub(crate) fn make(parts: &Parts, labels: &Arc<Labels>, taken: Vec<Taken>) -> Ve
         let known = |db: &rusqlite::Connection| records::has_object(db, from.object);
         small(live).is_some() && from.node != parts.node && !parts.db.read(known).unwrap_or(true)
     };
-    let mut sources: BTreeMap<NodeId, Vec<&Taken>> = BTreeMap::new();
+    let mut sources: BTreeMap<NodeId, Vec<&TakenLabel>> = BTreeMap::new();
     if taken.len() > 1 {
         for one in taken.iter().filter(new) {
             if let Operation::Copy { from, .. } = &one.1.label.operation {
@@ -65,7 +69,7 @@ pub(crate) fn make(parts: &Parts, labels: &Arc<Labels>, taken: Vec<Taken>) -> Ve
     for (node, wanted) in sources {
         bring(parts, node, &wanted, &mut made);
     }
-    settle(parts, &mut made);
+    make_durable(parts, &mut made);
     let mut left = Vec::new();
     for (id, live) in taken {
         match made.remove(&id) {
@@ -77,12 +81,12 @@ pub(crate) fn make(parts: &Parts, labels: &Arc<Labels>, taken: Vec<Taken>) -> Ve
 }
 
 /// Makes the replicas durable at their final place. If this fails for a replica, the replica is copied again alone, which reports the error.
-fn settle(parts: &Parts, made: &mut BTreeMap<LabelId, Work>) {
+fn make_durable(parts: &ExecutorParts, made: &mut BTreeMap<LabelId, LabelEffects>) {
     let mut labels = Vec::with_capacity(made.len());
     let mut objects = Vec::with_capacity(made.len());
     for (id, work) in made.iter() {
         for record in &work.made {
-            let named = Named {
+            let named = ObjectFile {
                 path: record.path.clone(),
                 part: record.part.is_some(),
                 hash: record.hash,
@@ -92,8 +96,8 @@ fn settle(parts: &Parts, made: &mut BTreeMap<LabelId, Work>) {
         }
     }
     let mut failed = 0;
-    for (id, settled) in labels.into_iter().zip(parts.store.settle(&objects)) {
-        if let Err(error) = settled {
+    for (id, durable) in labels.into_iter().zip(parts.store.make_durable(&objects)) {
+        if let Err(error) = durable {
             if failed == 0 {
                 tracing::warn!(%error, "replicas are made one by one");
             }
@@ -104,8 +108,13 @@ fn settle(parts: &Parts, made: &mut BTreeMap<LabelId, Work>) {
 }
 
 /// Fetches objects of one node.
-fn bring(parts: &Parts, node: NodeId, wanted: &[&Taken], made: &mut BTreeMap<LabelId, Work>) {
-    let objects: Vec<(&Input, &[u8])> = wanted
+fn bring(
+    parts: &ExecutorParts,
+    node: NodeId,
+    wanted: &[&TakenLabel],
+    made: &mut BTreeMap<LabelId, LabelEffects>,
+) {
+    let objects: Vec<(&LabelInput, &[u8])> = wanted
         .iter()
         .filter_map(|(_, live)| match &live.label.operation {
             Operation::Copy { from, .. } => Some((from, live.capability(0))),
@@ -113,23 +122,23 @@ fn bring(parts: &Parts, node: NodeId, wanted: &[&Taken], made: &mut BTreeMap<Lab
         })
         .collect();
     let cancelled = || wanted.iter().all(|(_, live)| live.control.is_cancelled());
-    let take = &mut |index: usize, said: &Hash, bytes: &[u8]| {
-        let (id, live): &Taken = wanted[index];
+    let take = &mut |index: usize, reported: &Hash, bytes: &[u8]| {
+        let (id, live): &TakenLabel = wanted[index];
         let hash: Hash = blake3::hash(bytes).into();
-        if hash != *said || live.control.is_cancelled() {
+        if hash != *reported || live.control.is_cancelled() {
             return;
         }
         if let Some(work) = keep(parts, live, bytes, hash) {
             made.insert(*id, work);
         }
     };
-    if let Err(error) = parts.pulls.many(node, &objects, &cancelled, take) {
+    if let Err(error) = parts.fetcher.many(node, &objects, &cancelled, take) {
         tracing::debug!(%error, "replicas are made one by one");
     }
 }
 
 /// Stores the bytes of a replica.
-fn keep(parts: &Parts, live: &Live, bytes: &[u8], hash: Hash) -> Option<Work> {
+fn keep(parts: &ExecutorParts, live: &Live, bytes: &[u8], hash: Hash) -> Option<LabelEffects> {
     let Operation::Copy { to, part, .. } = &live.label.operation else {
         return None;
     };
@@ -140,11 +149,11 @@ fn keep(parts: &Parts, live: &Live, bytes: &[u8], hash: Hash) -> Option<Work> {
     outcome.kernel_start = live.start;
     outcome.end = now();
     (
-        outcome.moved_bytes,
+        outcome.transferred_bytes,
         outcome.read_bytes,
         outcome.written_bytes,
     ) = (size, size, size);
-    outcome.result = Ok(vec![Sealed::file(to.object, size)]);
+    outcome.result = Ok(vec![SealedOutput::file(to.object, size)]);
     let record = ObjectRecord {
         id: to.object,
         size,
@@ -158,7 +167,7 @@ fn keep(parts: &Parts, live: &Live, bytes: &[u8], hash: Hash) -> Option<Work> {
         hash: Some(hash),
         memory: false,
     };
-    let mut work = Work::without_effect(outcome);
+    let mut work = LabelEffects::without_effect(outcome);
     work.label = Some(Arc::clone(&live.label));
     work.made.push(record);
     work.wrote.push((to.object, size));
@@ -167,7 +176,11 @@ fn keep(parts: &Parts, live: &Live, bytes: &[u8], hash: Hash) -> Option<Work> {
 
 /// Returns the answer to a node that copies objects, in the order of the request. An object that the node may not read, or that it
 /// must request alone, is answered as missing.
-pub(crate) fn give(parts: &Parts, objects: &[Option<ObjectId>], with_bytes: bool) -> Vec<Given> {
+pub(crate) fn give(
+    parts: &ExecutorParts,
+    objects: &[Option<ObjectId>],
+    with_bytes: bool,
+) -> Vec<ReplicaData> {
     let sums = parts.db.read(|db| {
         let sum = |object: &Option<ObjectId>| match object {
             Some(object) => records::sum(db, *object),

@@ -17,7 +17,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidemill_kernel::locks::{Lock, try_lock_byte};
+use tidemill_kernel::locks::{LockType, try_lock_byte};
 use tidemill_wire::{condition, v1};
 
 /// Bytes allocated for the write-ahead log: SQLite checkpoints it at half of that.
@@ -55,14 +55,14 @@ const INDEX_IN_USE: i64 = 128;
 
 /// State of the space, shared with all readers.
 #[derive(Debug)]
-pub(crate) struct Left {
+pub(crate) struct SpaceState {
     pool_bytes: AtomicU64,
     device_bytes: AtomicU64,
     /// Error of the last commit, until a commit succeeds.
     failed: Mutex<Option<String>>,
 }
 
-impl Default for Left {
+impl Default for SpaceState {
     /// Returns the state before the first check: unlimited space.
     fn default() -> Self {
         Self {
@@ -73,7 +73,7 @@ impl Default for Left {
     }
 }
 
-impl Left {
+impl SpaceState {
     fn is_full(&self) -> bool {
         self.device_bytes.load(Ordering::Relaxed) < FULL_BYTES
     }
@@ -128,15 +128,15 @@ impl Left {
 
 /// Keeper of the space.
 #[derive(Debug)]
-pub(crate) struct Reserve {
+pub(crate) struct ReserveKeeper {
     directory: PathBuf,
-    left: Arc<Left>,
+    left: Arc<SpaceState>,
     changes: usize,
     /// States that were logged last.
-    told: (bool, bool),
+    reported: (bool, bool),
 }
 
-impl Reserve {
+impl ReserveKeeper {
     /// Allocates the missing space, as far as the device has any. The database is open and has its tables.
     pub(crate) fn new(path: &Path, connection: &Connection) -> Self {
         let directory = path.parent().unwrap_or(Path::new(".")).to_owned();
@@ -147,7 +147,7 @@ impl Reserve {
             directory,
             left: Arc::default(),
             changes: CHANGES_PER_LOOK,
-            told: (false, false),
+            reported: (false, false),
         };
         if let Err(error) = drop_pieces(connection) {
             tracing::warn!(%error, "what a node that was killed had set aside half can't be given back");
@@ -157,7 +157,7 @@ impl Reserve {
     }
 
     /// Returns the state of the space for other modules.
-    pub(crate) fn left(&self) -> Arc<Left> {
+    pub(crate) fn left(&self) -> Arc<SpaceState> {
         Arc::clone(&self.left)
     }
 
@@ -180,14 +180,14 @@ impl Reserve {
             tracing::warn!(%error, "space for the database can't be looked after");
         }
         let state = (self.left.is_full(), self.left.is_short());
-        if state != self.told {
+        if state != self.reported {
             let trouble = self.left.trouble();
             if trouble.is_empty() {
-                tracing::info!("the node's device has room again");
+                tracing::info!("the node's device has space again");
             } else {
                 tracing::warn!(device_bytes, "this node has trouble: {trouble}");
             }
-            self.told = state;
+            self.reported = state;
         }
     }
 
@@ -214,11 +214,13 @@ pub(crate) fn restart_log(connection: &Connection) -> rusqlite::Result<()> {
 
 /// Checkpoints the log into the database. A row that says "the log has more changes" is written before the checkpoint and reaches the
 /// database file. It is reset after the checkpoint, in the log. So the row identifies a copy of the database file without its log.
-pub(crate) fn fold(connection: &Connection, mode: Fold) -> rusqlite::Result<()> {
+pub(crate) fn fold(connection: &Connection, mode: CheckpointKind) -> rusqlite::Result<()> {
     mark(connection, true)?;
     let folded = match mode {
-        Fold::Restart => restart_log(connection),
-        Fold::Passive => connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())),
+        CheckpointKind::Restart => restart_log(connection),
+        CheckpointKind::Passive => {
+            connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
+        }
     };
     mark(connection, false)?;
     folded
@@ -226,7 +228,7 @@ pub(crate) fn fold(connection: &Connection, mode: Fold) -> rusqlite::Result<()> 
 
 /// Kind of checkpoint.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Fold {
+pub(crate) enum CheckpointKind {
     /// The whole log; waits for readers.
     Restart,
     /// As far as possible without waiting for readers.
@@ -300,7 +302,7 @@ fn hold_log(path: &Path) -> io::Result<()> {
 /// If the device is full, or the file system does not support such locks: SQLite then creates the index as usual.
 pub(crate) fn hold_index(path: &Path) -> io::Result<File> {
     let index = open(&beside(path, "-shm"))?;
-    if try_lock_byte(&index, INDEX_IN_USE, Lock::Exclusive)? {
+    if try_lock_byte(&index, INDEX_IN_USE, LockType::Exclusive)? {
         let length = index.metadata()?.len().max(INDEX_BYTES);
         let zeros = vec![0; usize::try_from(INDEX_BYTES).unwrap_or_default()];
         for offset in (0..length).step_by(zeros.len()) {
@@ -308,6 +310,6 @@ pub(crate) fn hold_index(path: &Path) -> io::Result<File> {
         }
     }
     // If another process uses the index, the index is valid.
-    try_lock_byte(&index, INDEX_IN_USE, Lock::Shared)?;
+    try_lock_byte(&index, INDEX_IN_USE, LockType::Shared)?;
     Ok(index)
 }

@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use tidemill_core::id::ObjectId;
-use tidemill_wire::capability::{Capability, Refusal};
+use tidemill_wire::capability::{Capability, CapabilityRefusal};
 use tidemill_wire::v1;
 
 /// List of revocations, in memory only; see the module. The server repeats the revocations to a node that was restarted.
@@ -22,9 +22,11 @@ impl Revoked {
     }
 
     /// Checks that an otherwise valid capability was not revoked.
-    pub(crate) fn check(&self, capability: &Capability) -> Result<(), Refusal> {
+    pub(crate) fn check(&self, capability: &Capability) -> Result<(), CapabilityRefusal> {
         match self.0.lock().get(&capability.object) {
-            Some(until_ns) if capability.expires_at_ns <= *until_ns => Err(Refusal::Expired),
+            Some(until_ns) if capability.expires_at_ns <= *until_ns => {
+                Err(CapabilityRefusal::Expired)
+            }
             _ => Ok(()),
         }
     }
@@ -51,7 +53,7 @@ mod tests {
         let revoked = Revoked::default();
         revoked.on_revoke(&revoke(5, 100), 0);
         revoked.on_revoke(&revoke(5, 90), 0);
-        assert_eq!(revoked.check(&of(5, 100)), Err(Refusal::Expired));
+        assert_eq!(revoked.check(&of(5, 100)), Err(CapabilityRefusal::Expired));
         assert_eq!(revoked.check(&of(5, 101)), Ok(()));
         assert_eq!(revoked.check(&of(6, 100)), Ok(()));
         revoked.on_revoke(&revoke(6, 200), 150);

@@ -1,9 +1,9 @@
 //! Adapter between a task and `tidemill_kernel`: prepares a run, starts the kernel, and converts its end into a label's outcome. It starts
 //! processes in private directories.
 
-use crate::config::Config;
-use crate::reads::Reads;
-use crate::shown::Shown;
+use crate::allowed_dirs::AllowedDirs;
+use crate::config::NodeConfig;
+use crate::input_reads::ReadServer;
 use crate::task::failure;
 use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
@@ -14,11 +14,12 @@ use tidemill_core::directory::is_directory;
 use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_BYTES_MAX};
 use tidemill_core::resources::LIGHT_MAX;
 use tidemill_core::time::Span;
-use tidemill_kernel::peers::Network;
-use tidemill_kernel::reducing::{ReduceError, Reducing};
+use tidemill_kernel::peers::RankNetwork;
+use tidemill_kernel::reduce_workers::{ReduceError, Reducing};
 use tidemill_kernel::{
-    Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Prepared, ProbeError, Run, RunInput,
-    Settings, SetupError, SpawnError, Stage, Tail, Together, User,
+    CodeSource, Exit, InputsAs, Launcher, LauncherLimits, LauncherSettings, PrepareError, Prepared,
+    ProbeError, Run, RunEnd, RunInput, RunLimits, RunStage, SetupError, SpawnError, StreamTail,
+    User,
 };
 
 /// Maximum number of processes and threads of all kernels together. It limits the effect of hostile kernels of many users.
@@ -37,7 +38,7 @@ const KILLED: i32 = 9;
 #[derive(Debug)]
 pub struct Runner {
     launcher: Launcher,
-    shown: Shown,
+    shown: AllowedDirs,
     environment: Vec<(String, String)>,
     root: bool,
     uid: u32,
@@ -45,7 +46,7 @@ pub struct Runner {
 
 /// Description of a run.
 #[derive(Debug)]
-pub struct Request<'a> {
+pub struct RunRequest<'a> {
     /// Task.
     pub analysis: &'a Analysis,
     /// User and group whose rights the kernel has.
@@ -57,14 +58,14 @@ pub struct Request<'a> {
     /// Further environment variables.
     pub environment: Vec<(String, String)>,
     /// Server of the kernel's reads, if the kernel may read all of its inputs.
-    pub(crate) reads: Option<&'a Reads<'a>>,
+    pub(crate) reads: Option<&'a ReadServer<'a>>,
     /// Network of the rank and connection to its starter, if the kernel is one of several ranks. The start takes the value.
-    pub(crate) joined: Mutex<Option<(Arc<Network>, OwnedFd)>>,
+    pub(crate) joined: Mutex<Option<(Arc<RankNetwork>, OwnedFd)>>,
 }
 
 /// Result of a run.
 #[derive(Debug)]
-pub struct Ran {
+pub struct RunResult {
     /// Kernel with its outputs, if it succeeded.
     pub result: Result<Prepared, Failure>,
     /// User and system time.
@@ -81,12 +82,12 @@ pub struct Ran {
 
 /// Handle that cancels a label, whether its kernel has been started or not.
 #[derive(Debug, Default)]
-pub struct Control {
+pub struct RunHandle {
     cancelled: AtomicBool,
     kernel: Mutex<Option<tidemill_kernel::Control>>,
 }
 
-impl Control {
+impl RunHandle {
     /// Kills the kernel, or prevents its start.
     pub fn cancel(&self) {
         let kernel = self.kernel.lock();
@@ -104,7 +105,7 @@ impl Control {
 
     /// Returns the tails of the kernel's standard output and standard error so far.
     #[must_use]
-    pub fn said(&self) -> (String, String) {
+    pub fn printed(&self) -> (String, String) {
         let kernel = self.kernel.lock();
         kernel
             .as_ref()
@@ -126,18 +127,18 @@ impl Runner {
     ///
     /// # Errors
     /// If this host can't confine kernels.
-    pub fn new(config: &Config) -> Result<Self, SetupError> {
-        let shown = Shown::new(config);
-        let mut defaults = Settings::default();
+    pub fn new(config: &NodeConfig) -> Result<Self, SetupError> {
+        let shown = AllowedDirs::new(config);
+        let mut defaults = LauncherSettings::default();
         let path = config.kernels_path.iter();
         let path: Vec<PathBuf> = path.filter_map(|directory| shown.own(directory)).collect();
         defaults.system_paths.extend(path.clone());
         defaults.path.splice(0..0, path);
-        let settings = Settings {
+        let settings = LauncherSettings {
             child: Some(config.program.clone()),
             modules: Some(config.directory.join("wasm")),
             idle: config.kernels_idle,
-            together: Some(Together {
+            together: Some(LauncherLimits {
                 memory_bytes: config.kernels_memory_bytes(),
                 threads: THREADS_MAX,
                 idle: config.kernels_idle,
@@ -232,7 +233,7 @@ impl Runner {
     ///
     /// # Errors
     /// If this host gives kernels no network of their own.
-    pub(crate) fn network(&self, rank: usize) -> std::io::Result<Arc<Network>> {
+    pub(crate) fn network(&self, rank: usize) -> std::io::Result<Arc<RankNetwork>> {
         self.launcher.network(rank)
     }
 
@@ -244,8 +245,8 @@ impl Runner {
 
     /// Runs a kernel and waits for its end. The private directory and its files stay.
     #[must_use]
-    pub fn run(&self, request: &Request<'_>, control: &Control) -> Ran {
-        let mut ran = Ran {
+    pub fn run(&self, request: &RunRequest<'_>, control: &RunHandle) -> RunResult {
+        let mut ran = RunResult {
             result: Err(cancelled()),
             cpu: Span(0),
             memory_bytes: 0,
@@ -259,9 +260,9 @@ impl Runner {
 
     fn attempt(
         &self,
-        request: &Request<'_>,
-        control: &Control,
-        ran: &mut Ran,
+        request: &RunRequest<'_>,
+        control: &RunHandle,
+        ran: &mut RunResult,
     ) -> Result<Prepared, Failure> {
         let run = self.describe(request)?;
         if control.is_cancelled() {
@@ -290,7 +291,7 @@ impl Runner {
         Ok(prepared)
     }
 
-    fn run_to_its_end(&self, prepared: &Prepared, control: &Control) -> Result<Exit, Failure> {
+    fn run_to_its_end(&self, prepared: &Prepared, control: &RunHandle) -> Result<Exit, Failure> {
         let running = self
             .launcher
             .spawn(prepared)
@@ -305,7 +306,7 @@ impl Runner {
     /// Returns whether the code of the kernel has this hash. The inputs of the request are the ones on this node. A kernel that is
     /// stored in the cluster is identified by its object and need not be compared.
     #[must_use]
-    pub fn is_code(&self, request: &Request<'_>, expected: &str) -> bool {
+    pub fn is_code(&self, request: &RunRequest<'_>, expected: &str) -> bool {
         if matches!(
             request.analysis.kernel,
             Kernel::Native { .. } | Kernel::Stored { .. }
@@ -316,7 +317,7 @@ impl Runner {
         run.is_ok_and(|run| (self.launcher.code_hash(&run)).is_ok_and(|hash| hash == expected))
     }
 
-    fn describe(&self, request: &Request<'_>) -> Result<Run, Failure> {
+    fn describe(&self, request: &RunRequest<'_>) -> Result<Run, Failure> {
         let analysis = request.analysis;
         let mut run = Run::new(
             self.code(&analysis.kernel, request.inputs)?,
@@ -334,12 +335,12 @@ impl Runner {
         run.outputs = analysis.outputs.iter().map(|o| o.name.clone()).collect();
         run.stdin.clone_from(&analysis.stdin);
         run.stdout.clone_from(&analysis.stdout);
-        run.limits = Limits {
+        run.limits = RunLimits {
             time: std::time::Duration::from_nanos(analysis.limits.time.0),
             memory_bytes: analysis.limits.memory_bytes,
             output_bytes: analysis.limits.output_bytes,
             cpu_percent: analysis.limits.cores.map(percent_of),
-            ..Limits::default()
+            ..RunLimits::default()
         };
         self.surround(&mut run, request)?;
         run.asks = request.reads.is_some();
@@ -366,16 +367,16 @@ impl Runner {
     }
 
     /// Applies the environment of the node and of the task to a run. Other nodes may show a directory that this node does not show.
-    fn surround(&self, run: &mut Run, request: &Request<'_>) -> Result<(), Failure> {
-        let surroundings = &request.analysis.surroundings;
-        let own = surroundings.environment.iter();
+    fn surround(&self, run: &mut Run, request: &RunRequest<'_>) -> Result<(), Failure> {
+        let runtime_environment = &request.analysis.runtime_environment;
+        let own = runtime_environment.environment.iter();
         let own = own.map(|(name, value)| (name.clone(), value.clone()));
         // Of two variables with one name, the later is valid.
         run.environment.clone_from(&self.environment);
         run.environment.extend(own);
         run.environment.extend(request.environment.iter().cloned());
-        run.path = surroundings.path.iter().map(PathBuf::from).collect();
-        for directory in surroundings.shown() {
+        run.path = runtime_environment.path.iter().map(PathBuf::from).collect();
+        for directory in runtime_environment.shown() {
             let found = self.shown.find(directory).ok_or_else(|| {
                 let message = format!(
                     "this node shows no directory {directory} to kernels; see --kernels-dirs"
@@ -387,19 +388,19 @@ impl Runner {
         Ok(())
     }
 
-    fn code(&self, kernel: &Kernel, inputs: &[(String, PathBuf)]) -> Result<Code, Failure> {
-        let Kernel::Stack(stack) = kernel else {
+    fn code(&self, kernel: &Kernel, inputs: &[(String, PathBuf)]) -> Result<CodeSource, Failure> {
+        let Kernel::Pipeline(pipeline) = kernel else {
             return self.single(kernel, inputs);
         };
-        let stages = stack.stages.iter().map(|stage| {
+        let stages = pipeline.stages.iter().map(|stage| {
             let code = self.single(&stage.kernel, inputs)?;
             let args = stage.args.clone();
-            Ok(Stage { code, args })
+            Ok(RunStage { code, args })
         });
-        Ok(Code::Stack(stages.collect::<Result<_, _>>()?))
+        Ok(CodeSource::Pipeline(stages.collect::<Result<_, _>>()?))
     }
 
-    fn single(&self, kernel: &Kernel, inputs: &[(String, PathBuf)]) -> Result<Code, Failure> {
+    fn single(&self, kernel: &Kernel, inputs: &[(String, PathBuf)]) -> Result<CodeSource, Failure> {
         let file = |input: &str| {
             let found = inputs.iter().find(|(name, _)| name == input);
             found.map(|(_, path)| path.clone()).ok_or_else(|| {
@@ -408,19 +409,19 @@ impl Runner {
             })
         };
         match kernel {
-            Kernel::Builtin(name) => Ok(Code::Builtin(name.clone())),
-            Kernel::Native { input } => file(input).map(Code::Native),
-            Kernel::Wasm { input } => file(input).map(Code::Wasm),
-            Kernel::Stored { input } => file(input).map(Code::Program),
+            Kernel::Builtin(name) => Ok(CodeSource::Builtin(name.clone())),
+            Kernel::Native { input } => file(input).map(CodeSource::Native),
+            Kernel::Wasm { input } => file(input).map(CodeSource::Wasm),
+            Kernel::Stored { input } => file(input).map(CodeSource::Program),
             Kernel::Program(name) => {
                 let found = self.launcher.find_program(name);
-                found.map(Code::Program).ok_or_else(|| {
+                found.map(CodeSource::Program).ok_or_else(|| {
                     let message = format!("no program `{name}` is installed on this node's host");
                     failure(FailureKind::Unfit, message)
                 })
             }
-            Kernel::Stack(_) => {
-                let message = "a stack of kernels can't be part of another stack".to_owned();
+            Kernel::Pipeline(_) => {
+                let message = "a pipeline of kernels can't be part of another pipeline".to_owned();
                 Err(failure(FailureKind::Kernel, message))
             }
         }
@@ -435,19 +436,19 @@ fn percent_of(cores: u32) -> u32 {
     }
 }
 
-fn judge(exit: &Exit, limits: &Limits) -> Result<(), Failure> {
+fn judge(exit: &Exit, limits: &RunLimits) -> Result<(), Failure> {
     let kind = match exit.end {
-        End::Code(0) => return Ok(()),
-        End::Code(code) => FailureKind::Exit(code),
-        End::Signal(signal) => FailureKind::Signal(signal),
+        RunEnd::Code(0) => return Ok(()),
+        RunEnd::Code(code) => FailureKind::Exit(code),
+        RunEnd::Signal(signal) => FailureKind::Signal(signal),
         // The cause may be outside of the task: it may succeed on another node, or later.
-        End::GroupLimit => FailureKind::Signal(KILLED),
-        End::TimeLimit => FailureKind::Timeout,
-        End::MemoryLimit => FailureKind::MemoryLimit,
-        End::OutputLimit => FailureKind::OutputLimit,
+        RunEnd::GroupLimit => FailureKind::Signal(KILLED),
+        RunEnd::TimeLimit => FailureKind::Timeout,
+        RunEnd::MemoryLimit => FailureKind::MemoryLimit,
+        RunEnd::OutputLimit => FailureKind::OutputLimit,
         // For the user, this is one more resource that the kernel has exceeded.
-        End::ProcessLimit => FailureKind::Kernel,
-        End::Cancelled => FailureKind::Cancelled,
+        RunEnd::ProcessLimit => FailureKind::Kernel,
+        RunEnd::Cancelled => FailureKind::Cancelled,
     };
     Err(Failure {
         kind,
@@ -456,7 +457,7 @@ fn judge(exit: &Exit, limits: &Limits) -> Result<(), Failure> {
 }
 
 /// Returns the tail of a kernel's output as text within the limit of bytes. Bytes that are not UTF-8 need more bytes as text.
-fn text(tail: &Tail) -> String {
+fn text(tail: &StreamTail) -> String {
     let mut text = tail.text();
     let mut start = text.len().saturating_sub(TAIL_BYTES_MAX);
     while !text.is_char_boundary(start) {

@@ -6,13 +6,13 @@
 //!
 //! All functions block. Call them only on background threads, except [`look`].
 
+use crate::backend::BackendFailure;
 use crate::db::DbError;
-use crate::executor::Parts;
-use crate::labels::{Labels, Live, failed};
-use crate::outside::Failure;
-use crate::records::{self, Hash, Sum};
-use crate::store::{Opened, ReadAt, StoreError};
-use crate::task::{Work, now};
+use crate::executor::ExecutorParts;
+use crate::labels::{Live, NodeLabels, failed};
+use crate::records::{self, Hash, ObjectChecksum};
+use crate::store::{ReadAt, ReadableObject, StoreError};
+use crate::task::{LabelEffects, now};
 use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -37,13 +37,13 @@ const BUSY_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum number of attempts for an object that changes during each check.
 const LOOKS_MAX: usize = 3;
 /// Maximum number of corrupt objects per report.
-const TOLD_MAX: u32 = 4096;
+const REPORTED_MAX: u32 = 4096;
 /// Nice value of the threads of this module: they only use processor time that no other thread needs.
 const NICE: i32 = 19;
 
 /// Result of the check of an object.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum ScrubResult {
     /// The object has its sealed content, of this many bytes.
     Good(u64),
     /// The node has no record of the object: it was removed, or never sealed.
@@ -56,7 +56,7 @@ pub(crate) enum Found {
 
 /// Reason why the state of an object is unknown.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Trouble {
+pub(crate) enum ScrubError {
     /// The database failed.
     #[error(transparent)]
     Db(#[from] DbError),
@@ -66,7 +66,7 @@ pub(crate) enum Trouble {
 }
 
 /// Reason why an object can't be hashed.
-enum Problem {
+enum HashProblem {
     /// The object differs from its sealed content.
     Corruption(String),
     /// The state of the object can't be determined at present.
@@ -74,7 +74,7 @@ enum Problem {
     Stopped,
 }
 
-impl Problem {
+impl HashProblem {
     /// Classifies an error of opening or reading a file. An error of this process or of this moment is no corruption.
     fn of(error: &std::io::Error) -> Self {
         let corrupt = [
@@ -102,9 +102,9 @@ impl Problem {
 }
 
 /// Rate control of a scrub, and its buffer.
-pub(crate) struct Pace<'a> {
+pub(crate) struct ScrubPace<'a> {
     /// Labels that have priority, and the limit in bytes per second. `None`: without limit.
-    idle: Option<(&'a Labels, u64)>,
+    idle: Option<(&'a NodeLabels, u64)>,
     cancelled: &'a dyn Fn() -> bool,
     begun: Instant,
     /// Bytes read so far.
@@ -113,13 +113,13 @@ pub(crate) struct Pace<'a> {
     memory: Vec<u8>,
 }
 
-impl<'a> Pace<'a> {
+impl<'a> ScrubPace<'a> {
     /// Returns the pace of a check that a caller waits for.
     pub(crate) fn at_once(cancelled: &'a dyn Fn() -> bool) -> Self {
         Self::new(None, cancelled)
     }
 
-    fn new(idle: Option<(&'a Labels, u64)>, cancelled: &'a dyn Fn() -> bool) -> Self {
+    fn new(idle: Option<(&'a NodeLabels, u64)>, cancelled: &'a dyn Fn() -> bool) -> Self {
         Self {
             idle,
             cancelled,
@@ -156,7 +156,7 @@ impl<'a> Pace<'a> {
 }
 
 /// Hashes bytes up to their end.
-fn hash(bytes: &dyn ReadAt, pace: &mut Pace<'_>) -> Result<(Hash, u64), Problem> {
+fn hash(bytes: &dyn ReadAt, pace: &mut ScrubPace<'_>) -> Result<(Hash, u64), HashProblem> {
     let mut memory = std::mem::take(&mut pace.memory);
     let slack = memory.as_ptr().align_offset(ALIGNED_BYTES);
     let piece = &mut memory[slack.min(ALIGNED_BYTES)..][..PIECE_BYTES];
@@ -168,16 +168,16 @@ fn hash(bytes: &dyn ReadAt, pace: &mut Pace<'_>) -> Result<(Hash, u64), Problem>
 fn hash_through(
     bytes: &dyn ReadAt,
     piece: &mut [u8],
-    pace: &mut Pace<'_>,
-) -> Result<(Hash, u64), Problem> {
+    pace: &mut ScrubPace<'_>,
+) -> Result<(Hash, u64), HashProblem> {
     let mut hasher = blake3::Hasher::new();
     let mut length = 0;
     loop {
         if !pace.wait() {
-            return Err(Problem::Stopped);
+            return Err(HashProblem::Stopped);
         }
         let read = bytes.read_at(length, piece);
-        let count = read.map_err(|error| Problem::of(&error))?;
+        let count = read.map_err(|error| HashProblem::of(&error))?;
         hasher.update(&piece[..count]);
         length += count as u64;
         pace.bytes += PIECE_BYTES_MIN.max(count as u64);
@@ -189,9 +189,9 @@ fn hash_through(
 
 /// Returns the bytes of an object. Fails if the length differs from the sealed length.
 pub(crate) fn read_whole(
-    parts: &Parts,
+    parts: &ExecutorParts,
     object: ObjectId,
-    sum: &Sum,
+    sum: &ObjectChecksum,
 ) -> Result<Vec<u8>, StoreError> {
     let opened = parts.store.open(object)?;
     let mut bytes = vec![0; usize::try_from(sum.size).unwrap_or(0)];
@@ -207,10 +207,12 @@ pub(crate) fn read_whole(
 /// Returns the hash of a file.
 pub(crate) fn hash_file(path: &Path) -> std::io::Result<Hash> {
     let file = File::open(path)?;
-    match hash(&file, &mut Pace::at_once(&never)) {
+    match hash(&file, &mut ScrubPace::at_once(&never)) {
         Ok((hash, _)) => Ok(hash),
-        Err(Problem::Corruption(what) | Problem::Unknown(what)) => Err(std::io::Error::other(what)),
-        Err(Problem::Stopped) => Err(std::io::ErrorKind::Interrupted.into()),
+        Err(HashProblem::Corruption(what) | HashProblem::Unknown(what)) => {
+            Err(std::io::Error::other(what))
+        }
+        Err(HashProblem::Stopped) => Err(std::io::ErrorKind::Interrupted.into()),
     }
 }
 
@@ -222,85 +224,90 @@ const CHANGED: &str = "has another content than what was sealed (BLAKE3)";
 const MISSING: &str = "is missing";
 
 /// Opens an object that the node should have. Otherwise returns the problem.
-fn opened(parts: &Parts, object: ObjectId, sum: &Sum, cold: bool) -> Result<Opened, Problem> {
+fn opened(
+    parts: &ExecutorParts,
+    object: ObjectId,
+    sum: &ObjectChecksum,
+    cold: bool,
+) -> Result<ReadableObject, HashProblem> {
     let opened = if cold {
         parts.store.open_cold(object)
     } else {
         parts.store.open(object)
     };
     let opened = opened.map_err(|error| match error {
-        StoreError::NotFound { .. } => Problem::Corruption(MISSING.to_owned()),
-        StoreError::Device { source, .. } => Problem::of(&source),
-        StoreError::Outside { .. } => outside(&error),
-        error => Problem::Unknown(error.to_string()),
+        StoreError::NotFound { .. } => HashProblem::Corruption(MISSING.to_owned()),
+        StoreError::Device { source, .. } => HashProblem::of(&source),
+        StoreError::Backend { .. } => backend(&error),
+        error => HashProblem::Unknown(error.to_string()),
     })?;
     if !opened.stat.sealed {
-        return Err(Problem::Corruption(
+        return Err(HashProblem::Corruption(
             "is no sealed object any more".to_owned(),
         ));
     }
     if opened.stat.size != sum.size {
         let (is, was) = (opened.stat.size, sum.size);
         let what = format!("has {is} bytes, and {was} were sealed");
-        return Err(Problem::Corruption(what));
+        return Err(HashProblem::Corruption(what));
     }
     Ok(opened)
 }
 
 /// Classifies an error of the external store. A store that does not answer is no corruption.
-fn outside(error: &StoreError) -> Problem {
+fn backend(error: &StoreError) -> HashProblem {
     match error {
-        StoreError::Outside {
-            why: Failure::Missing | Failure::Changed,
+        StoreError::Backend {
+            why: BackendFailure::Missing | BackendFailure::Changed,
             ..
-        } => Problem::Corruption(error.to_string()),
-        error => Problem::Unknown(error.to_string()),
+        } => HashProblem::Corruption(error.to_string()),
+        error => HashProblem::Unknown(error.to_string()),
     }
 }
 
 /// Returns the hash of an object. Fails if its length differs from the sealed length, or its hash from the known hash. An external object
 /// is not fetched for this: if the store confirms that the file is unchanged, the result is the known hash.
 fn hashed(
-    parts: &Parts,
+    parts: &ExecutorParts,
     object: ObjectId,
-    sum: &Sum,
+    sum: &ObjectChecksum,
     cold: bool,
-    pace: &mut Pace<'_>,
-) -> Result<Option<Hash>, Problem> {
+    pace: &mut ScrubPace<'_>,
+) -> Result<Option<Hash>, HashProblem> {
     if let Some(vouched) = parts.store.vouch(object) {
         return match vouched {
             Ok(()) => Ok(sum.hash),
-            Err(error) => Err(outside(&error)),
+            Err(error) => Err(backend(&error)),
         };
     }
     let opened = opened(parts, object, sum, cold)?;
     let (hash, length) = hash(opened.bytes.as_ref(), pace)?;
     if length != sum.size {
         let what = format!("has {length} bytes, and {} were sealed", sum.size);
-        return Err(Problem::Corruption(what));
+        return Err(HashProblem::Corruption(what));
     }
     match sum.hash {
-        Some(was) if was != hash => Err(Problem::Corruption(CHANGED.into())),
+        Some(was) if was != hash => Err(HashProblem::Corruption(CHANGED.into())),
         _ => Ok(Some(hash)),
     }
 }
 
 /// Compares an object with its sealed content, or hashes it for the first time. Stores the result.
 pub(crate) fn check(
-    parts: &Parts,
+    parts: &ExecutorParts,
     object: ObjectId,
     cold: bool,
-    pace: &mut Pace<'_>,
-) -> Result<Found, Trouble> {
+    pace: &mut ScrubPace<'_>,
+) -> Result<ScrubResult, ScrubError> {
     let kept = || parts.db.read(|db| records::sum(db, object));
     for _ in 0..LOOKS_MAX {
         let Some(sum) = kept()? else {
-            return Ok(Found::Unknown);
+            return Ok(ScrubResult::Unknown);
         };
         // The second attempt excludes transient errors of the device.
         let found = hashed(parts, object, &sum, cold, pace);
         let found = match found {
-            Err(Problem::Corruption(_)) => hashed(parts, object, &sum, cold, pace),
+            Err(HashProblem::Corruption(_)) => hashed(parts, object, &sum, cold, pace),
             found => found,
         };
         // The object may have been removed or recreated during the check.
@@ -308,26 +315,31 @@ pub(crate) fn check(
             continue;
         }
         return match (found, sum) {
-            (Err(Problem::Stopped), _) => Ok(Found::Stopped),
-            (Err(Problem::Unknown(why)), _) => Err(Trouble::Read(object, why)),
-            (Err(Problem::Corruption(what)), sum) => match sum.corruption {
-                Some(known) if what == MISSING => Ok(Found::Corrupt(known)),
+            (Err(HashProblem::Stopped), _) => Ok(ScrubResult::Stopped),
+            (Err(HashProblem::Unknown(why)), _) => Err(ScrubError::Read(object, why)),
+            (Err(HashProblem::Corruption(what)), sum) => match sum.corruption {
+                Some(known) if what == MISSING => Ok(ScrubResult::Corrupt(known)),
                 _ => {
                     set_aside(parts, object, &what)?;
-                    Ok(Found::Corrupt(what))
+                    Ok(ScrubResult::Corrupt(what))
                 }
             },
             (Ok(hash), sum) => {
                 keep(parts, object, &sum, hash)?;
-                Ok(Found::Good(sum.size))
+                Ok(ScrubResult::Good(sum.size))
             }
         };
     }
-    Ok(Found::Stopped)
+    Ok(ScrubResult::Stopped)
 }
 
 /// Records that an object has its sealed content, with this hash.
-fn keep(parts: &Parts, object: ObjectId, sum: &Sum, hash: Option<Hash>) -> Result<(), DbError> {
+fn keep(
+    parts: &ExecutorParts,
+    object: ObjectId,
+    sum: &ObjectChecksum,
+    hash: Option<Hash>,
+) -> Result<(), DbError> {
     let repaired = sum.corruption.is_some();
     if !repaired && (sum.hash.is_some() || hash.is_none()) {
         return Ok(());
@@ -349,14 +361,14 @@ fn keep(parts: &Parts, object: ObjectId, sum: &Sum, hash: Option<Hash>) -> Resul
 }
 
 /// Removes the file that was set aside for a corrupt object, after the object was recreated.
-pub(crate) fn forget_corrupt(parts: &Parts, object: ObjectId) {
+pub(crate) fn forget_corrupt(parts: &ExecutorParts, object: ObjectId) {
     if let Err(error) = parts.store.forget_corrupt(object) {
         tracing::warn!(%error, %object, "the set-aside bytes of an object can't be removed");
     }
 }
 
 /// Handles a corrupt object: records the corruption, sets the file aside, and then reports to the server.
-fn set_aside(parts: &Parts, object: ObjectId, what: &str) -> Result<(), DbError> {
+fn set_aside(parts: &ExecutorParts, object: ObjectId, what: &str) -> Result<(), DbError> {
     let text = what.to_owned();
     let mark = move |db: &rusqlite::Connection| records::set_corruption(db, object, Some(&text));
     if !parts.db.write_blocking(false, mark)? {
@@ -373,12 +385,12 @@ fn set_aside(parts: &Parts, object: ObjectId, what: &str) -> Result<(), DbError>
         tracing::error!(%error, %object, "a corrupt object can't be set aside");
     }
     let corrupt = vec![(object, what.to_owned())];
-    parts.reports.send(told(corrupt));
+    parts.reports.send(damage_report(corrupt));
     Ok(())
 }
 
 /// Sets objects aside whose content differs from the content that their writer sealed.
-pub(crate) fn refuse(parts: &Parts, wrong: &[(ObjectId, String)]) {
+pub(crate) fn refuse(parts: &ExecutorParts, wrong: &[(ObjectId, String)]) {
     for (object, what) in wrong {
         if let Err(error) = set_aside(parts, *object, what) {
             tracing::warn!(%error, %object, "that an object {what} can't be kept yet");
@@ -386,7 +398,7 @@ pub(crate) fn refuse(parts: &Parts, wrong: &[(ObjectId, String)]) {
     }
 }
 
-fn told(corrupt: Vec<(ObjectId, String)>) -> Message {
+fn damage_report(corrupt: Vec<(ObjectId, String)>) -> Message {
     let objects = corrupt.into_iter().map(|(object, what)| v1::CorruptObject {
         object: object.0,
         what,
@@ -404,23 +416,23 @@ pub(crate) fn all_corrupt(db: &crate::db::Db) -> Result<Vec<Message>, DbError> {
     let mut messages = Vec::new();
     let mut last = None;
     loop {
-        let page = db.read(|db| records::corrupt(db, last, TOLD_MAX))?;
+        let page = db.read(|db| records::corrupt(db, last, REPORTED_MAX))?;
         let Some(&(object, _)) = page.last() else {
             return Ok(messages);
         };
         last = Some(object);
-        messages.push(told(page));
+        messages.push(damage_report(page));
     }
 }
 
 /// Returns the human-readable corruption of an object that could not be opened. `None` if the node has no record of the object or can
 /// open it. The bytes are not read.
-pub(crate) fn look(parts: &Parts, object: ObjectId) -> Option<String> {
+pub(crate) fn look(parts: &ExecutorParts, object: ObjectId) -> Option<String> {
     let sum = parts.db.read(|db| records::sum(db, object)).ok()??;
     if sum.corruption.is_some() {
         return sum.corruption;
     }
-    let Err(Problem::Corruption(what)) = opened(parts, object, &sum, false) else {
+    let Err(HashProblem::Corruption(what)) = opened(parts, object, &sum, false) else {
         return None;
     };
     if let Err(error) = set_aside(parts, object, &what) {
@@ -432,31 +444,35 @@ pub(crate) fn look(parts: &Parts, object: ObjectId) -> Option<String> {
 /// Returns whether an object has this hash (BLAKE3), so that its replica can be verified. With another hash, either the object or the replica is
 /// corrupt, so the function reads the object.
 pub(crate) fn confirm(
-    parts: &Parts,
+    parts: &ExecutorParts,
     object: ObjectId,
     theirs: &Hash,
     cancelled: &dyn Fn() -> bool,
-) -> Result<bool, Trouble> {
+) -> Result<bool, ScrubError> {
     if has_hash(parts, object, theirs)? {
         return Ok(true);
     }
     let found = compute(parts, object, cancelled)?;
-    Ok(matches!(found, Found::Good(_)) && has_hash(parts, object, theirs)?)
+    Ok(matches!(found, ScrubResult::Good(_)) && has_hash(parts, object, theirs)?)
 }
 
 /// Returns whether the stored hash of an object is this hash.
-pub(crate) fn has_hash(parts: &Parts, object: ObjectId, theirs: &Hash) -> Result<bool, DbError> {
+pub(crate) fn has_hash(
+    parts: &ExecutorParts,
+    object: ObjectId,
+    theirs: &Hash,
+) -> Result<bool, DbError> {
     let sum = parts.db.read(|db| records::sum(db, object))?;
     Ok(sum.is_some_and(|sum| sum.corruption.is_none() && sum.hash == Some(*theirs)))
 }
 
 /// Reads an object, compares it with its sealed content, and stores its hash. An external object that was never hashed is fetched for this.
 pub(crate) fn compute(
-    parts: &Parts,
+    parts: &ExecutorParts,
     object: ObjectId,
     cancelled: &dyn Fn() -> bool,
-) -> Result<Found, Trouble> {
-    let mut pace = Pace::at_once(cancelled);
+) -> Result<ScrubResult, ScrubError> {
+    let mut pace = ScrubPace::at_once(cancelled);
     let sum = parts.db.read(|db| records::sum(db, object))?;
     let unread = sum.filter(|sum| sum.corruption.is_none() && sum.hash.is_none());
     if let Some(sum) = unread
@@ -466,10 +482,10 @@ pub(crate) fn compute(
             .and_then(|opened| hash(opened.bytes.as_ref(), &mut pace));
         let (hash, length) = match read {
             Ok(hashed) => hashed,
-            Err(Problem::Stopped) => return Ok(Found::Stopped),
+            Err(HashProblem::Stopped) => return Ok(ScrubResult::Stopped),
             // The corruption is examined below, on the next call.
-            Err(Problem::Corruption(why) | Problem::Unknown(why)) => {
-                return Err(Trouble::Read(object, why));
+            Err(HashProblem::Corruption(why) | HashProblem::Unknown(why)) => {
+                return Err(ScrubError::Read(object, why));
             }
         };
         if length == sum.size {
@@ -482,10 +498,12 @@ pub(crate) fn compute(
 
 /// Checks objects that are marked as corrupt and whose file exists. Reasons: the node was killed before it set the file aside or after
 /// it recreated the object, or an administrator has restored the file.
-pub(crate) fn settle(parts: &Parts) -> Result<(), DbError> {
+pub(crate) fn settle(parts: &ExecutorParts) -> Result<(), DbError> {
     let mut last = None;
     loop {
-        let page = parts.db.read(|db| records::corrupt(db, last, TOLD_MAX))?;
+        let page = parts
+            .db
+            .read(|db| records::corrupt(db, last, REPORTED_MAX))?;
         let Some(&(object, _)) = page.last() else {
             return Ok(());
         };
@@ -494,16 +512,16 @@ pub(crate) fn settle(parts: &Parts) -> Result<(), DbError> {
             if parts.store.stat(object).is_err() {
                 continue;
             }
-            match check(parts, object, false, &mut Pace::at_once(&never)) {
-                Err(Trouble::Read(..)) | Ok(_) => {}
-                Err(Trouble::Db(error)) => return Err(error),
+            match check(parts, object, false, &mut ScrubPace::at_once(&never)) {
+                Err(ScrubError::Read(..)) | Ok(_) => {}
+                Err(ScrubError::Db(error)) => return Err(error),
             }
         }
     }
 }
 
 /// Marks objects in memory as corrupt that were lost when the host restarted.
-pub(crate) fn settle_memory(parts: &Parts) -> Result<(), DbError> {
+pub(crate) fn settle_memory(parts: &ExecutorParts) -> Result<(), DbError> {
     let lost = parts.db.read(records::in_memory)?;
     for object in lost {
         if parts.store.stat(object).is_err() {
@@ -515,12 +533,12 @@ pub(crate) fn settle_memory(parts: &Parts) -> Result<(), DbError> {
 
 /// Executes a label that compares objects.
 pub(crate) fn verify(
-    parts: &Parts,
+    parts: &ExecutorParts,
     live: &Live,
-    labels: &Labels,
+    labels: &NodeLabels,
     idle: bool,
     objects: &[ObjectId],
-) -> Work {
+) -> LabelEffects {
     let mut outcome = failed(
         live.start,
         FailureKind::Cancelled,
@@ -529,19 +547,19 @@ pub(crate) fn verify(
     outcome.start = live.start;
     outcome.kernel_start = live.start;
     let cancelled = || live.control.is_cancelled();
-    let mut pace = Pace::new(idle.then(|| (labels, parts.rate())), &cancelled);
+    let mut pace = ScrubPace::new(idle.then(|| (labels, parts.rate())), &cancelled);
     let mut ended = Ok(Vec::new());
     for &object in objects {
         let corrupt = match check(parts, object, true, &mut pace) {
-            Ok(Found::Good(bytes)) => {
+            Ok(ScrubResult::Good(bytes)) => {
                 outcome.read_bytes = outcome.read_bytes.saturating_add(bytes);
                 continue;
             }
-            Ok(Found::Corrupt(what)) => what,
+            Ok(ScrubResult::Corrupt(what)) => what,
             // The server knows whether the object should be on this node.
-            Ok(Found::Unknown) if parts.store.stat(object).is_err() => MISSING.to_owned(),
-            Ok(Found::Unknown) => continue,
-            Ok(Found::Stopped) => {
+            Ok(ScrubResult::Unknown) if parts.store.stat(object).is_err() => MISSING.to_owned(),
+            Ok(ScrubResult::Unknown) => continue,
+            Ok(ScrubResult::Stopped) => {
                 ended = outcome.result.clone();
                 break;
             }
@@ -558,9 +576,9 @@ pub(crate) fn verify(
     }
     outcome.result = ended;
     outcome.end = now();
-    Work {
+    LabelEffects {
         label: Some(std::sync::Arc::clone(&live.label)),
-        ..Work::without_effect(outcome)
+        ..LabelEffects::without_effect(outcome)
     }
 }
 
@@ -571,7 +589,7 @@ pub(crate) fn be_nice() {
 }
 
 /// Hashes objects soon after their seal, until the node stops.
-pub(crate) fn keep_hashing(parts: &Parts, labels: &Labels) {
+pub(crate) fn keep_hashing(parts: &ExecutorParts, labels: &NodeLabels) {
     be_nice();
     let mut written = parts.counters.written_bytes();
     let mut more = false;
@@ -581,7 +599,7 @@ pub(crate) fn keep_hashing(parts: &Parts, labels: &Labels) {
         if !more && before != written {
             continue;
         }
-        let mut pace = Pace::new(Some((labels, parts.rate())), &never);
+        let mut pace = ScrubPace::new(Some((labels, parts.rate())), &never);
         more = match hash_some(parts, &mut pace) {
             Ok(more) => more,
             Err(error) => {
@@ -593,7 +611,7 @@ pub(crate) fn keep_hashing(parts: &Parts, labels: &Labels) {
 }
 
 /// Hashes the next objects without hash. Returns whether more of them may exist.
-fn hash_some(parts: &Parts, pace: &mut Pace<'_>) -> Result<bool, Trouble> {
+fn hash_some(parts: &ExecutorParts, pace: &mut ScrubPace<'_>) -> Result<bool, ScrubError> {
     let objects = parts.db.read(|db| records::unhashed(db, BATCH_MAX))?;
     let mut hashes = Vec::with_capacity(objects.len());
     for &object in &objects {
@@ -602,10 +620,10 @@ fn hash_some(parts: &Parts, pace: &mut Pace<'_>) -> Result<bool, Trouble> {
         };
         match hashed(parts, object, &sum, false, pace) {
             Ok(hash) => hashes.extend(hash.map(|hash| (object, hash))),
-            Err(Problem::Stopped) => break,
+            Err(HashProblem::Stopped) => break,
             // A second check confirms the corruption before it is reported.
-            Err(Problem::Corruption(_)) => drop(check(parts, object, false, pace)?),
-            Err(Problem::Unknown(why)) => return Err(Trouble::Read(object, why)),
+            Err(HashProblem::Corruption(_)) => drop(check(parts, object, false, pace)?),
+            Err(HashProblem::Unknown(why)) => return Err(ScrubError::Read(object, why)),
         }
     }
     let full = objects.len() >= BATCH_MAX as usize;
@@ -625,14 +643,14 @@ mod tests {
 
     #[test]
     fn lack_of_resources_is_not_corruption() {
-        let of = |errno| Problem::of(&std::io::Error::from_raw_os_error(errno));
+        let of = |errno| HashProblem::of(&std::io::Error::from_raw_os_error(errno));
         for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN] {
-            assert!(matches!(of(errno), Problem::Unknown(_)), "{errno}");
+            assert!(matches!(of(errno), HashProblem::Unknown(_)), "{errno}");
         }
         for errno in [libc::EIO, libc::EACCES, libc::EISDIR, libc::ENOENT] {
-            assert!(matches!(of(errno), Problem::Corruption(_)), "{errno}");
+            assert!(matches!(of(errno), HashProblem::Corruption(_)), "{errno}");
         }
         let taken = std::io::ErrorKind::ResourceBusy.into();
-        assert!(matches!(Problem::of(&taken), Problem::Unknown(_)));
+        assert!(matches!(HashProblem::of(&taken), HashProblem::Unknown(_)));
     }
 }

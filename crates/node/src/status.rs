@@ -19,7 +19,7 @@ const KERNELS_MAX: usize = 4096;
 
 /// Counters of the node.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct NodeCounters {
     bytes_written: AtomicU64,
     bytes_read: AtomicU64,
     history: Mutex<BTreeMap<String, History>>,
@@ -29,13 +29,13 @@ pub struct Counters {
 
 /// Stored form of a run-time history.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
-struct Kept {
+struct StoredHistory {
     runs: u64,
     total_ns: u64,
     input_bytes: u64,
 }
 
-impl Counters {
+impl NodeCounters {
     /// Loads the counters from the database.
     ///
     /// # Errors
@@ -48,7 +48,9 @@ impl Counters {
         };
         let history =
             records::attribute(connection, ObjectId::STATUS, status::PAGE, status::HISTORY)?
-                .and_then(|json| serde_json::from_slice::<BTreeMap<String, Kept>>(&json).ok())
+                .and_then(|json| {
+                    serde_json::from_slice::<BTreeMap<String, StoredHistory>>(&json).ok()
+                })
                 .unwrap_or_default();
         let history = history.into_iter().map(|(name, kept)| {
             let history = History {
@@ -89,7 +91,7 @@ impl Counters {
         self.arriving.lock().remove(&object);
     }
 
-    /// Counts bytes that a task wrote or that were pulled.
+    /// Counts bytes that a task wrote or that were fetched.
     pub fn on_written(&self, bytes: u64) {
         self.bytes_written.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -133,7 +135,7 @@ impl Counters {
 /// Returns the changes since the last sent status, if only the frequently changing fields have changed. The server already has the run
 /// times of kernels, from the outcomes of labels.
 #[must_use]
-pub fn standing(told: &v1::Node, now: &v1::Node) -> Option<v1::Standing> {
+pub fn standing(reported: &v1::Node, now: &v1::Node) -> Option<v1::Standing> {
     let rest = |node: &v1::Node| v1::Node {
         running: 0,
         queued: 0,
@@ -146,7 +148,7 @@ pub fn standing(told: &v1::Node, now: &v1::Node) -> Option<v1::Standing> {
         disk: None,
         ..node.clone()
     };
-    (rest(told) == rest(now)).then_some(v1::Standing {
+    (rest(reported) == rest(now)).then_some(v1::Standing {
         running: now.running,
         queued: now.queued,
         free_bytes: now.free_bytes,
@@ -159,11 +161,11 @@ pub fn standing(told: &v1::Node, now: &v1::Node) -> Option<v1::Standing> {
 /// Returns the attributes of the status object for the status `node`.
 #[must_use]
 pub fn attributes(node: &v1::Node) -> Vec<(u32, Vec<u8>)> {
-    let history: BTreeMap<&str, Kept> = node
+    let history: BTreeMap<&str, StoredHistory> = node
         .history
         .iter()
         .map(|(name, h)| {
-            let kept = Kept {
+            let kept = StoredHistory {
                 runs: h.runs,
                 total_ns: h.total_ns,
                 input_bytes: h.input_bytes,
@@ -213,23 +215,27 @@ mod tests {
 
     #[test]
     fn standing_is_sent_alone_unless_other_fields_change() {
-        let told = v1::Node {
+        let reported = v1::Node {
             node: 3,
             running: 1,
             free_bytes: 10,
             ..v1::Node::default()
         };
-        let mut now = told.clone();
+        let mut now = reported.clone();
         now.queued = 7;
         now.free_bytes = 5;
         now.history = [("mean".to_owned(), v1::KernelHistory::default())].into();
-        let told_now = standing(&told, &now).unwrap();
+        let reported_now = standing(&reported, &now).unwrap();
         assert_eq!(
-            (told_now.running, told_now.queued, told_now.free_bytes),
+            (
+                reported_now.running,
+                reported_now.queued,
+                reported_now.free_bytes
+            ),
             (1, 7, 5)
         );
         now.trouble = "its disk is full".to_owned();
-        assert_eq!(standing(&told, &now), None);
+        assert_eq!(standing(&reported, &now), None);
     }
 
     #[test]
@@ -238,7 +244,7 @@ mod tests {
         let path = directory.path().join("node.db");
         drop(crate::db::Db::open(&path).unwrap());
         let connection = Connection::open(&path).unwrap();
-        let counters = Counters::load(&connection).unwrap();
+        let counters = NodeCounters::load(&connection).unwrap();
         counters.on_run("mean", 10, 100);
         counters.on_run("mean", 30, 100);
         counters.on_arrived(ObjectId(1), 5);
@@ -248,7 +254,7 @@ mod tests {
         assert_eq!((node.bytes_written, node.bytes_read), (7, 200));
         records::put_status(&connection, &attributes(&node)).unwrap();
         let mut again = v1::Node::default();
-        Counters::load(&connection).unwrap().report(&mut again);
+        NodeCounters::load(&connection).unwrap().report(&mut again);
         assert_eq!(again.history, node.history);
         assert_eq!(again.history["mean"].total_ns, 40);
         assert_eq!(again.bytes_written, 7);

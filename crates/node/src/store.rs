@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use tidemill_core::id::ObjectId;
-use tidemill_kernel::Made;
-use tidemill_kernel::locks::Shown;
+use tidemill_kernel::PrivateFile;
+use tidemill_kernel::locks::ProcFile;
 
 /// Store of a node's objects. Calls block; several threads may call concurrently.
 ///
@@ -60,13 +60,13 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// [`StoreError::Full`].
-    fn take_room(&self, bytes: u64) -> Result<(), StoreError>;
+    fn take_space(&self, bytes: u64) -> Result<(), StoreError>;
 
     /// Counts the space of existing data that is no object, even beyond the capacity.
-    fn count_room(&self, bytes: u64);
+    fn count_space(&self, bytes: u64);
 
-    /// Releases space that `take_room` reserved.
-    fn give_room(&self, bytes: u64);
+    /// Releases space that `take_space` reserved.
+    fn give_space(&self, bytes: u64);
 
     /// Makes the bytes of an object, sealed or not, and its name survive power loss.
     ///
@@ -82,7 +82,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn seal(&self, object: ObjectId, durable: bool) -> Result<u64, StoreError>;
 
-    /// Returns the bytes of an object that take space on this node's device. Holes take none, nor do objects that are only outside.
+    /// Returns the bytes of an object that take space on this node's device. Holes take none, nor do objects that are only in the backend.
     fn allocated(&self, object: ObjectId) -> u64;
 
     /// Seals like [`Store::seal`] an object whose writer is lost. If a process may still have its file open for writing, the object becomes
@@ -94,7 +94,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         &self,
         object: ObjectId,
         durable: bool,
-        shown: Shown<'_>,
+        shown: ProcFile<'_>,
     ) -> Result<u64, StoreError>;
 
     /// Takes a file as a sealed object, in place of an existing one. The file must be on the same device, in a directory that only this
@@ -102,14 +102,18 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// [`StoreError::Full`] or [`StoreError::Device`].
-    fn adopt(&self, object: ObjectId, made: &Made) -> Result<u64, StoreError>;
+    fn adopt(&self, object: ObjectId, made: &PrivateFile) -> Result<u64, StoreError>;
 
     /// Takes a file like [`Store::adopt`], into the memory for outputs that tasks hand to each other. `None`: the store has no such memory
     /// or it is full, and nothing has changed.
     ///
     /// # Errors
     /// [`StoreError::Device`].
-    fn hand_on(&self, object: ObjectId, made: &Made) -> Result<Option<u64>, StoreError>;
+    fn adopt_in_memory(
+        &self,
+        object: ObjectId,
+        made: &PrivateFile,
+    ) -> Result<Option<u64>, StoreError>;
 
     /// Creates a sealed object of these bytes. The store must not have the object yet. After an error it still has none.
     ///
@@ -118,20 +122,20 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     fn put(&self, object: ObjectId, bytes: &[u8]) -> Result<(), StoreError>;
 
     /// Makes sealed objects durable at their final place: they and their names survive power loss.
-    fn settle(&self, objects: &[(ObjectId, Named)]) -> Vec<Result<(), StoreError>>;
+    fn make_durable(&self, objects: &[(ObjectId, ObjectFile)]) -> Vec<Result<(), StoreError>>;
 
-    /// Makes an object of a file in the store outside, without fetching it. Returns its length in bytes.
+    /// Makes a stub object of a file in the backend, without fetching it. Returns its length in bytes.
     ///
     /// # Errors
-    /// [`StoreError::Outside`]; [`StoreError::Unsupported`] if this node has no such store.
-    fn link(&self, object: ObjectId, path: &str) -> Result<u64, StoreError> {
+    /// [`StoreError::Backend`]; [`StoreError::Unsupported`] if this node has no backend.
+    fn make_stub(&self, object: ObjectId, path: &str) -> Result<u64, StoreError> {
         let _ = (object, path);
         Err(StoreError::Unsupported {
             source: std::io::ErrorKind::Unsupported.into(),
         })
     }
 
-    /// Returns whether the store outside confirms that its file of an object is unchanged; `None` if the object is near.
+    /// Returns whether the backend confirms that its file of an object is unchanged; `None` if the object is in the cache.
     fn vouch(&self, object: ObjectId) -> Option<Result<(), StoreError>> {
         let _ = object;
         None
@@ -141,13 +145,13 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
-    fn open(&self, object: ObjectId) -> Result<Opened, StoreError>;
+    fn open(&self, object: ObjectId) -> Result<ReadableObject, StoreError>;
 
     /// Opens like [`Store::open`]. If possible, reads come from the device, not from the page cache, and add nothing to the cache.
     ///
     /// # Errors
     /// As for [`Store::open`].
-    fn open_cold(&self, object: ObjectId) -> Result<Opened, StoreError>;
+    fn open_cold(&self, object: ObjectId) -> Result<ReadableObject, StoreError>;
 
     /// Sets a corrupt object aside, or any file in its place. It no longer exists as an object. The file is kept until the object is
     /// removed or until [`Store::forget_corrupt`].
@@ -160,7 +164,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// As for [`Store::open`].
-    fn open_corrupt(&self, object: ObjectId) -> Result<Opened, StoreError>;
+    fn open_corrupt(&self, object: ObjectId) -> Result<ReadableObject, StoreError>;
 
     /// Removes the file that was set aside for an object.
     ///
@@ -172,13 +176,13 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
-    fn stat(&self, object: ObjectId) -> Result<Stat, StoreError>;
+    fn stat(&self, object: ObjectId) -> Result<ObjectStat, StoreError>;
 
     /// Returns the objects whose ids have this lowest byte, in no order.
     ///
     /// # Errors
     /// [`StoreError::Device`].
-    fn list(&self, directory: u8) -> Result<Vec<Entry>, StoreError>;
+    fn list(&self, directory: u8) -> Result<Vec<StoreEntry>, StoreError>;
 
     /// Removes an object, and the file that was set aside for it. Returns whether the object existed.
     ///
@@ -193,12 +197,12 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// [`StoreError::Device`].
-    fn space(&self) -> Result<Space, StoreError>;
+    fn space(&self) -> Result<StoreSpace, StoreError>;
 }
 
 /// File of an object, for a store that other programs see.
 #[derive(Clone, Debug, Default)]
-pub struct Named {
+pub struct ObjectFile {
     /// Path of the file whose version the object is; empty: the object belongs to no file.
     pub path: String,
     /// Whether the object is only a part of the version.
@@ -223,16 +227,16 @@ pub trait ReadAt: Send + Sync + std::fmt::Debug {
 
 /// Object that is open for reading.
 #[derive(Debug)]
-pub struct Opened {
+pub struct ReadableObject {
     /// Length and state of the object when it was opened.
-    pub stat: Stat,
+    pub stat: ObjectStat,
     /// Bytes of the object.
     pub bytes: Box<dyn ReadAt>,
 }
 
 /// Length and state of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stat {
+pub struct ObjectStat {
     /// Length in bytes.
     pub size: u64,
     /// Whether the object is sealed.
@@ -241,7 +245,7 @@ pub struct Stat {
 
 /// Entry of [`Store::list`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct StoreEntry {
     /// Object.
     pub object: ObjectId,
     /// Length in bytes.
@@ -254,7 +258,7 @@ pub struct Entry {
 
 /// Capacity of a store, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Space {
+pub struct StoreSpace {
     /// Total bytes.
     pub capacity_bytes: u64,
     /// Free bytes.
@@ -263,7 +267,7 @@ pub struct Space {
     pub disk: Disk,
 }
 
-impl Space {
+impl StoreSpace {
     /// Space of a store that can't be used.
     pub(crate) const NONE: Self = Self {
         capacity_bytes: 0,
@@ -311,13 +315,13 @@ pub enum StoreError {
         /// Error of the system.
         source: std::io::Error,
     },
-    /// The store outside failed, at the path of the object.
-    #[error("{path} in the store outside of this node: {why}")]
-    Outside {
+    /// The backend failed, at the path of the object.
+    #[error("{path} in the backend of this node: {why}")]
+    Backend {
         /// Path in the store.
         path: String,
         /// Reason of the failure.
-        why: crate::outside::Failure,
+        why: crate::backend::BackendFailure,
     },
     /// The device failed.
     #[error("the device of this node failed at {path}: {source}")]

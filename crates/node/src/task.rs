@@ -1,22 +1,22 @@
 //! Execution of one label: analyse, copy or remove. It works on the node's store and the label's private directory; `scrub` executes the
 //! labels that verify.
 //!
-//! The functions run on a worker thread and block. They change files only; [`Work::keep`] changes the rows, in the transaction that records
+//! The functions run on a worker thread and block. They change files only; [`LabelEffects::keep`] changes the rows, in the transaction that records
 //! the outcome. When a label runs again after the node was killed, its outputs replace those of the first run, which no client has seen.
 
 use crate::directory::{allocated, close_for_ever};
-use crate::executor::Parts;
-use crate::feeds::Making;
+use crate::executor::ExecutorParts;
+use crate::fetch::{FetchError, FetchedInput, InputLocations};
 use crate::flash_model::FlashModel;
-use crate::growing::{Growing, Grown, Turn};
+use crate::input_reads::ReadServer;
 use crate::labels::{Live, failed};
-use crate::pull::{Lies, PullError, Pulled};
-use crate::ranks::lead::{self, Led};
-use crate::reads::Reads;
+use crate::ranks::lead::{self, LeadResult};
 use crate::records::{self, Hash, ObjectRecord};
-use crate::runner::{self, Ran};
+use crate::runner::{self, RunResult};
 use crate::scrub;
-use crate::store::{Named, StoreError};
+use crate::store::{ObjectFile, StoreError};
+use crate::streaming_inputs::Making;
+use crate::streaming_pipe::{Streamed, StreamingPipe, StreamingShare};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -29,14 +29,15 @@ use tidemill_core::directory;
 use tidemill_core::id::{Inode, LabelId, ObjectId, TaskId};
 use tidemill_core::job::{MAX_INPUTS, MAX_PATH_BYTES};
 use tidemill_core::label::{
-    Analysis, Failure, FailureKind, Input, Kernel, Label, Operation, Outcome, Output, Owner, Sealed,
+    Analysis, Failure, FailureKind, Kernel, Label, LabelInput, LabelOutput, Operation, Outcome,
+    Owner, SealedOutput,
 };
-use tidemill_core::layout::{Layout, PartOf, RANGES_MAX, Selected};
-use tidemill_core::surroundings::Surroundings;
+use tidemill_core::layout::{Layout, PartOf, RANGES_MAX, SelectedBytes};
+use tidemill_core::runtime_environment::RuntimeEnvironment;
 use tidemill_core::time::{Span, Time};
 use tidemill_kernel::array::Encoded;
-use tidemill_kernel::peers::Network;
-use tidemill_kernel::{DirectoryBounds, Made, OutputError, Prepared};
+use tidemill_kernel::peers::RankNetwork;
+use tidemill_kernel::{DirectoryBounds, OutputError, Prepared, PrivateFile};
 use tidemill_wire::v1;
 
 /// Environment of a rank for MPI libraries. Standard input connects the rank with the process that started it (PMI). TCP through the only
@@ -59,7 +60,7 @@ pub fn now() -> Time {
 
 /// Effects of a label, to be stored in the database.
 #[derive(Debug)]
-pub struct Work {
+pub struct LabelEffects {
     /// Outcome of the label.
     pub outcome: Outcome,
     /// Label; `None` if the label changed nothing.
@@ -72,7 +73,7 @@ pub struct Work {
     pub removed: Vec<ObjectId>,
 }
 
-impl Work {
+impl LabelEffects {
     /// Returns the work of a label that changed nothing.
     #[must_use]
     pub fn without_effect(outcome: Outcome) -> Self {
@@ -117,7 +118,7 @@ impl Work {
 
     /// Reports the written and removed objects to the model of the device. Call it after the effects were stored.
     pub fn tell(&self, flash: &FlashModel) {
-        // A link writes nothing, and the bytes that were pulled instead of a link are few.
+        // A link writes nothing, and the bytes that were fetched instead of a link are few.
         let written = self.outcome.reused.is_none();
         for &(object, bytes) in self.wrote.iter().filter(|_| written) {
             flash.on_written(object, bytes);
@@ -130,8 +131,8 @@ impl Work {
 
 /// Executes a label. The function calls `phase` when the label starts to fetch and when it starts to run.
 #[must_use]
-pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
-    let mut run = Running::new(parts, live);
+pub fn run(parts: &ExecutorParts, live: &Live, phase: &dyn Fn(&'static str)) -> LabelEffects {
+    let mut run = RunningLabel::new(parts, live);
     let result = match &live.label.operation {
         Operation::Analyse(analysis) => run.analyse(analysis, phase),
         Operation::Copy { from, to, part } => run.copy(from, (to, *part), phase),
@@ -149,7 +150,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
     run.outcome.end = now();
     run.outcome.hashing = run.outcome.end.since(hashed);
     run.count();
-    Work {
+    LabelEffects {
         outcome: run.outcome,
         label: Some(std::sync::Arc::clone(&live.label)),
         made: run.made,
@@ -159,11 +160,11 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
 }
 
 /// Empties a label's private directory for reuse by another label, or removes it.
-pub fn clean(parts: &Parts, label: LabelId) {
+pub fn clean(parts: &ExecutorParts, label: LabelId) {
     clean_directory(parts, &private_directory(parts, label));
 }
 
-fn clean_directory(parts: &Parts, directory: &Path) {
+fn clean_directory(parts: &ExecutorParts, directory: &Path) {
     if parts.runner.recycle(directory) {
         return;
     }
@@ -175,13 +176,13 @@ fn clean_directory(parts: &Parts, directory: &Path) {
     }
 }
 
-fn private_directory(parts: &Parts, label: LabelId) -> PathBuf {
+fn private_directory(parts: &ExecutorParts, label: LabelId) -> PathBuf {
     parts.directory.join("run").join(label.to_string())
 }
 
 /// Running label.
-struct Running<'a> {
-    parts: &'a Parts,
+struct RunningLabel<'a> {
+    parts: &'a ExecutorParts,
     live: &'a Live,
     outcome: Outcome,
     /// Names and files of the kernel's inputs. `None`: the bytes of this input belong to the values of an input before it.
@@ -189,11 +190,11 @@ struct Running<'a> {
     /// Number of following inputs that belong to the values of the last fetched input.
     behind: usize,
     /// Inputs that are pipes, each with its index.
-    growing: Vec<(usize, Growing)>,
+    streaming: Vec<(usize, StreamingPipe)>,
     /// Open files of inputs of this node. While they are open, no mount takes the file for another version.
     held: Vec<std::fs::File>,
-    /// Pulled inputs. They are not removed while this list holds them.
-    pulled: Vec<Pulled>,
+    /// Fetched inputs. They are not removed while this list holds them.
+    fetched: Vec<FetchedInput>,
     /// Files of values that were decoded for the kernel.
     decoded: Vec<PathBuf>,
     /// Descriptions, for the kernel, of the inputs that it has only in part.
@@ -203,30 +204,30 @@ struct Running<'a> {
     removed: Vec<ObjectId>,
 }
 
-type Done = Result<Vec<Sealed>, Failure>;
+type TaskResult = Result<Vec<SealedOutput>, Failure>;
 
 /// Parameters of one rank of a task.
 #[derive(Debug)]
 pub(crate) struct Joined {
     pub(crate) rank: usize,
     pub(crate) size: usize,
-    pub(crate) network: Arc<Network>,
+    pub(crate) network: Arc<RankNetwork>,
     pub(crate) starter: OwnedFd,
 }
 
 /// Result of a rank.
 #[derive(Debug)]
-pub(crate) struct Ranked {
+pub(crate) struct RankResult {
     pub(crate) outcome: Outcome,
     /// Whether the rank read other bytes of an input than were finally sealed.
     pub(crate) stale: bool,
     /// Output of the rank, if it succeeded.
-    pub(crate) made: Option<Made>,
+    pub(crate) made: Option<PrivateFile>,
 }
 
 /// Runs a rank of a task; another node may have the task's label. Blocks. The output stays in the directory until [`forget_rank`].
-pub(crate) fn run_rank(parts: &Parts, live: &Live, joined: Joined) -> Ranked {
-    let mut run = Running::new(parts, live);
+pub(crate) fn run_rank(parts: &ExecutorParts, live: &Live, joined: Joined) -> RankResult {
+    let mut run = RunningLabel::new(parts, live);
     run.outcome.start = now();
     let ran = match &live.label.operation {
         Operation::Analyse(analysis) => run.run_rank(analysis, joined),
@@ -239,7 +240,7 @@ pub(crate) fn run_rank(parts: &Parts, live: &Live, joined: Joined) -> Ranked {
     };
     run.outcome.result = result;
     run.outcome.end = now();
-    Ranked {
+    RankResult {
         outcome: run.outcome,
         stale,
         made,
@@ -247,27 +248,27 @@ pub(crate) fn run_rank(parts: &Parts, live: &Live, joined: Joined) -> Ranked {
 }
 
 /// Empties the directory of a rank.
-pub(crate) fn forget_rank(parts: &Parts, label: LabelId, rank: usize) {
+pub(crate) fn forget_rank(parts: &ExecutorParts, label: LabelId, rank: usize) {
     clean_directory(parts, &rank_directory(parts, label, rank));
 }
 
 /// Returns the directory of a rank. The sweep of unused directories does not cover it, as the label may belong to another node.
-fn rank_directory(parts: &Parts, label: LabelId, rank: usize) -> PathBuf {
+fn rank_directory(parts: &ExecutorParts, label: LabelId, rank: usize) -> PathBuf {
     let name = format!("rank-{label}-{rank}");
     parts.directory.join("run").join(name)
 }
 
-impl<'a> Running<'a> {
-    fn new(parts: &'a Parts, live: &'a Live) -> Self {
+impl<'a> RunningLabel<'a> {
+    fn new(parts: &'a ExecutorParts, live: &'a Live) -> Self {
         let mut run = Self {
             parts,
             live,
             outcome: failed(live.start, FailureKind::Device, String::new()),
             inputs: Vec::new(),
             behind: 0,
-            growing: Vec::new(),
+            streaming: Vec::new(),
             held: Vec::new(),
-            pulled: Vec::new(),
+            fetched: Vec::new(),
             decoded: Vec::new(),
             laid: Vec::new(),
             made: Vec::new(),
@@ -279,7 +280,7 @@ impl<'a> Running<'a> {
     }
 }
 
-impl Running<'_> {
+impl RunningLabel<'_> {
     fn id(&self) -> LabelId {
         self.live.label.id
     }
@@ -288,16 +289,17 @@ impl Running<'_> {
         self.live.label.owner
     }
 
-    fn analyse(&mut self, analysis: &Analysis, phase: &dyn Fn(&'static str)) -> Done {
-        if let Some(memory) = self.live.remembered.clone() {
+    fn analyse(&mut self, analysis: &Analysis, phase: &dyn Fn(&'static str)) -> TaskResult {
+        if let Some(memory) = self.live.cached_result.clone() {
             phase("fetching");
             let same = self.compare(analysis, &memory.contents);
             match same.and_then(|()| self.recall(analysis, &memory)) {
                 Ok(sealed) => return Ok(sealed),
                 Err(error) => {
-                    tracing::debug!(label = %self.id(), message = error.message, "a remembered result can't be used");
+                    tracing::debug!(label = %self.id(), message = error.message, "a cached result can't be used");
                     self.discard();
-                    self.outcome.moved_bytes = self.pulled.iter().map(|one| one.moved_bytes).sum();
+                    self.outcome.transferred_bytes =
+                        self.fetched.iter().map(|one| one.transferred_bytes).sum();
                 }
             }
             if self.live.control.is_cancelled() {
@@ -314,12 +316,12 @@ impl Running<'_> {
             );
             return Err(failure(FailureKind::Kernel, message));
         }
-        if analysis.surroundings.is_ranked() {
+        if analysis.runtime_environment.is_ranked() {
             phase("running");
             self.outcome.kernel_start = now();
             return self.lead(analysis);
         }
-        let here = |input: &Input| self.local(input.object).is_some();
+        let here = |input: &LabelInput| self.local(input.object).is_some();
         if !analysis.inputs.iter().all(here) {
             phase("fetching");
         }
@@ -327,11 +329,11 @@ impl Running<'_> {
         phase("running");
         self.outcome.kernel_start = now();
         let mut result = self.run_kernel(analysis);
-        let changed = self.grown(analysis)?;
+        let changed = self.streamed(analysis)?;
         // The kernel may read sealed files in ways in which it can't read a pipe, or faster, within its time limit.
-        let failed = result.as_ref().err().filter(|_| self.outcome.fed > 0);
+        let failed = result.as_ref().err().filter(|_| self.outcome.streamed > 0);
         if changed || failed.is_some() {
-            let why = self.fed_in_vain(analysis, failed);
+            let why = self.streamed_in_vain(analysis, failed);
             drop(result);
             clean(self.parts, self.id());
             self.outcome.kernel_start = now();
@@ -352,7 +354,7 @@ impl Running<'_> {
     }
 
     /// Runs all ranks of the task and stores their result as the output.
-    fn lead(&mut self, analysis: &Analysis) -> Done {
+    fn lead(&mut self, analysis: &Analysis) -> TaskResult {
         let [output] = analysis.outputs.as_slice() else {
             let what = "a task with mpi makes one output".to_owned();
             return Err(failure(FailureKind::Kernel, what));
@@ -366,7 +368,7 @@ impl Running<'_> {
             .mode(0o600)
             .open(&own);
         let mut file = file.map_err(|error| device(&error))?;
-        let mut led = Led::default();
+        let mut led = LeadResult::default();
         let of = (self.parts, self.live);
         let result = lead::lead(of, analysis, (&mut file, &mut led));
         drop(file);
@@ -379,7 +381,7 @@ impl Running<'_> {
         });
         self.outcome.cpu = led.cpu;
         self.outcome.memory_bytes = led.memory_bytes;
-        self.outcome.moved_bytes += led.moved_bytes;
+        self.outcome.transferred_bytes += led.transferred_bytes;
         self.outcome.read_bytes += led.read_bytes;
         self.outcome.kernel_hash = led.kernel_hash;
         self.outcome.stdout = led.stdout;
@@ -390,7 +392,7 @@ impl Running<'_> {
         })?;
         self.outcome.written_bytes = self.written(output.object);
         self.made.push(self.made_by(analysis, output, size));
-        Ok(vec![Sealed::file(output.object, size)])
+        Ok(vec![SealedOutput::file(output.object, size)])
     }
 
     /// Runs one rank. Returns whether the rank read other bytes than were sealed, and its output.
@@ -398,7 +400,7 @@ impl Running<'_> {
         &mut self,
         analysis: &Analysis,
         joined: Joined,
-    ) -> Result<(bool, Option<Made>), Failure> {
+    ) -> Result<(bool, Option<PrivateFile>), Failure> {
         self.fetch_all(analysis)?;
         self.outcome.kernel_start = now();
         let directory = rank_directory(self.parts, self.id(), joined.rank);
@@ -408,7 +410,7 @@ impl Running<'_> {
         environment.extend(MPI.map(|(name, value)| own((name, value.to_owned()))));
         environment.push(own(("PMI_RANK", joined.rank.to_string())));
         environment.push(own(("PMI_SIZE", joined.size.to_string())));
-        let request = runner::Request {
+        let request = runner::RunRequest {
             environment,
             joined: Some((joined.network, joined.starter)).into(),
             ..self.request(analysis, &directory, &inputs)
@@ -419,7 +421,7 @@ impl Running<'_> {
         self.outcome.kernel_hash = ran.kernel_hash;
         self.outcome.stdout = ran.stdout;
         self.outcome.stderr = ran.stderr;
-        if self.grown(analysis)? {
+        if self.streamed(analysis)? {
             return Ok((true, None));
         }
         let prepared = ran.result?;
@@ -428,24 +430,24 @@ impl Running<'_> {
         Ok((false, Some(made)))
     }
 
-    /// Returns the file of an input, or the pipe of an input that is still being written.
-    fn input(&mut self, index: usize, input: &Input) -> Result<PathBuf, Failure> {
+    /// Returns the file of an input, or the pipe of a streaming input.
+    fn input(&mut self, index: usize, input: &LabelInput) -> Result<PathBuf, Failure> {
         let way = self.live.ways.get(index);
-        let (growing, leaves) = way.map_or((false, 0), |way| (way.growing, way.leaves));
-        let mut feeds = self.live.feeds.iter();
-        let feed = feeds.find(|feed| feed.index == index && !feed.fate.is_well());
-        if feed.is_some() || growing && self.local(input.object).is_none() {
-            let making = feed.map(|feed| {
-                self.outcome.fed += 1;
-                Making::new(private_directory(self.parts, feed.maker), feed)
+        let (streaming, leaves) = way.map_or((false, 0), |way| (way.streaming, way.leaves));
+        let mut streaming_inputs = self.live.streaming_inputs.iter();
+        let produced = streaming_inputs.find(|one| one.index == index && !one.fate.is_well());
+        if produced.is_some() || streaming && self.local(input.object).is_none() {
+            let making = produced.map(|one| {
+                self.outcome.streamed += 1;
+                Making::new(private_directory(self.parts, one.maker), one)
             });
             let pipe = private_directory(self.parts, self.id());
-            let pipe = pipe.with_extension(format!("{index}.grows"));
+            let pipe = pipe.with_extension(format!("{index}.streaming"));
             let from = (Arc::clone(&self.parts.store), input.object);
-            let turn = Turn::new(Arc::clone(&self.parts.pace), leaves);
-            let begun = Growing::begin(from, making, pipe.clone(), turn);
+            let turn = StreamingShare::new(Arc::clone(&self.parts.pace), leaves);
+            let begun = StreamingPipe::begin(from, making, pipe.clone(), turn);
             let begun = begun.map_err(|error| device_failure(&pipe, &error))?;
-            self.growing.push((index, begun));
+            self.streaming.push((index, begun));
             return Ok(pipe);
         }
         let (path, size) = self.fetch(index, input)?;
@@ -455,14 +457,14 @@ impl Running<'_> {
 
     /// Waits until all unsealed inputs are sealed. Returns whether one of them differs from the bytes that the kernel received. The kernel
     /// then runs again with the sealed inputs.
-    fn grown(&mut self, analysis: &Analysis) -> Result<bool, Failure> {
+    fn streamed(&mut self, analysis: &Analysis) -> Result<bool, Failure> {
         let mut again = false;
-        for (index, growing) in std::mem::take(&mut self.growing) {
+        for (index, streaming) in std::mem::take(&mut self.streaming) {
             let input = &analysis.inputs[index];
-            match growing.end(|| self.live.control.is_cancelled()) {
-                Ok(Grown::Same) => {}
-                Ok(Grown::Changed) => again = true,
-                Ok(Grown::Abandoned) => return Err(runner::cancelled()),
+            match streaming.end(|| self.live.control.is_cancelled()) {
+                Ok(Streamed::Same) => {}
+                Ok(Streamed::Changed) => again = true,
+                Ok(Streamed::Abandoned) => return Err(runner::cancelled()),
                 Err(StoreError::NotFound { .. }) => {
                     return Err(lacks(input, "was aborted before it was sealed"));
                 }
@@ -476,13 +478,13 @@ impl Running<'_> {
     }
 
     /// Returns the message about a run that used unfinished inputs and was discarded.
-    fn fed_in_vain(&mut self, analysis: &Analysis, failed: Option<&Failure>) -> String {
-        if std::mem::take(&mut self.outcome.fed) == 0 {
+    fn streamed_in_vain(&mut self, analysis: &Analysis, failed: Option<&Failure>) -> String {
+        if std::mem::take(&mut self.outcome.streamed) == 0 {
             return String::new();
         }
-        let feeds = self.live.feeds.iter();
-        let names =
-            feeds.filter_map(|feed| Some(format!("`{}`", analysis.inputs.get(feed.index)?.name)));
+        let streaming_inputs = self.live.streaming_inputs.iter();
+        let names = streaming_inputs
+            .filter_map(|one| Some(format!("`{}`", analysis.inputs.get(one.index)?.name)));
         let names = names.collect::<Vec<_>>().join(", ");
         let how = failed.map(|failure| match failure.kind {
             FailureKind::Exit(code) => format!("exit code {code}"),
@@ -490,8 +492,8 @@ impl Running<'_> {
         });
         let why = match how {
             Some(how) => format!(
-                "it failed ({how}). A program that seeks in what it reads, reads it twice, or has too little time can't be fed: \
-                 leave its input out of \"pipelined\""
+                "it failed ({how}). A program that seeks in what it reads, reads it twice, or has too little time can't read a streaming input: \
+                 leave this input out of \"streaming\""
             ),
             None => "bytes that it had read were overwritten".to_owned(),
         };
@@ -502,14 +504,14 @@ impl Running<'_> {
 
     fn run_kernel(&mut self, analysis: &Analysis) -> Result<Prepared, Failure> {
         let directory = private_directory(self.parts, self.id());
-        let reads = analysis.surroundings.reads_all();
-        let reads = reads.then(|| Reads::new(self.parts, self.live, analysis));
+        let reads = analysis.runtime_environment.reads_all();
+        let reads = reads.then(|| ReadServer::new(self.parts, self.live, analysis));
         let inputs: Vec<_> = self.inputs.iter().flatten().cloned().collect();
-        let request = runner::Request {
+        let request = runner::RunRequest {
             reads: reads.as_ref(),
             ..self.request(analysis, &directory, &inputs)
         };
-        let Ran {
+        let RunResult {
             result,
             cpu,
             memory_bytes,
@@ -523,7 +525,7 @@ impl Running<'_> {
         self.outcome.stdout = stdout;
         self.outcome.stderr = stderr;
         let Some(reads) = reads else { return result };
-        self.outcome.moved_bytes += reads.moved_bytes();
+        self.outcome.transferred_bytes += reads.transferred_bytes();
         self.outcome.read_bytes += reads.read_bytes();
         // The task may succeed on a node that can read the bytes.
         match (result, reads.lost()) {
@@ -537,8 +539,8 @@ impl Running<'_> {
         analysis: &'a Analysis,
         directory: &'a Path,
         inputs: &'a [(String, PathBuf)],
-    ) -> runner::Request<'a> {
-        runner::Request {
+    ) -> runner::RunRequest<'a> {
+        runner::RunRequest {
             analysis,
             owner: self.owner(),
             directory,
@@ -551,7 +553,7 @@ impl Running<'_> {
 
     fn reads_all(&self) -> bool {
         match &self.live.label.operation {
-            Operation::Analyse(analysis) => analysis.surroundings.reads_all(),
+            Operation::Analyse(analysis) => analysis.runtime_environment.reads_all(),
             _ => false,
         }
     }
@@ -617,9 +619,9 @@ impl Running<'_> {
         }
     }
 
-    /// Uses the outputs of an earlier task as the outputs of this task: links local objects and pulls others. If this fails, the task must
+    /// Uses the outputs of an earlier task as the outputs of this task: links local objects and fetches others. If this fails, the task must
     /// run.
-    fn recall(&mut self, analysis: &Analysis, memory: &v1::Remembered) -> Done {
+    fn recall(&mut self, analysis: &Analysis, memory: &v1::CachedResult) -> TaskResult {
         let other = |what: &str| failure(FailureKind::Input, what.to_owned());
         let inputs: Vec<_> = analysis
             .inputs
@@ -631,7 +633,8 @@ impl Running<'_> {
         if !(self.parts.runner).is_code(&request, &memory.kernel_hash) {
             return Err(other("the kernel's code is another one now"));
         }
-        let outputs = remembered(analysis, memory).ok_or_else(|| other("it has other outputs"))?;
+        let outputs =
+            cached_result(analysis, memory).ok_or_else(|| other("it has other outputs"))?;
         self.outcome.kernel_start = now();
         let mut sealed = Vec::with_capacity(memory.outputs.len());
         for (index, (from, (output, name))) in (0..).zip(memory.outputs.iter().zip(outputs)) {
@@ -646,7 +649,7 @@ impl Running<'_> {
             let size = size?;
             self.made.push(self.made_by(analysis, &output, size));
             let object = output.object;
-            sealed.push(Sealed { object, size, name });
+            sealed.push(SealedOutput { object, size, name });
         }
         self.outcome.kernel_hash.clone_from(&memory.kernel_hash);
         self.outcome.reused = Some(TaskId(memory.task));
@@ -655,7 +658,7 @@ impl Running<'_> {
 
     /// Makes `own` a file of a sealed object. The file is never changed under either name.
     fn link(&mut self, from: &v1::Input, own: &Path) -> Result<(), Failure> {
-        let input = Input::try_from(from);
+        let input = LabelInput::try_from(from);
         let input = input.map_err(|error| failure(FailureKind::Input, error.to_string()))?;
         if let Some((path, _)) = self.local(input.object) {
             let linked = std::fs::hard_link(&path, own).or_else(|error| match error.kind() {
@@ -668,16 +671,16 @@ impl Running<'_> {
             return linked.map_err(|error| device_failure(own, &error));
         }
         let cancelled = || self.live.control.is_cancelled();
-        let pulled = self
+        let fetched = self
             .parts
-            .pulls
+            .fetcher
             .copy(&input, &from.capability, own, &cancelled);
-        let moved = pulled.map_err(|error| {
-            pull_failure(&error, |error| {
+        let transferred = fetched.map_err(|error| {
+            fetch_failure(&error, |error| {
                 failure(FailureKind::Input, error.to_string())
             })
         })?;
-        self.outcome.moved_bytes += moved;
+        self.outcome.transferred_bytes += transferred;
         Ok(())
     }
 
@@ -688,7 +691,7 @@ impl Running<'_> {
         bytes
     }
 
-    fn made_by(&self, analysis: &Analysis, output: &Output, size: u64) -> ObjectRecord {
+    fn made_by(&self, analysis: &Analysis, output: &LabelOutput, size: u64) -> ObjectRecord {
         ObjectRecord {
             id: output.object,
             size,
@@ -731,8 +734,8 @@ impl Running<'_> {
         local(self.parts, object)
     }
 
-    /// Returns the file and length of an input, or of the values in it. Pulls the bytes if necessary.
-    fn fetch(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
+    /// Returns the file and length of an input, or of the values in it. Fetches the bytes if necessary.
+    fn fetch(&mut self, index: usize, input: &LabelInput) -> Result<(PathBuf, u64), Failure> {
         let Some(how) = input.selection.values() else {
             return self.fetch_bytes(index, input);
         };
@@ -750,10 +753,10 @@ impl Running<'_> {
                 format!("input `{}` {what}", input.name),
             )
         })?;
-        let (told, mut stored, mut size) = (self.laid.len(), Vec::new(), 0);
+        let (described, mut stored, mut size) = (self.laid.len(), Vec::new(), 0);
         for (index, input) in (index..).zip(files) {
             let selection = input.selection.of_bytes();
-            let bytes = Input {
+            let bytes = LabelInput {
                 selection,
                 ..input.clone()
             };
@@ -764,12 +767,13 @@ impl Running<'_> {
         self.behind = more;
         let mut args = vec![format!("how={how}")];
         // The positions of the bytes say nothing about the values. For text, the decoder needs them to name the line of an error.
-        let lies = self.laid.drain(told..).next();
+        let lies = self.laid.drain(described..).next();
         if let (Some(Encoded::Text { .. }), Some(lies)) = (&found, lies) {
             args.push(format!("lies={lies}"));
         }
         let values = self.decode((index, analysis), (input, &stored), args)?;
-        self.laid.extend(found.map(|found| found.told(&input.name)));
+        self.laid
+            .extend(found.map(|found| found.described(&input.name)));
         Ok((values, size))
     }
 
@@ -777,10 +781,10 @@ impl Running<'_> {
     fn decode(
         &mut self,
         (index, analysis): (usize, &Analysis),
-        (input, stored): (&Input, &[PathBuf]),
+        (input, stored): (&LabelInput, &[PathBuf]),
         args: Vec<String>,
     ) -> Result<PathBuf, Failure> {
-        let output = Output {
+        let output = LabelOutput {
             name: "values".to_owned(),
             object: ObjectId(0),
             inode: Inode(0),
@@ -794,8 +798,8 @@ impl Running<'_> {
             outputs: vec![output],
             stdin: None,
             stdout: None,
-            pipelined: Vec::new(),
-            surroundings: Surroundings::default(),
+            streaming: Vec::new(),
+            runtime_environment: RuntimeEnvironment::default(),
             ..analysis.clone()
         };
         let directory =
@@ -804,7 +808,7 @@ impl Running<'_> {
         let inputs: Vec<_> = inputs
             .map(|(number, path): (u32, _)| (format!("stored.{number}"), path.clone()))
             .collect();
-        let request = runner::Request {
+        let request = runner::RunRequest {
             environment: Vec::new(),
             ..self.request(&analysis, &directory, &inputs)
         };
@@ -837,37 +841,37 @@ impl Running<'_> {
         }
     }
 
-    fn fetch_bytes(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
+    fn fetch_bytes(&mut self, index: usize, input: &LabelInput) -> Result<(PathBuf, u64), Failure> {
         if input.selection.is_whole() {
             if self.reads_all()
                 && let Ok(lies) = lies((self.parts, self.live), index, input)
             {
-                self.laid.push(lies_told(input, &lies.layout));
+                self.laid.push(layout_described(input, &lies.layout));
             }
             return self.fetch_whole(index, input);
         }
-        let failed = |kind: FailureKind, error: &PullError| {
+        let failed = |kind: FailureKind, error: &FetchError| {
             failure(kind, format!("input `{}`: {error}", input.name))
         };
         let lies = lies((self.parts, self.live), index, input);
         let lies = lies.map_err(|error| failed(FailureKind::Input, &error))?;
         let here = |object| Some(self.local(object)?.0);
         let cancelled = || self.live.control.is_cancelled();
-        let lost = |error: &PullError| failed(FailureKind::Input, error);
-        let selected = self.parts.pulls.selected(input, &lies, &here, &cancelled);
+        let lost = |error: &FetchError| failed(FailureKind::Input, error);
+        let selected = self.parts.fetcher.selected(input, &lies, &here, &cancelled);
         let (selected, exact) = selected.map_err(|error| match error {
             // Another attempt would not find more.
-            PullError::Selection(_) => failed(FailureKind::Kernel, &error),
-            error => pull_failure(&error, lost),
+            FetchError::Selection(_) => failed(FailureKind::Kernel, &error),
+            error => fetch_failure(&error, lost),
         })?;
-        let mut told = laid(input, &lies.layout, (&selected, exact));
+        let mut described = laid(input, &lies.layout, (&selected, exact));
         if self.reads_all()
-            && let (Some(told), Some(more)) = (
-                told.as_object_mut(),
-                lies_told(input, &lies.layout).as_object_mut(),
+            && let (Some(described), Some(more)) = (
+                described.as_object_mut(),
+                layout_described(input, &lies.layout).as_object_mut(),
             )
         {
-            told.append(more);
+            described.append(more);
         }
         let part = input.selection.of_part();
         let part = part.filter(|_| exact && input.selection.byte_ranges().is_none());
@@ -875,23 +879,23 @@ impl Running<'_> {
         // A part whose trailing zeros are not stored is extended by the code below.
         let part = part.filter(|(part, _)| part.size > 0 && part.size == selected.length());
         if let Some((part, capability)) = part {
-            self.laid.push(told);
+            self.laid.push(described);
             return self.fetch_object(&part, capability);
         }
         let chosen = (&lies, &selected, exact);
-        let got = self.parts.pulls.select(input, chosen, &here, &cancelled);
-        self.laid.push(told);
-        Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
+        let got = self.parts.fetcher.select(input, chosen, &here, &cancelled);
+        self.laid.push(described);
+        Ok(self.take_fetched(got.map_err(|error| fetch_failure(&error, lost))?))
     }
 
-    fn take_pulled(&mut self, got: Pulled) -> (PathBuf, u64) {
-        self.outcome.moved_bytes += got.moved_bytes;
+    fn take_fetched(&mut self, got: FetchedInput) -> (PathBuf, u64) {
+        self.outcome.transferred_bytes += got.transferred_bytes;
         let found = (got.path.clone(), got.size);
-        self.pulled.push(got);
+        self.fetched.push(got);
         found
     }
 
-    fn fetch_whole(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
+    fn fetch_whole(&mut self, index: usize, input: &LabelInput) -> Result<(PathBuf, u64), Failure> {
         let way = self.live.ways.get(index);
         let layout = way.and_then(|way| way.layout.as_ref());
         let Some(layout) = layout.filter(|_| self.local(input.object).is_none()) else {
@@ -900,16 +904,16 @@ impl Running<'_> {
         };
         let here = |object| self.parts.store.local_path(object);
         let cancelled = || self.live.control.is_cancelled();
-        let pulls = &self.parts.pulls;
-        let got = pulls.assemble(input, (layout, self.parts.node), &here, &cancelled);
-        let lost = |error: &PullError| lacks(input, &format!("can't be put together: {error}"));
-        Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
+        let fetcher = &self.parts.fetcher;
+        let got = fetcher.assemble(input, (layout, self.parts.node), &here, &cancelled);
+        let lost = |error: &FetchError| lacks(input, &format!("can't be put together: {error}"));
+        Ok(self.take_fetched(got.map_err(|error| fetch_failure(&error, lost))?))
     }
 
     /// Returns the file and length of an object that is an input.
     fn fetch_object(
         &mut self,
-        input: &Input,
+        input: &LabelInput,
         capability: &[u8],
     ) -> Result<(PathBuf, u64), Failure> {
         if let Some(found) = self.local(input.object)
@@ -918,7 +922,7 @@ impl Running<'_> {
             self.held.push(held);
             return Ok(found);
         }
-        if input.node == self.parts.node && self.parts.outside.is_none() {
+        if input.node == self.parts.node && self.parts.backend.is_none() {
             // The server learns about the corruption before this label ends, and sends the label to another node.
             let what = scrub::look(self.parts, input.object);
             let corruption = what.map_or_else(String::new, |what| format!(": there it {what}"));
@@ -926,19 +930,25 @@ impl Running<'_> {
             return Err(lacks(input, &message));
         }
         let cancelled = || self.live.control.is_cancelled();
-        let got = self.parts.pulls.pull(input, capability, &cancelled);
-        let lost = |error: &PullError| {
+        let got = self
+            .parts
+            .fetcher
+            .fetch_or_share(input, capability, &cancelled);
+        let lost = |error: &FetchError| {
             let from = input.node;
-            lacks(input, &format!("can't be pulled from node {from}: {error}"))
+            lacks(
+                input,
+                &format!("can't be fetched from node {from}: {error}"),
+            )
         };
-        Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
+        Ok(self.take_fetched(got.map_err(|error| fetch_failure(&error, lost))?))
     }
 
     /// Takes the outputs one after the other, in the order in which they are found. The kernel has ended; taking the first output
     /// also takes its directory back from the user.
-    fn take_outputs(&mut self, prepared: &Prepared, analysis: &Analysis) -> Done {
+    fn take_outputs(&mut self, prepared: &Prepared, analysis: &Analysis) -> TaskResult {
         let mut sealed = Vec::with_capacity(analysis.outputs.len());
-        let mut left = Left {
+        let mut left = RemainingLimits {
             files: usize::try_from(directory::FILES_MAX).unwrap_or(usize::MAX),
             path_bytes: directory::PATH_BYTES_MAX,
         };
@@ -952,7 +962,7 @@ impl Running<'_> {
             if total.saturating_add(bytes) > limit {
                 return Err(over(limit));
             }
-            for Sealed { object, name, .. } in files {
+            for SealedOutput { object, name, .. } in files {
                 let output = below(output, object, &name);
                 let made = prepared.output(&output.name).map_err(|e| unwritten(&e))?;
                 let size = made.size().map_err(|error| {
@@ -963,19 +973,19 @@ impl Running<'_> {
                 if total > limit {
                     return Err(over(limit));
                 }
-                let handed = match output.memory {
-                    true => self.parts.store.hand_on(object, &made),
+                let in_memory = match output.memory {
+                    true => self.parts.store.adopt_in_memory(object, &made),
                     false => Ok(None),
                 };
-                let handed = handed.map_err(|error| store_failure(&error))?;
-                let size = match handed {
+                let in_memory = in_memory.map_err(|error| store_failure(&error))?;
+                let size = match in_memory {
                     Some(size) => size,
                     None => {
                         let adopted = self.parts.store.adopt(object, &made);
                         adopted.map_err(|error| store_failure(&error))?
                     }
                 };
-                let memory = handed.is_some();
+                let memory = in_memory.is_some();
                 if memory {
                     let written = self.parts.store.allocated(object);
                     self.outcome.written_bytes += written;
@@ -987,7 +997,7 @@ impl Running<'_> {
                     memory,
                     ..self.made_by(analysis, &output, size)
                 });
-                sealed.push(Sealed { object, size, name });
+                sealed.push(SealedOutput { object, size, name });
             }
         }
         Ok(sealed)
@@ -995,10 +1005,10 @@ impl Running<'_> {
 
     fn copy(
         &mut self,
-        from: &Input,
-        (to, part): (&Output, Option<PartOf>),
+        from: &LabelInput,
+        (to, part): (&LabelOutput, Option<PartOf>),
         phase: &dyn Fn(&'static str),
-    ) -> Done {
+    ) -> TaskResult {
         phase("fetching");
         self.outcome.kernel_start = self.outcome.start;
         let directory = private_directory(self.parts, self.id());
@@ -1007,20 +1017,20 @@ impl Running<'_> {
         let recreates = from.object == to.object && from.node != self.parts.node;
         let local = self.local(from.object).filter(|_| !recreates);
         let local = local.map(|(path, _)| path);
-        let pulled = local.is_none();
-        let moved = match local {
+        let fetched = local.is_none();
+        let transferred = match local {
             Some(path) => File::open(&path)
                 .and_then(|file| copy_file(file, &own))
                 .map(|_| 0)
                 .map_err(|error| device_failure(&own, &error))?,
             None => self
                 .parts
-                .pulls
+                .fetcher
                 .copy(from, self.live.capability(0), &own, &|| {
                     self.live.control.is_cancelled()
                 })
                 .map_err(|error| {
-                    pull_failure(&error, |error| {
+                    fetch_failure(&error, |error| {
                         let message = format!(
                             "object {:016x} can't be copied from node {}: {error}",
                             from.object.0, from.node
@@ -1029,8 +1039,8 @@ impl Running<'_> {
                     })
                 })?,
         };
-        self.outcome.moved_bytes = moved;
-        let hash = self.confirmed(from, &own, pulled).inspect_err(|_| {
+        self.outcome.transferred_bytes = transferred;
+        let hash = self.confirmed(from, &own, fetched).inspect_err(|_| {
             // The caller reports the error of the comparison.
             let _ = std::fs::remove_file(&own);
         })?;
@@ -1042,14 +1052,14 @@ impl Running<'_> {
             // The caller reports the error of the store.
             let _ = std::fs::remove_file(&own);
         })?;
-        // The source may be removed as soon as the outcome is reported, so the replica must be settled before.
-        let named = Named {
+        // The source may be removed as soon as the outcome is reported, so the replica must be durable before.
+        let named = ObjectFile {
             path: to.path.clone(),
             part: part.is_some(),
             hash: Some(hash),
         };
-        for settled in self.parts.store.settle(&[(to.object, named)]) {
-            settled.map_err(|error| {
+        for durable in self.parts.store.make_durable(&[(to.object, named)]) {
+            durable.map_err(|error| {
                 self.parts.remove_if_unkept(to.object);
                 store_failure(&error)
             })?;
@@ -1070,17 +1080,17 @@ impl Running<'_> {
             memory: false,
         });
         scrub::forget_corrupt(self.parts, to.object);
-        Ok(vec![Sealed::file(to.object, size)])
+        Ok(vec![SealedOutput::file(to.object, size)])
     }
 
     /// Returns the hash of a file that was copied from an object. Fails if the source was sealed with another hash.
-    fn confirmed(&self, from: &Input, own: &Path, pulled: bool) -> Result<Hash, Failure> {
+    fn confirmed(&self, from: &LabelInput, own: &Path, fetched: bool) -> Result<Hash, Failure> {
         let hash = scrub::hash_file(own).map_err(|error| device_failure(own, &error))?;
         let cancelled = || self.live.control.is_cancelled();
-        let same = if pulled {
+        let same = if fetched {
             let asked = self
                 .parts
-                .pulls
+                .fetcher
                 .confirm(from, self.live.capability(0), &hash);
             asked.map_err(|error| failure(FailureKind::Input, error.to_string()))?
         } else {
@@ -1098,7 +1108,7 @@ impl Running<'_> {
     }
 
     /// Removes all objects that can be removed. Returns the first failure; the removed objects are recorded in either case.
-    fn remove(&mut self, objects: &[ObjectId]) -> Done {
+    fn remove(&mut self, objects: &[ObjectId]) -> TaskResult {
         self.outcome.kernel_start = self.outcome.start;
         let mut failed = None;
         for &object in objects.iter().filter(|object| object.is_data()) {
@@ -1132,12 +1142,12 @@ impl Running<'_> {
     fn count(&self) {
         let outcome = &self.outcome;
         let counters = &self.parts.counters;
-        // A copy writes exactly the bytes that it pulls.
-        let pulled = match self.live.label.operation {
-            Operation::Analyse(_) => outcome.moved_bytes,
+        // A copy writes exactly the bytes that it fetches.
+        let fetched = match self.live.label.operation {
+            Operation::Analyse(_) => outcome.transferred_bytes,
             Operation::Copy { .. } | Operation::Remove { .. } | Operation::Verify { .. } => 0,
         };
-        counters.on_written(outcome.written_bytes.saturating_add(pulled));
+        counters.on_written(outcome.written_bytes.saturating_add(fetched));
         if let (Operation::Analyse(analysis), Ok(_)) = (&self.live.label.operation, &outcome.result)
             && outcome.reused.is_none()
         {
@@ -1148,7 +1158,7 @@ impl Running<'_> {
 }
 
 /// Returns the file and length of an object that is sealed on this node.
-pub(crate) fn local(parts: &Parts, object: ObjectId) -> Option<(PathBuf, u64)> {
+pub(crate) fn local(parts: &ExecutorParts, object: ObjectId) -> Option<(PathBuf, u64)> {
     let stat = parts.store.stat(object).ok()?;
     let path = parts.store.local_path(object)?;
     stat.sealed.then_some((path, stat.size))
@@ -1156,64 +1166,64 @@ pub(crate) fn local(parts: &Parts, object: ObjectId) -> Option<(PathBuf, u64)> {
 
 /// Returns the locations of all bytes of an input.
 pub(crate) fn lies(
-    (parts, live): (&Parts, &Live),
+    (parts, live): (&ExecutorParts, &Live),
     index: usize,
-    input: &Input,
-) -> Result<Lies, PullError> {
+    input: &LabelInput,
+) -> Result<InputLocations, FetchError> {
     let way = live.ways.get(index);
     if let Some(layout) = way.and_then(|way| way.layout.as_ref()) {
-        return Lies::parted(layout, input.size);
+        return InputLocations::parted(layout, input.size);
     }
     // The label does not know the length of an object that an earlier label made here.
     let size = local(parts, input.object).map_or(input.size, |(_, size)| size);
-    Ok(Lies::whole(input, size, live.capability(index)))
+    Ok(InputLocations::whole(input, size, live.capability(index)))
 }
 
 /// Returns the description, for a kernel, of an input that it may read completely.
-fn lies_told(input: &Input, layout: &Layout) -> serde_json::Value {
-    let mut told = serde_json::json!({ "input": input.name, "size": layout.size() });
+fn layout_described(input: &LabelInput, layout: &Layout) -> serde_json::Value {
+    let mut described = serde_json::json!({ "input": input.name, "size": layout.size() });
     if let Layout::Striped(striped) = layout {
-        told["unit"] = striped.unit.into();
-        told["width"] = striped.parts.len().into();
+        described["unit"] = striped.unit.into();
+        described["width"] = striped.parts.len().into();
     }
-    told
+    described
 }
 
 /// Returns the description, for a kernel, of an input that it has in part: a whole part, or byte ranges of the version or of a part.
 fn laid(
-    input: &Input,
+    input: &LabelInput,
     layout: &Layout,
-    (selected, exact): (&Selected<'_>, bool),
+    (selected, exact): (&SelectedBytes<'_>, bool),
 ) -> serde_json::Value {
-    let mut told = serde_json::json!({ "input": input.name, "size": layout.size() });
+    let mut described = serde_json::json!({ "input": input.name, "size": layout.size() });
     let part = input.selection.of_part().filter(|_| exact);
     if let (Some(part), Layout::Striped(striped)) = (part, layout) {
-        told["part"] = part.into();
-        told["unit"] = striped.unit.into();
-        told["width"] = striped.parts.len().into();
+        described["part"] = part.into();
+        described["unit"] = striped.unit.into();
+        described["width"] = striped.parts.len().into();
     }
     let whole = part.is_some() && input.selection.byte_ranges().is_none();
     if selected.ranges().len() > RANGES_MAX {
-        told["more"] = true.into();
+        described["more"] = true.into();
     } else if !whole {
         let ranges = selected
             .ranges()
             .iter()
             .map(|range| [range.start, range.end]);
-        told["bytes"] = serde_json::json!(ranges.collect::<Vec<_>>());
+        described["bytes"] = serde_json::json!(ranges.collect::<Vec<_>>());
     }
-    told
+    described
 }
 
 /// Returns the failure for an input whose values can't be decoded. Another attempt would fail, too.
-fn undecoded(input: &Input, failed: Failure, said: &str) -> Failure {
+fn undecoded(input: &LabelInput, failed: Failure, printed: &str) -> Failure {
     let ranges = input.selection.byte_ranges().is_some();
     let part = input.selection.of_part().filter(|_| ranges);
     let part = part.map_or_else(String::new, |part| format!(" (part {part})"));
     let (kind, why) = match failed.kind {
         FailureKind::Exit(_) => (
             FailureKind::Kernel,
-            said.trim().trim_start_matches("decode: "),
+            printed.trim().trim_start_matches("decode: "),
         ),
         kind => (kind, failed.message.as_str()),
     };
@@ -1221,7 +1231,7 @@ fn undecoded(input: &Input, failed: Failure, said: &str) -> Failure {
 }
 
 /// Returns the failure for an input that is not available.
-fn lacks(input: &Input, what: &str) -> Failure {
+fn lacks(input: &LabelInput, what: &str) -> Failure {
     let message = format!(
         "input `{}` (object {:016x}) {what}",
         input.name, input.object.0
@@ -1234,11 +1244,11 @@ pub(crate) fn failure(kind: FailureKind, message: String) -> Failure {
 }
 
 /// Returns the output for one file: the output itself, or the file of this name if the output is a directory.
-fn below(output: &Output, object: ObjectId, name: &str) -> Output {
+fn below(output: &LabelOutput, object: ObjectId, name: &str) -> LabelOutput {
     if name.is_empty() {
         return output.clone();
     }
-    Output {
+    LabelOutput {
         name: format!("{}{name}", output.name),
         object,
         inode: Inode(output.inode.0 + (object.0 - output.object.0)),
@@ -1248,15 +1258,19 @@ fn below(output: &Output, object: ObjectId, name: &str) -> Output {
 }
 
 /// Remaining limits of the directories among a task's outputs.
-struct Left {
+struct RemainingLimits {
     files: usize,
     path_bytes: usize,
 }
 
 /// Returns the files of an output: the output itself, or the files of the directory.
-fn files_of(prepared: &Prepared, output: &Output, left: &mut Left) -> Result<Vec<Sealed>, Failure> {
+fn files_of(
+    prepared: &Prepared,
+    output: &LabelOutput,
+    left: &mut RemainingLimits,
+) -> Result<Vec<SealedOutput>, Failure> {
     if !directory::is_directory(&output.name) {
-        return Ok(vec![Sealed::file(output.object, 0)]);
+        return Ok(vec![SealedOutput::file(output.object, 0)]);
     }
     let most = DirectoryBounds {
         files: left.files,
@@ -1280,7 +1294,7 @@ fn files_of(prepared: &Prepared, output: &Output, left: &mut Left) -> Result<Vec
             return Err(failure(FailureKind::OutputLimit, message));
         };
         left.path_bytes = path_bytes_left;
-        files.push(Sealed { object, size, name });
+        files.push(SealedOutput { object, size, name });
     }
     left.files -= files.len();
     Ok(files)
@@ -1288,11 +1302,14 @@ fn files_of(prepared: &Prepared, output: &Output, left: &mut Left) -> Result<Vec
 
 /// Returns the files of the outputs if they are taken from an earlier task, each with its name in the output directory. `None` if the earlier
 /// outputs do not fit.
-fn remembered(analysis: &Analysis, memory: &v1::Remembered) -> Option<Vec<(Output, String)>> {
+fn cached_result(
+    analysis: &Analysis,
+    memory: &v1::CachedResult,
+) -> Option<Vec<(LabelOutput, String)>> {
     let outputs = &analysis.outputs;
     let names = memory.outputs.iter().map(|file| file.name.as_str());
     let owners = directory::outputs_of(outputs.iter().map(|one| one.name.as_str()), names)?;
-    let mut objects: Vec<_> = outputs.iter().map(Output::objects).collect();
+    let mut objects: Vec<_> = outputs.iter().map(LabelOutput::objects).collect();
     let file = |(file, owner): (&v1::Input, usize)| {
         let output = &outputs[owner];
         let object = ObjectId(objects[owner].next()?);
@@ -1329,17 +1346,17 @@ fn device_failure(path: &Path, error: &std::io::Error) -> Failure {
     failure(FailureKind::Device, message)
 }
 
-fn pull_failure(error: &PullError, input: impl Fn(&PullError) -> Failure) -> Failure {
+fn fetch_failure(error: &FetchError, input: impl Fn(&FetchError) -> Failure) -> Failure {
     match error {
-        PullError::Cancelled => failure(FailureKind::Cancelled, "the label was aborted".into()),
-        PullError::Device { path, source } => device_failure(path, source),
+        FetchError::Cancelled => failure(FailureKind::Cancelled, "the label was aborted".into()),
+        FetchError::Device { path, source } => device_failure(path, source),
         error => input(error),
     }
 }
 
 /// Opens a file of this node that is about to be adopted.
-fn own_file(path: &Path) -> Result<Made, Failure> {
-    Made::open(path).map_err(|error| device_failure(path, &error))
+fn own_file(path: &Path) -> Result<PrivateFile, Failure> {
+    PrivateFile::open(path).map_err(|error| device_failure(path, &error))
 }
 
 fn copy_file(mut from: File, path: &Path) -> std::io::Result<u64> {

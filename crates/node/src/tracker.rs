@@ -5,9 +5,9 @@ use crate::labels::Live;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use tidemill_core::attribute::{object, status, task};
+use tidemill_core::display::escaped;
 use tidemill_core::id::{ObjectId, TaskId};
-use tidemill_core::label::{Input, Operation, Output};
-use tidemill_core::shown::escaped;
+use tidemill_core::label::{LabelInput, LabelOutput, Operation};
 use tidemill_wire::v1;
 
 /// Names of the attributes of a task collection, and whether they are numbers.
@@ -23,7 +23,7 @@ const TASK_NAMES: [(u32, &str, bool); 19] = [
     (task::START, "start", true),
     (task::END, "end", true),
     (task::EXIT, "exit", true),
-    (task::MOVED_BYTES, "moved_bytes", true),
+    (task::TRANSFERRED_BYTES, "transferred_bytes", true),
     (task::READ_BYTES, "read_bytes", true),
     (task::WRITTEN_BYTES, "written_bytes", true),
     (task::ERROR, "error", false),
@@ -49,8 +49,8 @@ pub(crate) fn live_json(live: &Live) -> Value {
     });
     match &label.operation {
         Operation::Analyse(analysis) => {
-            let input = |input: &Input| hex(input.object);
-            let output = |output: &Output| hex(output.object);
+            let input = |input: &LabelInput| hex(input.object);
+            let output = |output: &LabelOutput| hex(output.object);
             json["operation"] = "analyse".into();
             json["task"] = analysis.task.0.into();
             json["job"] = analysis.job.0.into();
@@ -59,7 +59,7 @@ pub(crate) fn live_json(live: &Live) -> Value {
             json["args"] = analysis.args.clone().into();
             json["inputs"] = analysis.inputs.iter().map(input).collect();
             json["outputs"] = analysis.outputs.iter().map(output).collect();
-            let (stdout, stderr) = live.control.said();
+            let (stdout, stderr) = live.control.printed();
             json["stdout"] = stdout.into();
             json["stderr"] = stderr.into();
         }

@@ -6,13 +6,13 @@ mod cluster;
 
 use cluster::*;
 use tidemill_core::directory::{DEPTH_MAX, FILES_MAX};
-use tidemill_node::Node;
+use tidemill_node::RunningNode;
 use tidemill_wire::v1;
 
 /// First id of the directory in these tests.
 const DIRECTORY: u64 = 0x10_0000;
 
-async fn node() -> (tempfile::TempDir, FakeServer, Node, Connection) {
+async fn node() -> (tempfile::TempDir, FakeServer, RunningNode, Connection) {
     node_with(b"input").await
 }
 
@@ -149,7 +149,7 @@ async fn files_of_first_run_are_removed_after_rerun() {
         std::fs::write(directory.path().join(path), "of the first run").unwrap();
     }
     assert_eq!(objects(directory.path()), 5);
-    let node = Node::start(config(1, directory.path(), &server))
+    let node = RunningNode::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let connection = server.welcomed().await;
@@ -165,7 +165,7 @@ async fn directory_over_capacity_releases_all_its_space() {
     let mut server = FakeServer::start().await;
     let mut small = config(1, directory.path(), &server);
     small.capacity_bytes = Some(50_000);
-    let node = Node::start(small).await.unwrap();
+    let node = RunningNode::start(small).await.unwrap();
     let mut connection = server.welcomed().await;
     put(&node, 1, b"input").await;
     let fill = |files| {

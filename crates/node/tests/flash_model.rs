@@ -9,16 +9,16 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tidemill_client::Objects;
-use tidemill_client::objects::Remote;
+use tidemill_client::objects::ObjectAddress;
 use tidemill_core::attribute::status;
 use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_node::{Config, Node, flash_model, records};
+use tidemill_node::{NodeConfig, RunningNode, flash_model, records};
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 
 const MIB: usize = 1 << 20;
 
-fn small(directory: &Path, server: &FakeServer) -> Config {
+fn small(directory: &Path, server: &FakeServer) -> NodeConfig {
     let mut config = config(1, directory, server);
     config.capacity_bytes = Some(64 << 20);
     config
@@ -37,7 +37,9 @@ async fn model(
 async fn status_counts_writes_overwrites_and_removals() {
     let directory = directory();
     let mut server = FakeServer::start().await;
-    let node = Node::start(small(directory.path(), &server)).await.unwrap();
+    let node = RunningNode::start(small(directory.path(), &server))
+        .await
+        .unwrap();
     let mut connection = server.welcomed().await;
     let empty = model(&mut connection, |_| true).await;
     assert_eq!(
@@ -94,7 +96,9 @@ async fn status_counts_writes_overwrites_and_removals() {
     assert_eq!(kept.as_object().unwrap().len(), 15);
     assert_eq!(kept["block_bytes"], flash_model::json(&worn)["block_bytes"]);
 
-    let node = Node::start(small(directory.path(), &server)).await.unwrap();
+    let node = RunningNode::start(small(directory.path(), &server))
+        .await
+        .unwrap();
     let mut connection = server.welcomed().await;
     assert_eq!(
         model(&mut connection, |_| true).await,
@@ -111,14 +115,14 @@ async fn holes_of_sealed_files_are_not_counted_as_written() {
     let mut server = FakeServer::start().await;
     let mut config = small(directory.path(), &server);
     config.capacity_bytes = Some(4 << 40);
-    let node = Node::start(config).await.unwrap();
+    let node = RunningNode::start(config).await.unwrap();
     let mut connection = server.welcomed().await;
     // The file is written in place, like by a mount on the same host.
     let file = std::fs::File::create(directory.path().join(ObjectId(1).relative_path())).unwrap();
     file.write_all_at(&[1; 4096], 0).unwrap();
     file.write_all_at(&[1; 4096], 1 << 30).unwrap();
     file.set_len(1 << 40).unwrap();
-    let remote = Remote {
+    let remote = ObjectAddress {
         node: NodeId(1),
         url: connection.hello.node.clone().unwrap().url.into(),
         object: ObjectId(1),
@@ -146,7 +150,7 @@ fn spawn(directory: &Path, server: &FakeServer) -> Child {
 }
 
 async fn put_there(connection: &Connection, object: u64, bytes: &[u8]) {
-    let remote = Remote {
+    let remote = ObjectAddress {
         node: NodeId(1),
         url: connection.hello.node.clone().unwrap().url.into(),
         object: ObjectId(object),
@@ -198,7 +202,9 @@ async fn corrupt_or_missing_snapshot_is_rebuilt_from_objects() {
     let directory = directory();
     let mut server = FakeServer::start().await;
     let snapshot = directory.path().join("flash");
-    let node = Node::start(small(directory.path(), &server)).await.unwrap();
+    let node = RunningNode::start(small(directory.path(), &server))
+        .await
+        .unwrap();
     let mut connection = server.welcomed().await;
     put(&node, 1, &vec![1; MIB]).await;
     put(&node, 2, &vec![2; MIB]).await;
@@ -217,7 +223,9 @@ async fn corrupt_or_missing_snapshot_is_rebuilt_from_objects() {
         } else {
             std::fs::remove_file(&snapshot).unwrap();
         }
-        let node = Node::start(small(directory.path(), &server)).await.unwrap();
+        let node = RunningNode::start(small(directory.path(), &server))
+            .await
+            .unwrap();
         let mut connection = server.welcomed().await;
         let restarted = model(&mut connection, |_| true).await;
         assert_eq!(
@@ -232,8 +240,8 @@ async fn corrupt_or_missing_snapshot_is_rebuilt_from_objects() {
     }
 }
 
-/// Returns the bytes that the second of two nodes wrote when it pulled a megabyte and wrote one line of it.
-async fn written_by_a_pull(in_place: bool) -> (u64, u64) {
+/// Returns the bytes that the second of two nodes wrote when it fetched a megabyte and wrote one line of it.
+async fn written_by_a_fetch(in_place: bool) -> (u64, u64) {
     let directories = [directory(), directory()];
     let mut server = FakeServer::start().await;
     let mut nodes = Vec::new();
@@ -241,8 +249,8 @@ async fn written_by_a_pull(in_place: bool) -> (u64, u64) {
     for (id, directory) in (1..).zip(&directories) {
         let mut config = config(id, directory.path(), &server);
         config.in_place = in_place;
-        config.pulled_bytes_max = 0;
-        nodes.push(Node::start(config).await.unwrap());
+        config.input_cache_bytes_max = 0;
+        nodes.push(RunningNode::start(config).await.unwrap());
         connections.push(server.welcomed().await);
     }
     let first = connections[0].hello.node.clone().unwrap();
@@ -253,7 +261,7 @@ async fn written_by_a_pull(in_place: bool) -> (u64, u64) {
         .input("in", 5, 1)
         .output("out", 6)]);
     sealed(&second.finished(1).await);
-    // The pulled object is not kept, so only the output of the label takes space in the end.
+    // The fetched object is not kept, so only the output of the label takes space in the end.
     let model = model(&mut second, |model| {
         model.host_bytes > 0 && model.used_bytes == 4096
     })
@@ -265,8 +273,8 @@ async fn written_by_a_pull(in_place: bool) -> (u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pulled_copy_counts_as_written_and_link_does_not() {
-    let copied = written_by_a_pull(false).await;
+async fn fetched_copy_counts_as_written_and_link_does_not() {
+    let copied = written_by_a_fetch(false).await;
     assert_eq!(copied, (MIB as u64 + 8, MIB as u64 + 4096));
-    assert_eq!(written_by_a_pull(true).await, (8, 4096));
+    assert_eq!(written_by_a_fetch(true).await, (8, 4096));
 }

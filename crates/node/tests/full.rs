@@ -11,9 +11,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tidemill_client::Objects;
-use tidemill_client::objects::Remote;
+use tidemill_client::objects::ObjectAddress;
 use tidemill_core::id::ObjectId;
-use tidemill_node::Node;
+use tidemill_node::RunningNode;
 use tidemill_wire::capability::rights;
 
 /// Small device, unmounted when it is dropped.
@@ -83,8 +83,8 @@ fn object_file(device: &Device, object: u64) -> PathBuf {
     device.path.join(ObjectId(object).relative_path())
 }
 
-async fn seal(node: &Node, object: u64) -> Result<u64, tidemill_client::Error> {
-    let remote: Remote = remote(node, object, rights::READ | rights::WRITE);
+async fn seal(node: &RunningNode, object: u64) -> Result<u64, tidemill_client::Error> {
+    let remote: ObjectAddress = remote(node, object, rights::READ | rights::WRITE);
     let body = seal_body("/a/path/of/some/length/such/as/files/have");
     Objects::new(None).seal(&remote, &body).await
 }
@@ -102,7 +102,9 @@ async fn a_full_device_takes_no_bytes_but_seals_removes_and_starts(kind: &str) {
     };
     let mut server = FakeServer::start().await;
     let start = async |server: &mut FakeServer| {
-        let node = Node::start(config(1, &device.path, server)).await.unwrap();
+        let node = RunningNode::start(config(1, &device.path, server))
+            .await
+            .unwrap();
         (node, server.welcomed().await)
     };
     let (node, mut connection) = start(&mut server).await;
@@ -125,8 +127,8 @@ async fn a_full_device_takes_no_bytes_but_seals_removes_and_starts(kind: &str) {
             device.fill();
         }
     }
-    let told = connection.status(|status| !status.trouble.is_empty()).await;
-    assert!(told.trouble.contains("full"), "{}", told.trouble);
+    let reported = connection.status(|status| !status.trouble.is_empty()).await;
+    assert!(reported.trouble.contains("full"), "{}", reported.trouble);
 
     // The node is restarted without a free byte, once in order and once not.
     node.stop().await;
@@ -206,7 +208,7 @@ async fn node_killed_on_full_device_starts_again() {
 async fn seal_after_lost_writer_ignores_its_late_writes() {
     let directory = directory();
     let mut server = FakeServer::start().await;
-    let node = Node::start(config(1, directory.path(), &server))
+    let node = RunningNode::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let _connection = server.welcomed().await;
@@ -284,7 +286,7 @@ async fn outputs_without_commit_are_removed() {
 async fn failed_removal_reports_removed_objects() {
     let directory = directory();
     let mut server = FakeServer::start().await;
-    let node = Node::start(config(1, directory.path(), &server))
+    let node = RunningNode::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let mut connection = server.welcomed().await;

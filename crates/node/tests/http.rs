@@ -14,12 +14,12 @@ use std::fmt::Write as _;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
 use tidemill_client::Objects;
-use tidemill_client::objects::Remote;
+use tidemill_client::objects::ObjectAddress;
 use tidemill_core::attribute::object as number;
 use tidemill_core::id::{NodeId, ObjectId, TaskId};
 use tidemill_core::layout::PartOf;
-use tidemill_node::{Node, config::Config};
-use tidemill_wire::capability::{Attributes, Capability, Key, rights};
+use tidemill_node::{RunningNode, config::NodeConfig};
+use tidemill_wire::capability::{Attributes, Capability, CapabilityKey, rights};
 use tidemill_wire::route::{SealBody, SealItem};
 use tidemill_wire::v1;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -42,12 +42,14 @@ impl Reply {
     }
 }
 
-async fn started(change: impl FnOnce(&mut Config)) -> (tempfile::TempDir, Node, Connection) {
+async fn started(
+    change: impl FnOnce(&mut NodeConfig),
+) -> (tempfile::TempDir, RunningNode, Connection) {
     let directory = directory();
     let mut server = FakeServer::start().await;
     let mut config = config(1, directory.path(), &server);
     change(&mut config);
-    let node = Node::start(config).await.unwrap();
+    let node = RunningNode::start(config).await.unwrap();
     let connection = server.welcomed().await;
     (directory, node, connection)
 }
@@ -60,7 +62,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 async fn request(
-    node: &Node,
+    node: &RunningNode,
     method: &str,
     path: &str,
     capability: Option<&[u8]>,
@@ -321,7 +323,7 @@ async fn sealed_object_never_changes() {
 async fn request_without_matching_capability_is_refused() {
     let (_directory, node, _connection) = started(|_| ()).await;
     put(&node, 5, b"secret").await;
-    let key = tidemill_wire::capability::Key::new(KEY);
+    let key = tidemill_wire::capability::CapabilityKey::new(KEY);
     let old = key.sign(&tidemill_wire::capability::Capability {
         object: ObjectId(5),
         node: tidemill_core::id::NodeId(1),
@@ -458,7 +460,7 @@ async fn objects_written_in_place_are_sealed_in_batch() {
 }
 
 /// Returns the attributes of an object's own page.
-fn recorded(node: &Node, object: u64) -> BTreeMap<u32, Vec<u8>> {
+fn recorded(node: &RunningNode, object: u64) -> BTreeMap<u32, Vec<u8>> {
     let db = rusqlite::Connection::open(node.daemon().config.directory.join("node.db")).unwrap();
     let sql = "SELECT number, value FROM attribute WHERE object = ?1 AND page = 1";
     let mut statement = db.prepare(sql).unwrap();
@@ -477,7 +479,7 @@ async fn seal_records_signed_attributes_not_the_clients() {
         unit: 4096,
     };
     let right = |object, attributes| {
-        Key::new(KEY).sign(&Capability {
+        CapabilityKey::new(KEY).sign(&Capability {
             object: ObjectId(object),
             node: NodeId(1),
             rights: rights::READ | rights::WRITE,
@@ -547,7 +549,7 @@ async fn seal_records_signed_attributes_not_the_clients() {
             no_part.clone(),
         ),
     ] {
-        let remote = Remote {
+        let remote = ObjectAddress {
             capability: right(object, attributes),
             ..remote(&node, object, rights::READ)
         };
@@ -766,7 +768,7 @@ async fn invalid_capability_is_refused_before_body() {
 #[tokio::test(flavor = "multi_thread")]
 async fn channel_accepts_messages_only_with_capability() {
     let (directory, node, connection) = started(|_| ()).await;
-    let told = |channels: Vec<(u64, u64)>| {
+    let reported = |channels: Vec<(u64, u64)>| {
         let channels = channels.into_iter();
         let channels = channels.map(|(object, capacity_bytes)| v1::KeptChannel {
             object,
@@ -782,7 +784,7 @@ async fn channel_accepts_messages_only_with_capability() {
         request(&node, method, &path, right, "", body).await
     };
     assert_eq!(ask("GET", "", Some(&all), b"").await.status, 410);
-    connection.send(told(vec![(7, 1 << 16), (8, 1 << 62)]));
+    connection.send(reported(vec![(7, 1 << 16), (8, 1 << 62)]));
     assert_eq!(
         ask("GET", "", Some(&all), b"").await.status,
         410,
@@ -825,13 +827,19 @@ async fn channel_accepts_messages_only_with_capability() {
         (&two, 200),
         (&two, 200),
     ] {
-        let said = ask("POST", &send(0), Some(&all), body).await;
-        assert_eq!(said.status, status, "{} bytes: {}", body.len(), said.text());
+        let reported = ask("POST", &send(0), Some(&all), body).await;
+        assert_eq!(
+            reported.status,
+            status,
+            "{} bytes: {}",
+            body.len(),
+            reported.text()
+        );
     }
     // Messages that are sent twice are stored once. A gap in the sequence is refused.
     for (sequence, status) in [(1, 409), (3, 409), (2, 200)] {
-        let said = ask("POST", &send(sequence), Some(&all), &one).await;
-        assert_eq!(said.status, status, "{}", said.text());
+        let reported = ask("POST", &send(sequence), Some(&all), &one).await;
+        assert_eq!(reported.status, status, "{}", reported.text());
     }
     let sent = [&two[..], &one].concat();
     let read = async |query: &str, right: &[u8]| {
@@ -855,10 +863,10 @@ async fn channel_accepts_messages_only_with_capability() {
     for (method, path, right, status) in [
         ("POST", &*post, Some(&only_read), 403),
         ("GET", "/messages?reader=r", Some(&only_read), 403),
-        ("POST", "/readers/r?read=0", Some(&only_read), 403),
-        ("DELETE", "/readers/r", Some(&only_send), 403),
+        ("POST", "/consumers/r?read=0", Some(&only_read), 403),
+        ("DELETE", "/consumers/r", Some(&only_send), 403),
         ("GET", "/messages", Some(&only_send), 403),
-        ("GET", "/room?bytes=1&wait_ms=0", Some(&only_read), 403),
+        ("GET", "/space?bytes=1&wait_ms=0", Some(&only_read), 403),
         ("POST", "", Some(&only_read), 403),
         ("POST", &*post, Some(&other), 403),
         ("POST", &*post, Some(&elsewhere), 403),
@@ -869,10 +877,15 @@ async fn channel_accepts_messages_only_with_capability() {
         ("GET", "/messages", Some(&only_read), 200),
         ("GET", "/messages?reader=.r", Some(&all), 400),
         ("GET", "/messages?reader=r&read=9", Some(&all), 409),
-        ("DELETE", "/readers/none", Some(&all), 409),
+        ("DELETE", "/consumers/none", Some(&all), 409),
     ] {
-        let said = ask(method, path, right.map(Vec::as_slice), &one).await;
-        assert_eq!(said.status, status, "{method} {path}: {}", said.text());
+        let reported = ask(method, path, right.map(Vec::as_slice), &one).await;
+        assert_eq!(
+            reported.status,
+            status,
+            "{method} {path}: {}",
+            reported.text()
+        );
     }
     // A channel is no object: its file can't be read, written or sealed as one.
     let as_object = request(&node, "GET", &self::path(7), Some(&all), "", b"").await;
@@ -882,7 +895,7 @@ async fn channel_accepts_messages_only_with_capability() {
     let waits = read("?from=3&wait_ms=30000", &all);
     let ends = async {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        connection.send(told(Vec::new()));
+        connection.send(reported(Vec::new()));
     };
     let (waited, ()) = tokio::join!(waits, ends);
     assert_eq!(waited.status, 410, "{}", waited.text());

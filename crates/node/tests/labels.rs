@@ -5,12 +5,12 @@
 mod cluster;
 
 use cluster::*;
-use tidemill_node::Node;
+use tidemill_node::RunningNode;
 use tidemill_wire::v1;
 
 const SHELL: &str = "sh";
 
-async fn node() -> (tempfile::TempDir, FakeServer, Node, Connection) {
+async fn node() -> (tempfile::TempDir, FakeServer, RunningNode, Connection) {
     node_with(b"three\nwords\nhere\n").await
 }
 
@@ -31,7 +31,7 @@ async fn program_reads_input_and_output_is_sealed() {
     assert_eq!(get(&node, 2).await, b"3\n");
     assert_eq!(get(&node, 3).await, format!("{}\n", user()).as_bytes());
     assert_eq!(outcome.read_bytes, 17);
-    assert_eq!(outcome.moved_bytes, 0);
+    assert_eq!(outcome.transferred_bytes, 0);
     assert_eq!(outcome.kernel_hash.len(), 64);
     assert!(outcome.start <= outcome.kernel_start && outcome.kernel_start <= outcome.end);
     let run = directory.path().join("run").join("1");
@@ -263,16 +263,16 @@ async fn program_changes_are_reported_and_label_without_it_returns() {
         request: 4,
         names: vec![name.clone()],
     }));
-    let told = |message: &v1::from_node::Message| match message {
+    let reported = |message: &v1::from_node::Message| match message {
         v1::from_node::Message::Programs(programs) => Some(programs.clone()),
         _ => None,
     };
-    let first = connection.find(told).await;
+    let first = connection.find(reported).await;
     assert_eq!((first.request, first.missing), (4, vec![name.clone()]));
     std::fs::write(&program, "#!/bin/sh\n").unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(&program, mode).unwrap();
-    let news = connection.find(told).await;
+    let news = connection.find(reported).await;
     assert_eq!((news.request, news.found), (0, vec![name.clone()]));
     std::fs::remove_file(&program).unwrap();
     connection.labels(&[program_label(1, &name, &[])]);
@@ -288,7 +288,7 @@ async fn directory_changes_are_reported_and_links_out_are_hidden() {
     let mut config = config(1, directory.path(), &server);
     let sw = place.path().join("sw");
     config.kernels_dirs = vec![sw.clone()];
-    let node = Node::start(config).await.unwrap();
+    let node = RunningNode::start(config).await.unwrap();
     let mut connection = server.welcomed().await;
     let [sw_name, inner, etc] = [
         format!("{}/", sw.display()),
@@ -299,21 +299,21 @@ async fn directory_changes_are_reported_and_links_out_are_hidden() {
         request: 4,
         names: vec![inner.clone(), etc.clone()],
     }));
-    let told = |message: &v1::from_node::Message| match message {
+    let reported = |message: &v1::from_node::Message| match message {
         v1::from_node::Message::Programs(programs) => Some(programs.clone()),
         _ => None,
     };
-    let first = connection.find(told).await;
+    let first = connection.find(reported).await;
     assert_eq!(first.found, Vec::<String>::new());
     assert_eq!(first.missing, [inner.clone(), etc, sw_name.clone()]);
     std::fs::create_dir_all(sw.join("inner")).unwrap();
-    let news = connection.find(told).await;
+    let news = connection.find(reported).await;
     assert_eq!(news.found, [sw_name, inner.clone()]);
     let asks = |id, asked: &str| {
         let mut label = program_label(id, "ls", &[asked]);
-        analyse(&mut label).surroundings = Some(v1::Surroundings {
+        analyse(&mut label).runtime_environment = Some(v1::RuntimeEnvironment {
             directories: vec![asked.to_owned()],
-            ..v1::Surroundings::default()
+            ..v1::RuntimeEnvironment::default()
         });
         label
     };
@@ -328,7 +328,7 @@ async fn directory_changes_are_reported_and_links_out_are_hidden() {
         let outcome = connection.finished(id).await;
         assert_eq!(failure(&outcome).kind, "unfit", "{asked}");
     }
-    assert_eq!(connection.find(told).await.missing, [inner]);
+    assert_eq!(connection.find(reported).await.missing, [inner]);
     node.stop().await;
 }
 
@@ -436,31 +436,31 @@ async fn result_is_reused_if_inputs_have_required_hashes() {
     assert!((1..span).contains(&first.hash_ns), "{first:?}");
     let result = get(&node, 101).await;
 
-    let remembered = v1::Remembered {
+    let cached_result = v1::CachedResult {
         task: 1001,
         kernel_hash: first.kernel_hash,
         outputs: analyse(&mut dear(9, 101)).inputs.clone(),
         contents: contents.clone(),
-        ..v1::Remembered::default()
+        ..v1::CachedResult::default()
     };
-    let offered = |id, input, remembered: &v1::Remembered| {
+    let offered = |id, input, cached_result: &v1::CachedResult| {
         let mut label = dear(id, input);
-        analyse(&mut label).remembered = Some(remembered.clone());
+        analyse(&mut label).cached_result = Some(cached_result.clone());
         label
     };
     put(&node, 2, b"three\nwords\nhere\n").await;
-    connection.labels(&[offered(2, 2, &remembered)]);
+    connection.labels(&[offered(2, 2, &cached_result)]);
     let same = connection.finished(2).await;
     assert_eq!((same.reused_task, &same.contents), (1001, &contents));
     assert_eq!(get(&node, 102).await, result);
 
     // One label has other bytes, the other an invalid condition.
     put(&node, 3, b"seven\nwords\nhere\n").await;
-    let two = v1::Remembered {
+    let two = v1::CachedResult {
         contents: [contents.clone(), contents].concat(),
-        ..remembered.clone()
+        ..cached_result.clone()
     };
-    connection.labels(&[offered(3, 3, &remembered), offered(4, 2, &two)]);
+    connection.labels(&[offered(3, 3, &cached_result), offered(4, 2, &two)]);
     let other = connection.finished(3).await;
     assert_eq!(other.reused_task, 0);
     assert_eq!(other.contents, [hash(b"seven\nwords\nhere\n")]);
@@ -486,17 +486,17 @@ async fn inputs_of_cheap_task_are_not_hashed() {
 async fn clock_difference_to_server_is_reported() {
     let directory = directory();
     let mut server = FakeServer::start().await;
-    let started = Node::start(config(1, directory.path(), &server)).await;
+    let started = RunningNode::start(config(1, directory.path(), &server)).await;
     let _node = started.unwrap();
     let mut connection = server.connection().await;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now = i64::try_from(now.unwrap().as_nanos()).unwrap();
     connection.welcome_at(server.cluster, now + 600_000_000_000);
-    let told = connection.status(|status| !status.trouble.is_empty()).await;
+    let reported = connection.status(|status| !status.trouble.is_empty()).await;
     assert!(
-        told.trouble.contains("behind the server's"),
+        reported.trouble.contains("behind the server's"),
         "{}",
-        told.trouble
+        reported.trouble
     );
     // The clocks are synchronous again.
     connection.welcome_at(server.cluster, now);

@@ -8,7 +8,7 @@ use cluster::*;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tidemill_core::id::ObjectId;
-use tidemill_node::{Error, Node};
+use tidemill_node::{Error, RunningNode};
 use tidemill_wire::v1;
 
 fn spawn(directory: &Path, server: &FakeServer) -> Child {
@@ -132,7 +132,7 @@ async fn labels_sent_during_kill_are_known_or_not_run() {
 async fn restarted_node_resumes_its_labels() {
     let directory = directory();
     let mut server = FakeServer::start().await;
-    let node = Node::start(config(1, directory.path(), &server))
+    let node = RunningNode::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let mut connection = server.welcomed().await;
@@ -143,7 +143,7 @@ async fn restarted_node_resumes_its_labels() {
     connection.running(1).await;
     node.stop().await;
     drop(connection);
-    let node = Node::start(config(1, directory.path(), &server))
+    let node = RunningNode::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let mut connection = server.welcomed().await;
@@ -158,11 +158,11 @@ async fn restarted_node_resumes_its_labels() {
 async fn data_directory_belongs_to_one_node_of_one_cluster() {
     let directory = directory();
     let mut server = FakeServer::start().await;
-    let node = Node::start(config(1, directory.path(), &server))
+    let node = RunningNode::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     drop(server.welcomed().await);
-    let twice = Node::start(config(1, directory.path(), &server)).await;
+    let twice = RunningNode::start(config(1, directory.path(), &server)).await;
     assert!(matches!(twice, Err(Error::InUse(_))), "{twice:?}");
     // The database has recorded the membership when the next hello contains it.
     let connection = server.connection().await;
@@ -171,11 +171,11 @@ async fn data_directory_belongs_to_one_node_of_one_cluster() {
     node.stop().await;
     drop(connection);
 
-    let other = Node::start(config(2, directory.path(), &server)).await;
+    let other = RunningNode::start(config(2, directory.path(), &server)).await;
     assert!(matches!(other, Err(Error::OtherNode { .. })), "{other:?}");
 
     let mut server = FakeServer::start().await;
-    let mut node = Node::start(config(1, directory.path(), &server))
+    let mut node = RunningNode::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let connection = server.connection().await;
@@ -199,7 +199,7 @@ async fn node_waits_for_absent_server() {
     };
     let mut config = config(1, directory.path(), &server);
     config.server = format!("http://{address}").parse().unwrap();
-    let node = Node::start(config).await.unwrap();
+    let node = RunningNode::start(config).await.unwrap();
     let listener = tokio::net::TcpListener::bind(address).await.unwrap();
     let target = server.url.strip_prefix("http://").unwrap().to_owned();
     tokio::spawn(async move {

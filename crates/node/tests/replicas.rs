@@ -12,30 +12,30 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tidemill_client::Objects;
 use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_node::{Config, Node};
+use tidemill_node::{NodeConfig, RunningNode};
 use tidemill_wire::capability::rights;
 use tidemill_wire::replicas::{OBJECTS_MAX, ReplicaItem, decode};
 use tidemill_wire::{route, v1};
 
 /// Node that has objects, and node that copies them.
-struct Two {
+struct ReplicaPair {
     directories: [tempfile::TempDir; 2],
-    nodes: [Node; 2],
+    nodes: [RunningNode; 2],
     connections: [Connection; 2],
 }
 
-async fn two(change: impl Fn(&mut Config)) -> Two {
+async fn two(change: impl Fn(&mut NodeConfig)) -> ReplicaPair {
     let directories = [directory(), directory()];
     let mut server = FakeServer::start().await;
     let (mut nodes, mut connections) = (Vec::new(), Vec::new());
     for (id, directory) in (1..).zip(&directories) {
         let mut config = config(id, directory.path(), &server);
         change(&mut config);
-        nodes.push(Node::start(config).await.unwrap());
+        nodes.push(RunningNode::start(config).await.unwrap());
         connections.push(server.welcomed().await);
     }
     tell_peers(&connections);
-    Two {
+    ReplicaPair {
         directories,
         nodes: nodes.try_into().unwrap(),
         connections: connections.try_into().unwrap_or_else(|_| unreachable!()),
@@ -50,7 +50,7 @@ fn tell_peers(connections: &[Connection]) {
     }
 }
 
-impl Two {
+impl ReplicaPair {
     async fn stop(self) {
         for node in self.nodes {
             node.stop().await;
@@ -242,7 +242,7 @@ impl Drop for Killed {
 async fn node_killed_repeatedly_ends_with_all_replicas() {
     let directories = [directory(), directory()];
     let mut server = FakeServer::start().await;
-    let source = Node::start(config(1, directories[0].path(), &server)).await;
+    let source = RunningNode::start(config(1, directories[0].path(), &server)).await;
     let source = source.unwrap();
     let first = server.welcomed().await;
     let objects: Vec<u64> = (1..=400).collect();

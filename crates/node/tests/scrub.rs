@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tidemill_client::{Error, Objects};
 use tidemill_core::id::ObjectId;
-use tidemill_node::Node;
+use tidemill_node::RunningNode;
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, from_node::Message};
 
@@ -93,7 +93,7 @@ fn aside(directory: &Path, object: u64) -> PathBuf {
 }
 
 /// Returns the objects of the next report of corrupt objects.
-async fn told(connection: &mut Connection) -> Vec<u64> {
+async fn reported(connection: &mut Connection) -> Vec<u64> {
     connection
         .find(|message| match message {
             Message::Corrupt(corrupt) => {
@@ -112,7 +112,7 @@ async fn compare(connection: &mut Connection, id: u64, objects: &[u64]) -> Vec<u
     outcome.corrupt.iter().map(|one| one.object).collect()
 }
 
-async fn status_of(node: &Node, object: u64) -> u16 {
+async fn status_of(node: &RunningNode, object: u64) -> u16 {
     let remote = remote(node, object, rights::READ);
     match Objects::new(None).read(&remote, 0, 100).await {
         Ok(_) => 200,
@@ -148,7 +148,7 @@ async fn sealed_object_is_hashed_soon_and_after_restart() {
     // A release without hashes, or a node that was killed earlier, leaves objects without hash.
     change(directory.path(), "UPDATE object SET hash = NULL");
     let config = config(1, directory.path(), &server);
-    let node = Node::start(config).await.unwrap();
+    let node = RunningNode::start(config).await.unwrap();
     let _connection = server.welcomed().await;
     soon(hashed()).await;
     node.stop().await;
@@ -164,7 +164,7 @@ async fn corrupt_object_is_found_reported_and_never_read() {
         assert_eq!(compare(&mut connection, 10, &[5, 6]).await, [] as [u64; 0]);
         spoil(&file(directory.path(), 5));
         assert_eq!(compare(&mut connection, 11, &[5, 6, 77]).await, [5, 77]);
-        assert_eq!(told(&mut connection).await, [5]);
+        assert_eq!(reported(&mut connection).await, [5]);
         assert!(file(directory.path(), 5).symlink_metadata().is_err());
         assert_eq!(
             (status_of(&node, 5).await, status_of(&node, 6).await),
@@ -180,11 +180,11 @@ async fn corrupt_object_is_found_reported_and_never_read() {
         assert_eq!(compare(&mut connection, 14, &[5]).await, [5]);
         node.stop().await;
         // The corruption is reported again to the next server.
-        let node = Node::start(config(1, directory.path(), &server))
+        let node = RunningNode::start(config(1, directory.path(), &server))
             .await
             .unwrap();
         let mut connection = server.welcomed().await;
-        assert_eq!(told(&mut connection).await, [5]);
+        assert_eq!(reported(&mut connection).await, [5]);
         assert_eq!(status_of(&node, 5).await, 410);
         connection.remove(&[5]).await;
         assert!(aside(directory.path(), 5).symlink_metadata().is_err());
@@ -234,12 +234,12 @@ async fn missing_object_is_reported_by_its_reader() {
     }
     remove(&file(directory.path(), 5));
     assert_eq!(status_of(&node, 5).await, 410);
-    assert_eq!(told(&mut connection).await, [5]);
+    assert_eq!(reported(&mut connection).await, [5]);
     directory_instead(&file(directory.path(), 6));
     let task = program_label(12, "cat", &["in"]).input("in", 6, 1);
     connection.labels(&[task]);
     // The corruption is reported before the label ends, so that the server does not send the task to this node again.
-    assert_eq!(told(&mut connection).await, [6]);
+    assert_eq!(reported(&mut connection).await, [6]);
     let outcome = connection.finished(12).await;
     assert_eq!(failure(&outcome).kind, "input");
     // An object that never existed here is not corrupt.
@@ -291,11 +291,11 @@ async fn starting_node_checks_objects_marked_corrupt() {
     flip(&file(directory.path(), 5));
     let marked = "UPDATE object SET corruption = 'has another content' WHERE id IN (5, 6)";
     change(directory.path(), marked);
-    let node = Node::start(config(1, directory.path(), &server))
+    let node = RunningNode::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let mut connection = server.welcomed().await;
-    assert_eq!(told(&mut connection).await, [5]);
+    assert_eq!(reported(&mut connection).await, [5]);
     let mut found = Vec::new();
     for object in [5, 6, 7] {
         found.push(status_of(&node, object).await);
@@ -316,7 +316,7 @@ async fn interrupted_scrub_compares_all_again() {
     connection.labels(&[verify(12, true, &[1, 5])]);
     connection.running(12).await;
     node.stop().await;
-    let node = Node::start(config(1, directory.path(), &server))
+    let node = RunningNode::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let mut connection = server.welcomed().await;
@@ -330,20 +330,20 @@ async fn interrupted_scrub_compares_all_again() {
 }
 
 /// Two nodes that know each other's address.
-struct Two {
+struct ScrubPair {
     directories: [tempfile::TempDir; 2],
-    nodes: [Node; 2],
+    nodes: [RunningNode; 2],
     connections: [Connection; 2],
 }
 
-async fn two(in_place: bool) -> Two {
+async fn two(in_place: bool) -> ScrubPair {
     let directories = [directory(), directory()];
     let mut server = FakeServer::start().await;
     let (mut nodes, mut connections) = (Vec::new(), Vec::new());
     for (id, directory) in (1..).zip(&directories) {
         let mut config = config(id, directory.path(), &server);
         config.in_place = in_place;
-        nodes.push(Node::start(config).await.unwrap());
+        nodes.push(RunningNode::start(config).await.unwrap());
         connections.push(server.welcomed().await);
     }
     let known = connections
@@ -353,7 +353,7 @@ async fn two(in_place: bool) -> Two {
     for connection in &connections {
         connection.peers(known.clone());
     }
-    Two {
+    ScrubPair {
         directories,
         nodes: nodes.try_into().unwrap(),
         connections: connections.try_into().unwrap_or_else(|_| unreachable!()),
@@ -403,7 +403,7 @@ async fn corrupt_object_is_never_copied() {
         let outcome = second.finished(11).await;
         assert_eq!(failure(&outcome).kind, "input", "{outcome:?}");
         assert_eq!(status_of(&two.nodes[1], 5).await, 404);
-        assert_eq!(told(first).await, [5]);
+        assert_eq!(reported(first).await, [5]);
         assert_eq!(status_of(&two.nodes[0], 5).await, 410);
         for node in two.nodes {
             node.stop().await;

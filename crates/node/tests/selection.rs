@@ -10,15 +10,15 @@ use std::ops::Range;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tidemill_core::id::ObjectId;
-use tidemill_core::layout::Striped;
-use tidemill_node::Node;
+use tidemill_core::layout::StripedLayout;
+use tidemill_node::RunningNode;
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 
 /// Nodes 1 to 3, which know each other's address.
 struct Three {
     directories: Vec<tempfile::TempDir>,
-    nodes: Vec<Node>,
+    nodes: Vec<RunningNode>,
     connections: Vec<Connection>,
     server: FakeServer,
 }
@@ -31,7 +31,7 @@ async fn three(in_place: bool) -> Three {
     for (id, directory) in (1..).zip(&directories) {
         let mut config = config(id, directory.path(), &server);
         config.in_place = in_place;
-        nodes.push(Node::start(config).await.unwrap());
+        nodes.push(RunningNode::start(config).await.unwrap());
         connections.push(server.welcomed().await);
     }
     let three = Three {
@@ -72,8 +72,10 @@ impl Three {
         failure(&connection.finished(id).await).clone()
     }
 
-    fn pulled(&self, node: u32) -> usize {
-        let directory = self.directories[node as usize - 1].path().join("pulled");
+    fn fetched(&self, node: u32) -> usize {
+        let directory = self.directories[node as usize - 1]
+            .path()
+            .join("input-cache");
         std::fs::read_dir(directory).unwrap().count()
     }
 
@@ -126,7 +128,7 @@ async fn put_parts(three: &Three, bytes: Vec<Vec<u8>>) -> v1::Layout {
     v1::Layout {
         unit: UNIT,
         parts,
-        pieces: Vec::new(),
+        extents: Vec::new(),
     }
 }
 
@@ -162,20 +164,20 @@ async fn parts_and_ranges(in_place: bool) {
         let label = reader(10 + u64::from(node), &layout, selection(Some(index), &[]));
         let (read, outcome) = three.run(node, label).await;
         assert!(read == of_part(index as usize), "part {index}");
-        assert_eq!(outcome.moved_bytes, 0);
+        assert_eq!(outcome.transferred_bytes, 0);
         assert_eq!(outcome.read_bytes, read.len() as u64);
-        assert_eq!(three.pulled(node), 0, "nothing was copied");
+        assert_eq!(three.fetched(node), 0, "nothing was copied");
     }
-    // Other nodes pull the part once, for all labels.
+    // Other nodes fetch the part once, for all labels.
     let part = of_part(1);
     for (id, moved) in [(20, part.len() as u64), (21, 0)] {
         let (read, outcome) = three
             .run(1, reader(id, &layout, selection(Some(1), &[])))
             .await;
         assert!(read == part);
-        assert_eq!(outcome.moved_bytes, moved);
+        assert_eq!(outcome.transferred_bytes, moved);
     }
-    // For ranges, only their bytes are pulled: the first is on node 1, the second on 2 and 3, the third on 1.
+    // For ranges, only their bytes are fetched: the first is on node 1, the second on 2 and 3, the third on 1.
     let ranges = [10..20, UNIT + 5..2 * UNIT + 5, 9 * UNIT..9 * UNIT + 1];
     let expected: Vec<u8> = ranges
         .iter()
@@ -187,32 +189,32 @@ async fn parts_and_ranges(in_place: bool) {
         let label = reader(id, &layout, selection(None, &ranges));
         let (read, outcome) = three.run(node, label).await;
         assert!(read == expected);
-        assert_eq!(outcome.moved_bytes, moved, "{id}");
+        assert_eq!(outcome.transferred_bytes, moved, "{id}");
     }
-    // A part that a node has pulled is not pulled again.
+    // A part that a node has fetched is not fetched again.
     let label = reader(33, &layout, selection(Some(1), &[0..1, 4000..5000]));
     let (read, outcome) = three.run(1, label).await;
     assert!(read == [&part[..1], &part[4000..5000]].concat());
-    assert_eq!(outcome.moved_bytes, 0);
-    // A file that was assembled as a whole is not pulled again either.
+    assert_eq!(outcome.transferred_bytes, 0);
+    // A file that was assembled as a whole is not fetched again either.
     let (read, _) = three.run(3, reader(34, &layout, None)).await;
     assert!(read == bytes());
     let label = reader(35, &layout, selection(None, &[100..SIZE - 100]));
     let (read, outcome) = three.run(3, label).await;
     assert!(read == bytes()[100..usize::try_from(SIZE).unwrap() - 100]);
-    assert_eq!(outcome.moved_bytes, 0);
+    assert_eq!(outcome.transferred_bytes, 0);
     // The hash of a whole file is not recorded for a part.
     assert!(outcome.contents.iter().all(String::is_empty));
     three.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_selected_bytes_are_pulled_over_http() {
+async fn only_selected_bytes_are_fetched_over_http() {
     parts_and_ranges(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_selected_bytes_are_pulled_on_one_host() {
+async fn only_selected_bytes_are_fetched_on_one_host() {
     parts_and_ranges(true).await;
 }
 
@@ -268,21 +270,21 @@ async fn missing_end_of_part_is_read_as_zeros() {
         let label = reader(id, &layout, selection(Some(0), &[]));
         let (read, outcome) = three.run(node, label).await;
         assert!(read == part);
-        assert_eq!(outcome.moved_bytes, moved);
+        assert_eq!(outcome.transferred_bytes, moved);
     }
     let end = part.len() as u64;
     let label = reader(3, &layout, selection(Some(0), &[end - 151..end]));
     let (read, outcome) = three.run(3, label).await;
     assert!(read == part[part.len() - 151..]);
-    assert_eq!(outcome.moved_bytes, 1);
-    let length = Striped::part_size(UNIT, 3, SIZE, 0);
+    assert_eq!(outcome.transferred_bytes, 1);
+    let length = StripedLayout::part_size(UNIT, 3, SIZE, 0);
     assert_eq!(length, end);
     three.stop().await;
 }
 
 /// The object is here or on another node, or is still to be created by an earlier label.
 #[tokio::test(flavor = "multi_thread")]
-async fn ranges_of_one_object_are_pulled() {
+async fn ranges_of_one_object_are_fetched() {
     let mut three = three(false).await;
     put(&three.nodes[0], 5, b"0123456789").await;
     let select = |id, object, size, selection| {
@@ -298,14 +300,17 @@ async fn ranges_of_one_object_are_pulled() {
         let (read, outcome) = three
             .run(node, select(id, 5, 10, selection(None, &ends)))
             .await;
-        assert_eq!((read.as_slice(), outcome.moved_bytes), (&b"019"[..], moved));
+        assert_eq!(
+            (read.as_slice(), outcome.transferred_bytes),
+            (&b"019"[..], moved)
+        );
     }
     // A whole file has one part.
     let (read, outcome) = three
         .run(1, select(4, 5, 10, selection(Some(0), &[])))
         .await;
     assert_eq!(
-        (read.as_slice(), outcome.moved_bytes),
+        (read.as_slice(), outcome.transferred_bytes),
         (&b"0123456789"[..], 0)
     );
     // The length of an earlier label's output is unknown when both labels are sent.
@@ -341,13 +346,13 @@ async fn selection_beyond_data_or_malformed_is_refused() {
             "input.selection",
         ),
     ];
-    for (id, (part, ranges, said)) in (1..).zip(hostile) {
+    for (id, (part, ranges, reported)) in (1..).zip(hostile) {
         let failed = three
             .fail(2, reader(id, &layout, selection(part, &ranges)))
             .await;
         // Neither another attempt nor another node would succeed.
         assert_eq!(failed.kind, "kernel", "{failed:?}");
-        assert!(failed.message.contains(said), "{failed:?}");
+        assert!(failed.message.contains(reported), "{failed:?}");
     }
     // The layout is invalid.
     let broken = v1::Layout {
@@ -377,21 +382,24 @@ async fn selection_beyond_data_or_malformed_is_refused() {
             assert_eq!(failed.kind, "input", "{failed:?}");
         }
     }
-    assert_eq!(three.pulled(2), 0, "nothing is left of what failed");
+    assert_eq!(three.fetched(2), 0, "nothing is left of what failed");
     // A replica of the part on another node is used, also if the label names another node.
     put(&three.nodes[1], PARTS[0], &of_part(0)).await;
     let (read, outcome) = three
         .run(2, reader(30, &layout, selection(Some(0), &[])))
         .await;
     assert!(read == of_part(0));
-    assert_eq!(outcome.moved_bytes, 0);
+    assert_eq!(outcome.transferred_bytes, 0);
     let mut copied = layout;
     copied.parts[0].node = 2;
     copied.parts[0].capability = capability(2, PARTS[0], rights::READ);
     let (read, outcome) = three
         .run(3, reader(31, &copied, selection(None, &[0..5])))
         .await;
-    assert_eq!((read.as_slice(), outcome.moved_bytes), (&bytes()[..5], 5));
+    assert_eq!(
+        (read.as_slice(), outcome.transferred_bytes),
+        (&bytes()[..5], 5)
+    );
     three.stop().await;
 }
 
@@ -414,9 +422,9 @@ impl Drop for Process {
     }
 }
 
-/// The ranges that were pulled are lost with the killed node. They are pulled again.
+/// The ranges that were fetched are lost with the killed node. They are fetched again.
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_node_pulls_ranges_again() {
+async fn killed_node_fetches_ranges_again() {
     let mut three = three(false).await;
     let layout = put_striped(&three, 0).await;
     let directory = directory();
@@ -431,8 +439,8 @@ async fn killed_node_pulls_ranges_again() {
     analyse(&mut label).args = std::mem::take(&mut slow.args);
     three.connections[3].labels(&[label]);
     three.connections[3].running(1).await;
-    let pulled = directory.path().join("pulled");
-    assert_eq!(std::fs::read_dir(&pulled).unwrap().count(), 1);
+    let fetched = directory.path().join("input-cache");
+    assert_eq!(std::fs::read_dir(&fetched).unwrap().count(), 1);
     drop(process);
     let _process = Process::spawn(directory.path(), &three.server);
     three.connections[3] = three.server.welcomed().await;

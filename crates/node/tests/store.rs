@@ -5,14 +5,14 @@
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tidemill_core::id::ObjectId;
-use tidemill_kernel::Made;
+use tidemill_kernel::PrivateFile;
 use tidemill_node::directory::DirectoryStore;
-use tidemill_node::store::{Stat, Store, StoreError};
+use tidemill_node::store::{ObjectStat, Store, StoreError};
 
 const CAPACITY: u64 = 4096;
 
 #[derive(Clone, Debug)]
-enum Op {
+enum StoreOp {
     Create(u64),
     Write(u64, u64, Vec<u8>),
     Truncate(u64, u64),
@@ -22,17 +22,17 @@ enum Op {
     Reopen,
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = StoreOp> {
     let id = 1u64..5;
     let bytes = proptest::collection::vec(any::<u8>(), 0..1500);
     prop_oneof![
-        1 => id.clone().prop_map(Op::Create),
-        4 => (id.clone(), 0u64..2000, bytes.clone()).prop_map(|(id, at, b)| Op::Write(id, at, b)),
-        2 => (id.clone(), 0u64..3000).prop_map(|(id, size)| Op::Truncate(id, size)),
-        2 => id.clone().prop_map(Op::Seal),
-        2 => id.clone().prop_map(Op::Remove),
-        1 => (id, bytes).prop_map(|(id, b)| Op::Adopt(id, b)),
-        1 => Just(Op::Reopen),
+        1 => id.clone().prop_map(StoreOp::Create),
+        4 => (id.clone(), 0u64..2000, bytes.clone()).prop_map(|(id, at, b)| StoreOp::Write(id, at, b)),
+        2 => (id.clone(), 0u64..3000).prop_map(|(id, size)| StoreOp::Truncate(id, size)),
+        2 => id.clone().prop_map(StoreOp::Seal),
+        2 => id.clone().prop_map(StoreOp::Remove),
+        1 => (id, bytes).prop_map(|(id, b)| StoreOp::Adopt(id, b)),
+        1 => Just(StoreOp::Reopen),
     ]
 }
 
@@ -82,13 +82,13 @@ fn grow(model: &mut BTreeMap<u64, Modelled>, id: u64, size: u64) -> Result<&mut 
     Ok(object)
 }
 
-fn model(model: &mut BTreeMap<u64, Modelled>, op: &Op) -> Came {
+fn model(model: &mut BTreeMap<u64, Modelled>, op: &StoreOp) -> Came {
     match op {
-        Op::Create(id) => match grow(model, *id, 0) {
+        StoreOp::Create(id) => match grow(model, *id, 0) {
             Ok(_) => Came::Well(0),
             Err(came) => came,
         },
-        Op::Write(id, at, bytes) => {
+        StoreOp::Write(id, at, bytes) => {
             // An empty write beyond the end does not make an object longer.
             let end = at + bytes.len() as u64;
             match grow(model, *id, if bytes.is_empty() { 0 } else { end }) {
@@ -103,22 +103,22 @@ fn model(model: &mut BTreeMap<u64, Modelled>, op: &Op) -> Came {
                 Err(came) => came,
             }
         }
-        Op::Truncate(id, size) => match grow(model, *id, *size) {
+        StoreOp::Truncate(id, size) => match grow(model, *id, *size) {
             Ok(object) => {
                 object.bytes.resize(usize::try_from(*size).unwrap(), 0);
                 Came::Well(0)
             }
             Err(came) => came,
         },
-        Op::Seal(id) => match model.get_mut(id) {
+        StoreOp::Seal(id) => match model.get_mut(id) {
             None => Came::NotFound,
             Some(object) => {
                 object.sealed = true;
                 Came::Well(object.bytes.len() as u64)
             }
         },
-        Op::Remove(id) => Came::Well(u64::from(model.remove(id).is_some())),
-        Op::Adopt(id, bytes) => {
+        StoreOp::Remove(id) => Came::Well(u64::from(model.remove(id).is_some())),
+        StoreOp::Adopt(id, bytes) => {
             let before = model.get(id).map_or(0, |object| object.bytes.len() as u64);
             let size = bytes.len() as u64;
             if size > 0 && used(model) - before + size > CAPACITY {
@@ -131,7 +131,7 @@ fn model(model: &mut BTreeMap<u64, Modelled>, op: &Op) -> Came {
             model.insert(*id, adopted);
             Came::Well(size)
         }
-        Op::Reopen => Came::Well(0),
+        StoreOp::Reopen => Came::Well(0),
     }
 }
 
@@ -145,17 +145,17 @@ proptest! {
         let mut expected = BTreeMap::new();
         for op in &ops {
             let result = match op {
-                Op::Create(id) => store.create(ObjectId(*id)).map(|()| 0),
-                Op::Write(id, at, bytes) => store.write_at(ObjectId(*id), *at, bytes).map(|()| 0),
-                Op::Truncate(id, size) => store.truncate(ObjectId(*id), *size).map(|()| 0),
-                Op::Seal(id) => store.seal(ObjectId(*id), *id == 1),
-                Op::Remove(id) => store.remove(ObjectId(*id)).map(u64::from),
-                Op::Adopt(id, bytes) => {
+                StoreOp::Create(id) => store.create(ObjectId(*id)).map(|()| 0),
+                StoreOp::Write(id, at, bytes) => store.write_at(ObjectId(*id), *at, bytes).map(|()| 0),
+                StoreOp::Truncate(id, size) => store.truncate(ObjectId(*id), *size).map(|()| 0),
+                StoreOp::Seal(id) => store.seal(ObjectId(*id), *id == 1),
+                StoreOp::Remove(id) => store.remove(ObjectId(*id)).map(u64::from),
+                StoreOp::Adopt(id, bytes) => {
                     let file = directory.path().join("made");
                     std::fs::write(&file, bytes).unwrap();
-                    store.adopt(ObjectId(*id), &Made::open(&file).unwrap())
+                    store.adopt(ObjectId(*id), &PrivateFile::open(&file).unwrap())
                 }
-                Op::Reopen => {
+                StoreOp::Reopen => {
                     store = DirectoryStore::open(directory.path(), Some(CAPACITY)).unwrap();
                     Ok(0)
                 }
@@ -168,7 +168,7 @@ proptest! {
                     let mut bytes = vec![0; 8000];
                     let count = opened.bytes.read_at(0, &mut bytes).unwrap();
                     bytes.truncate(count);
-                    assert_eq!(opened.stat, Stat { size: count as u64, sealed: opened.stat.sealed });
+                    assert_eq!(opened.stat, ObjectStat { size: count as u64, sealed: opened.stat.sealed });
                     Modelled { bytes, sealed: opened.stat.sealed }
                 });
                 prop_assert_eq!(found.as_ref(), expected.get(&id), "{:?}", op);

@@ -15,7 +15,9 @@
 use serde_json::{Value, json};
 use std::time::Instant;
 use tidemill_core::time::Span;
-use tidemill_plan::sim::{Node, Platform, Report, Simulation, Workflow, wfformat};
+use tidemill_plan::sim::{
+    Platform, PlatformNode, Simulation, SimulationReport, Workflow, wfformat,
+};
 
 /// Number of levels of a generated workflow.
 const LEVELS: u64 = 25;
@@ -71,7 +73,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "json_bytes": json_bytes, "read_s": read_s, "run_s": run_s, "cpu_s": cpu_s,
         "dispatcher_events": report.events.dispatcher, "clock_events": report.events.clock,
         "events_per_cpu_s": events_per_s, "makespan_s": Span(report.makespan_ns).as_secs_f64(),
-        "moved_bytes": report.moved_bytes, "memory_peak_bytes": memory_peak(),
+        "transferred_bytes": report.transferred_bytes, "memory_peak_bytes": memory_peak(),
     });
     println!("{line}");
     if let Some(path) = &args.placed {
@@ -80,18 +82,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn node(args: &Args) -> Node {
-    let node = Node {
+fn node(args: &Args) -> PlatformNode {
+    let node = PlatformNode {
         cores: args.cores,
         link_bandwidth: Some(1_250_000_000),
         link_latency: Span(50_000),
         link_assumed: 1_250_000_000,
-        ..Node::default()
+        ..PlatformNode::default()
     };
     if args.placed.is_some() {
         return node;
     }
-    Node {
+    PlatformNode {
         read_bandwidth: Some(550_000_000),
         write_bandwidth: Some(450_000_000),
         read_latency: Span(100_000),
@@ -101,7 +103,7 @@ fn node(args: &Args) -> Node {
 }
 
 /// Returns the schedule in the form that the peer reads.
-fn placed(platform: &Platform, workflow: &Workflow, report: &Report) -> String {
+fn placed(platform: &Platform, workflow: &Workflow, report: &SimulationReport) -> String {
     let node = &platform.nodes[0];
     let rate = node.link_bandwidth.unwrap_or(u64::MAX);
     let latency = node.link_latency.as_secs_f64();
@@ -157,7 +159,7 @@ fn args() -> Result<Args, String> {
 /// Generates levels of equal width. A task of the first level reads a file of its own, and a task of a later level reads the outputs of one
 /// to three tasks near it in the previous level. Sizes are 10 kB to 10 MB, run times 0.1 to 20 s.
 fn generate(tasks: u64, seed: u64) -> Value {
-    let mut dice = Dice(seed);
+    let mut dice = LoadDice(seed);
     let width = tasks.div_ceil(LEVELS).max(1);
     let name = |index: u64| format!("k{}_ID{index:07}", (index / width) % KERNELS);
     let mut parents: Vec<Vec<u64>> = Vec::new();
@@ -212,9 +214,9 @@ fn generate(tasks: u64, seed: u64) -> Value {
 }
 
 /// SplitMix64.
-struct Dice(u64);
+struct LoadDice(u64);
 
-impl Dice {
+impl LoadDice {
     fn roll(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -9,7 +9,7 @@
 
 pub mod advisor;
 pub mod chart;
-mod misspelt;
 pub mod model;
 pub mod sim;
+mod suggestions;
 pub mod units;

@@ -680,24 +680,24 @@ fn number_length(text: &str) -> usize {
 struct TextVisitor<Q>(PhantomData<Q>);
 
 /// Description of the text that a reader expects for a quantity.
-trait Expected {
+trait ExpectedText {
     /// Returns the description in words.
     fn expected() -> String;
 }
 
-impl<Q: Quantity> Expected for Q {
+impl<Q: Quantity> ExpectedText for Q {
     fn expected() -> String {
         format!("{} with its unit, such as \"{}\"", Q::NAME, Q::EXAMPLE)
     }
 }
 
-impl<A: Priced> Expected for Price<A> {
+impl<A: Priced> ExpectedText for Price<A> {
     fn expected() -> String {
         format!("{} with its currency, such as {}", A::NAME, A::EXAMPLE)
     }
 }
 
-impl<Q: Expected + FromStr<Err = UnitError>> Visitor<'_> for TextVisitor<Q> {
+impl<Q: ExpectedText + FromStr<Err = UnitError>> Visitor<'_> for TextVisitor<Q> {
     type Value = Q;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,18 +3,18 @@
 use std::fs;
 use std::path::Path;
 use tidemill_core::time::Span;
-use tidemill_plan::sim::{Node, Platform, Simulation, Workflow, wfformat};
+use tidemill_plan::sim::{Platform, PlatformNode, Simulation, Workflow, wfformat};
 
 /// Numbers of nodes and of cores per node.
 const SHAPES: [(usize, u32); 5] = [(4, 1), (4, 4), (8, 2), (16, 1), (1, 2)];
 
 fn platform((nodes, cores): (usize, u32), label_latency: Span) -> Platform {
-    let node = Node {
+    let node = PlatformNode {
         cores,
         read_bandwidth: Some(550_000_000),
         write_bandwidth: Some(450_000_000),
         link_bandwidth: Some(125_000_000),
-        ..Node::default()
+        ..PlatformNode::default()
     };
     Platform {
         label_latency,
@@ -54,7 +54,7 @@ fn min_wait_is_hardly_ever_slower_than_round_robin() {
                 let makespan = |policy| {
                     let report = Simulation::new(&platform, workflow).policy(policy).run();
                     let report = report.unwrap();
-                    (report.makespan_ns, report.moved_bytes)
+                    (report.makespan_ns, report.transferred_bytes)
                 };
                 let (turns, wait) = (makespan("round-robin"), makespan("min-wait"));
                 let line = format!(

@@ -8,7 +8,8 @@ use tidemill_core::policy;
 use tidemill_core::resources::{LIGHT_MAX, Needs};
 use tidemill_core::time::Span;
 use tidemill_plan::sim::{
-    File, Node, Placement, Platform, Report, SimError, Simulation, Task, Workflow,
+    Placement, Platform, PlatformNode, SimError, Simulation, SimulationReport, Workflow,
+    WorkflowFile, WorkflowTask,
 };
 
 /// (run time in ms, sizes of outputs, inputs: an earlier task or file by a number that is reduced to the valid range, pinned, needs: cores,
@@ -23,14 +24,14 @@ const MEMORY_BYTES: u64 = 10;
 const GPUS: u64 = 1;
 
 fn workflow(drafts: &[Draft], sources: &[u64], nodes: u32) -> Workflow {
-    let file = |name: String, size| File {
+    let file = |name: String, size| WorkflowFile {
         name,
         size,
         maker: None,
         home: None,
         striped: None,
     };
-    let mut files: Vec<File> = sources
+    let mut files: Vec<WorkflowFile> = sources
         .iter()
         .enumerate()
         .map(|(index, &size)| file(format!("source {index}"), size))
@@ -47,7 +48,7 @@ fn workflow(drafts: &[Draft], sources: &[u64], nodes: u32) -> Workflow {
             files.push(output);
         }
         let node = pinned.map(|node| NodeId(node % nodes));
-        tasks.push(Task {
+        tasks.push(WorkflowTask {
             name: format!("task {index}"),
             kernel: Kernel::Program(format!("kernel {}", index % 3)),
             inputs,
@@ -83,7 +84,7 @@ fn drafts() -> impl Strategy<Value = Vec<Draft>> {
     prop::collection::vec((0_u64..3000, outputs, inputs, pinned, needs), 1..60)
 }
 
-fn node() -> impl Strategy<Value = Node> {
+fn node() -> impl Strategy<Value = PlatformNode> {
     let rate = || prop::option::of(100_000_u64..100_000_000);
     let latency = || prop_oneof![Just(Span(0)), (0_u64..50).prop_map(Span::from_millis)];
     let speed = prop_oneof![Just(1.0), 0.25_f64..4.0];
@@ -94,9 +95,9 @@ fn node() -> impl Strategy<Value = Node> {
         .prop_map(
             |(
                 (cores, core_speed, read, write, link),
-                (read_latency, write_latency, link_latency, pulled),
+                (read_latency, write_latency, link_latency, input_cache),
             )| {
-                Node {
+                PlatformNode {
                     cores,
                     memory_bytes: Some(MEMORY_BYTES),
                     resources: BTreeMap::from([("gpu".to_owned(), GPUS)]),
@@ -107,10 +108,10 @@ fn node() -> impl Strategy<Value = Node> {
                     write_latency,
                     link_bandwidth: link,
                     link_latency,
-                    pulled_bytes_max: pulled,
+                    input_cache_bytes_max: input_cache,
                     power_busy_watts: 10.0,
                     power_idle_watts: 2.0,
-                    ..Node::default()
+                    ..PlatformNode::default()
                 }
             },
         )
@@ -118,21 +119,21 @@ fn node() -> impl Strategy<Value = Node> {
 
 fn platform() -> impl Strategy<Value = Platform> {
     let nodes = prop::collection::vec(node(), 1..7);
-    let host = prop::option::of(node());
+    let server_cores = prop::option::of(node());
     let delay = prop_oneof![Just(Span(0)), (1_u64..20).prop_map(Span::from_millis)];
-    (nodes, host, delay, prop::option::of(1_u32..6)).prop_map(
-        |(nodes, host, label_latency, processors)| Platform {
+    (nodes, server_cores, delay, prop::option::of(1_u32..6)).prop_map(
+        |(nodes, server_cores, label_latency, processors)| Platform {
             nodes,
-            host,
+            server_cores,
             label_latency,
             processors,
-            ..Platform::uniform(0, &Node::default())
+            ..Platform::uniform(0, &PlatformNode::default())
         },
     )
 }
 
 /// Checks that no task runs before its inputs exist, and that no core runs two tasks at once.
-fn check_order(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError> {
+fn check_order(workflow: &Workflow, report: &SimulationReport) -> Result<(), TestCaseError> {
     let mut cores: BTreeMap<(u32, u32), Vec<(u64, u64)>> = BTreeMap::new();
     for (task, ran) in workflow.tasks.iter().zip(&report.tasks) {
         prop_assert!(ran.sent_ns <= ran.start_ns && ran.start_ns <= ran.kernel_start_ns);
@@ -170,7 +171,7 @@ fn check_order(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError
 }
 
 /// Checks that no more of any resource is in use at once than there is.
-fn check_resources(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError> {
+fn check_resources(workflow: &Workflow, report: &SimulationReport) -> Result<(), TestCaseError> {
     // Changes by node and time, ends before begins: tasks without a core, memory, GPUs.
     let mut changes: BTreeMap<u32, Vec<(u64, bool, [i64; 3])>> = BTreeMap::new();
     for (task, ran) in workflow.tasks.iter().zip(&report.tasks) {
@@ -208,9 +209,9 @@ fn check_resources(workflow: &Workflow, report: &Report) -> Result<(), TestCaseE
 fn check_bounds(
     platform: &Platform,
     workflow: &Workflow,
-    report: &Report,
+    report: &SimulationReport,
 ) -> Result<(), TestCaseError> {
-    let all = || platform.nodes.iter().chain(&platform.host);
+    let all = || platform.nodes.iter().chain(&platform.server_cores);
     let fastest = all().map(|one| one.core_speed).fold(0.0, f64::max);
     let together: f64 = all().map(|one| one.core_speed * f64::from(one.cores)).sum();
     let makespan = Span(report.makespan_ns).as_secs_f64();
@@ -225,7 +226,7 @@ fn check_bounds(
         );
         // A device did not write faster than its bandwidth.
         if let Some(rate) = node.write_bandwidth {
-            let bytes = (one.written_bytes + one.pulled_bytes) as f64;
+            let bytes = (one.written_bytes + one.fetched_bytes) as f64;
             prop_assert!(bytes / rate as f64 <= makespan + 1e-6);
         }
         let energy = one.energy_joules / makespan.max(1e-12);
@@ -234,7 +235,7 @@ fn check_bounds(
             "{energy} W"
         );
     }
-    prop_assert!(report.moved_bytes <= report.input_bytes);
+    prop_assert!(report.transferred_bytes <= report.input_bytes);
     prop_assert!((1.0..=2.0).contains(&report.write_amplification));
     Ok(())
 }
@@ -428,9 +429,9 @@ fn every_decision_is_stored_before_its_label_is_sent() {
 }
 
 fn plain(cores: u32, nodes: usize) -> Platform {
-    let node = Node {
+    let node = PlatformNode {
         cores,
-        ..Node::default()
+        ..PlatformNode::default()
     };
     Platform::uniform(nodes, &node)
 }
@@ -478,7 +479,7 @@ fn unknown_names_and_nodes_are_errors() {
 /// One task of each step that has a time of its own, computed by hand.
 #[test]
 fn task_time_matches_hand_computed_steps() {
-    let node = Node {
+    let node = PlatformNode {
         read_bandwidth: Some(1_000_000),
         write_bandwidth: Some(500_000),
         read_latency: Span::from_millis(10),
@@ -486,7 +487,7 @@ fn task_time_matches_hand_computed_steps() {
         link_bandwidth: Some(250_000),
         link_latency: Span::from_millis(1),
         core_speed: 2.0,
-        ..Node::default()
+        ..PlatformNode::default()
     };
     let mut platform = Platform::uniform(2, &node);
     platform.label_latency = Span::from_millis(3);
@@ -509,7 +510,7 @@ fn task_time_matches_hand_computed_steps() {
     // Label; 10 + 1 + 1 + 20 of latency and 4 s of link; 10 + 1 s; half a second at speed 2; 20 + 1 s.
     assert_eq!(millis, [3, 4032, 1010, 500, 1020]);
     assert_eq!(
-        (report.moved_bytes, report.makespan_ns),
+        (report.transferred_bytes, report.makespan_ns),
         (1_000_000, task.end_ns)
     );
     assert!((report.write_amplification - 2.0).abs() < 1e-12);
@@ -534,7 +535,7 @@ fn nodes_on_one_machine_share_its_processors() {
 }
 
 #[test]
-fn labels_with_the_same_input_pull_it_once() {
+fn labels_with_the_same_input_fetch_it_once() {
     let drafts: Vec<Draft> = (0..4)
         .map(|_| (10, vec![1], vec![0], Some(1), PLAIN))
         .collect();
@@ -548,7 +549,7 @@ fn labels_with_the_same_input_pull_it_once() {
         .placement(Placement::Recorded)
         .run()
         .unwrap();
-    assert_eq!(report.moved_bytes, 3_000_000);
+    assert_eq!(report.transferred_bytes, 3_000_000);
     assert!(
         report
             .tasks

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use serde_json::Value;
 use std::path::Path;
-use tidemill_plan::model::{Corrections, Section, Site, report};
+use tidemill_plan::model::{Corrections, ReportSection, Site, report};
 
 const JAGUAR: &str = include_str!("../../../examples/site/jaguar.toml");
 
@@ -102,7 +102,7 @@ fn is_finite(site: &Site) -> Result<(), TestCaseError> {
         let within = largest.is_some_and(|largest| report.staging_ratio <= largest.ratio);
         prop_assert_eq!(here, within, "{:?}", row);
     }
-    let shown = format!("{:?}", report.parts(&Section::ALL));
+    let shown = format!("{:?}", report.parts(&ReportSection::ALL));
     prop_assert!(!shown.contains("NaN"));
     Ok(())
 }

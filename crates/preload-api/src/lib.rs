@@ -23,9 +23,9 @@ pub const ASYNC_VARIABLE: &str = "TIDEMILL_PRELOAD_ASYNC";
 /// Directory in the directory of the socket: copies of files that are not in directories of this host.
 pub const COPIES: &str = "f";
 /// Directory in the directory of the socket: copies whose changes are stored after their close.
-pub const AWAY: &str = "a";
+pub const WRITE_BEHIND: &str = "a";
 /// In `a` of [`Op::Open`]: changes may be stored after the close.
-pub const GIVE_AWAY: u64 = 1;
+pub const ASYNCHRONOUS: u64 = 1;
 /// Device number that files of a cluster have in `stat`.
 pub const DEVICE: u64 = 0x7469_6465;
 /// Maximum length of a path in bytes, as in the system.
@@ -54,7 +54,7 @@ pub const NOBODY: u64 = u32::MAX as u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Op {
-    /// Opens a file: `flags` and `mode` as of `open`; `a` is 0 or [`GIVE_AWAY`]. Returns a descriptor, and in `value` whether to report its
+    /// Opens a file: `flags` and `mode` as of `open`; `a` is 0 or [`ASYNCHRONOUS`]. Returns a descriptor, and in `value` whether to report its
     /// close.
     Open = 1,
     /// Returns attributes.

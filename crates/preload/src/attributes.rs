@@ -1,8 +1,8 @@
 //! Attributes of files: `stat` and similar calls, rights, times, sizes, extended attributes (next: `mount/src/preload/attributes.rs`).
 
-use crate::c::{self, Real};
-use crate::place::{self, Call, Kind};
-use crate::talk::{Got, Texts};
+use crate::c::{self, RealFunction};
+use crate::connection::{Got, Texts};
+use crate::target::{self, DescriptorKind, PathCall};
 use libc::{c_char, c_int, c_long, c_uint, c_void, gid_t, mode_t, off_t, size_t, ssize_t, uid_t};
 use tidemill_preload_api::{DEVICE, Op, Request, TIME_NOW, TIME_OMITTED};
 
@@ -28,7 +28,7 @@ fn about(
     done: impl FnOnce(&Got) -> c_int,
     host: impl FnOnce() -> c_long,
 ) -> c_int {
-    match place::about(descriptor, request, texts, &mut []) {
+    match target::about(descriptor, request, texts, &mut []) {
         None => c::int(host()),
         Some(Ok(got)) => done(&got),
         Some(Err(errno)) => c::int(c::fail(errno)),
@@ -48,7 +48,7 @@ fn stat_at(at: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) ->
         let words = [c::word(at), path as usize, to as usize, c::word(flags), 0];
         c::call(libc::SYS_newfstatat, words)
     };
-    let call = Call::new(Op::Stat, at, path);
+    let call = PathCall::new(Op::Stat, at, path);
     let call = call.with(|request| request.flags = flags.cast_unsigned().into());
     c::int(call.make(&mut [], host, |got, _| {
         c::give(to, c::stat_of(&got.answer.stat));
@@ -62,7 +62,7 @@ fn stat_open(descriptor: c_int, to: *mut libc::stat) -> c_int {
     let Some(stat) = c::value(to).filter(|_| done == 0) else {
         return done;
     };
-    if place::kind_of(descriptor, &stat) == Kind::Host {
+    if target::kind_of(descriptor, &stat) == DescriptorKind::Host {
         return 0;
     }
     let shown = |got: &Got| {
@@ -171,7 +171,7 @@ extern "C" fn statx(
         };
         return about(at, request(Op::Stat), NONE, shown, || host(at, path));
     }
-    let call = Call::new(Op::Stat, at, path);
+    let call = PathCall::new(Op::Stat, at, path);
     let call = call.with(|request| request.flags = flags.cast_unsigned().into());
     c::int(call.make(&mut [], host, |got, _| {
         give_statx(to, got);
@@ -180,7 +180,7 @@ extern "C" fn statx(
 }
 
 fn accessible(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
-    let mut call = Call::new(Op::Access, at, path).with(|request| {
+    let mut call = PathCall::new(Op::Access, at, path).with(|request| {
         request.mode = mode.cast_unsigned().into();
         request.flags = (flags & libc::AT_SYMLINK_NOFOLLOW).cast_unsigned().into();
     });
@@ -221,7 +221,7 @@ extern "C" fn eaccess(path: *const c_char, mode: c_int) -> c_int {
 
 fn set_mode(at: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int {
     let bits = usize::try_from(mode).unwrap_or(0);
-    Call::new(Op::SetMode, at, path)
+    PathCall::new(Op::SetMode, at, path)
         .with(|request| {
             request.mode = mode.into();
             request.flags = flags.cast_unsigned().into();
@@ -276,7 +276,7 @@ fn set_owner(at: c_int, path: *const c_char, uid: uid_t, gid: gid_t, flags: c_in
     if itself(path, flags) && at != HERE {
         return fchown(at, uid, gid);
     }
-    Call::new(Op::SetOwner, at, path)
+    PathCall::new(Op::SetOwner, at, path)
         .with(|request| {
             (request.a, request.b) = (uid.into(), gid.into());
             request.flags = flags.cast_unsigned().into();
@@ -366,7 +366,9 @@ fn set_times(at: c_int, path: *const c_char, times: *const libc::timespec, flags
         fill(&mut asked);
         return about(at, asked, NONE, |_| 0, || host(at, path));
     }
-    Call::new(Op::SetTimes, at, path).with(fill).simply(host)
+    PathCall::new(Op::SetTimes, at, path)
+        .with(fill)
+        .simply(host)
 }
 
 #[unsafe(no_mangle)]
@@ -432,7 +434,7 @@ extern "C" fn utime(path: *const c_char, times: *const libc::utimbuf) -> c_int {
 }
 
 fn set_size(path: *const c_char, size: off_t) -> c_int {
-    Call::new(Op::Truncate, HERE, path)
+    PathCall::new(Op::Truncate, HERE, path)
         .with(|request| request.a = size.cast_unsigned())
         .simply(|_, path| {
             let size = isize::try_from(size).unwrap_or(-1).cast_unsigned();
@@ -486,7 +488,7 @@ fn file_system(path: *const c_char, to: *mut libc::statfs) -> c_int {
         let words = [path as usize, to as usize, 0, 0, 0];
         c::call(libc::SYS_statfs, words)
     };
-    let call = Call::new(Op::StatFs, HERE, path);
+    let call = PathCall::new(Op::StatFs, HERE, path);
     c::int(call.make(&mut [], host, |got, _| give_statfs(to, got).into()))
 }
 
@@ -498,8 +500,8 @@ fn file_system_open(descriptor: c_int, to: *mut libc::statfs) -> c_int {
     })
 }
 
-static STATVFS: Real = Real::new(c"statvfs64");
-static FSTATVFS: Real = Real::new(c"fstatvfs64");
+static STATVFS: RealFunction = RealFunction::new(c"statvfs64");
+static FSTATVFS: RealFunction = RealFunction::new(c"fstatvfs64");
 
 pub(crate) fn find() {
     STATVFS.find();
@@ -511,7 +513,7 @@ fn as_statvfs(path: *const c_char, to: *mut libc::statvfs) -> c_int {
         let words = [path as usize, to as usize, 0, 0, 0, 0];
         c::int_of(c::real(&STATVFS, words)).into()
     };
-    let call = Call::new(Op::StatFs, HERE, path);
+    let call = PathCall::new(Op::StatFs, HERE, path);
     c::int(call.make(&mut [], host, |got, _| {
         let mut shown: libc::statfs = c::zeroed();
         give_statfs(&raw mut shown, got);
@@ -555,13 +557,13 @@ file_systems! { statfs fstatfs statvfs fstatvfs statfs64 fstatfs64 statvfs64 fst
 
 /// Target of a call of extended attributes.
 #[derive(Clone, Copy)]
-enum Of {
+enum AttributeTarget {
     Path(*const c_char, c_int),
     Open(c_int),
 }
 
 fn attribute(
-    of: Of,
+    of: AttributeTarget,
     op: Op,
     (name, to, bytes): (*const c_char, *mut c_void, size_t),
     [plain, link, open]: [c_long; 3],
@@ -571,19 +573,19 @@ fn attribute(
         _ => [first, name as usize, to as usize, bytes, 0],
     };
     let host = |_, path: *const c_char| match of {
-        Of::Path(_, 0) => c::call(plain, words(path as usize)),
-        Of::Path(..) => c::call(link, words(path as usize)),
-        Of::Open(descriptor) => c::call(open, words(c::word(descriptor))),
+        AttributeTarget::Path(_, 0) => c::call(plain, words(path as usize)),
+        AttributeTarget::Path(..) => c::call(link, words(path as usize)),
+        AttributeTarget::Open(descriptor) => c::call(open, words(c::word(descriptor))),
     };
-    let room = c::memory(to, bytes);
+    let space = c::memory(to, bytes);
     let done = match of {
-        Of::Path(path, flags) => Call::new(op, HERE, path)
+        AttributeTarget::Path(path, flags) => PathCall::new(op, HERE, path)
             .with(|request| {
                 request.a = bytes as u64;
                 request.flags = flags.cast_unsigned().into();
             })
             .second(c::text(name))
-            .make(room, host, |got, text| {
+            .make(space, host, |got, text| {
                 // Short answers are received elsewhere, since a path could have arrived instead.
                 let length = got.length.min(bytes);
                 let from = text.as_ptr();
@@ -592,10 +594,10 @@ fn attribute(
                 }
                 c_long::try_from(got.answer.value).unwrap_or(-1)
             }),
-        Of::Open(descriptor) => {
+        AttributeTarget::Open(descriptor) => {
             let mut asked = request(op);
             asked.a = bytes as u64;
-            match place::about(descriptor, asked, [&[], c::text(name), &[]], room) {
+            match target::about(descriptor, asked, [&[], c::text(name), &[]], space) {
                 None => host(HERE, std::ptr::null()),
                 Some(Ok(got)) => c_long::try_from(got.answer.value).unwrap_or(-1),
                 Some(Err(errno)) => c::fail(errno),
@@ -620,7 +622,12 @@ extern "C" fn getxattr(
     to: *mut c_void,
     bytes: size_t,
 ) -> ssize_t {
-    attribute(Of::Path(path, 0), Op::GetAttribute, (name, to, bytes), GETS)
+    attribute(
+        AttributeTarget::Path(path, 0),
+        Op::GetAttribute,
+        (name, to, bytes),
+        GETS,
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -630,7 +637,7 @@ extern "C" fn lgetxattr(
     to: *mut c_void,
     bytes: size_t,
 ) -> ssize_t {
-    let of = Of::Path(path, NOFOLLOW);
+    let of = AttributeTarget::Path(path, NOFOLLOW);
     attribute(of, Op::GetAttribute, (name, to, bytes), GETS)
 }
 
@@ -641,30 +648,45 @@ extern "C" fn fgetxattr(
     to: *mut c_void,
     bytes: size_t,
 ) -> ssize_t {
-    let of = Of::Open(descriptor);
+    let of = AttributeTarget::Open(descriptor);
     attribute(of, Op::GetAttribute, (name, to, bytes), GETS)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn listxattr(path: *const c_char, to: *mut c_char, bytes: size_t) -> ssize_t {
     let into = (std::ptr::null(), to.cast(), bytes);
-    attribute(Of::Path(path, 0), Op::ListAttributes, into, LISTS)
+    attribute(
+        AttributeTarget::Path(path, 0),
+        Op::ListAttributes,
+        into,
+        LISTS,
+    )
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn llistxattr(path: *const c_char, to: *mut c_char, bytes: size_t) -> ssize_t {
     let into = (std::ptr::null(), to.cast(), bytes);
-    attribute(Of::Path(path, NOFOLLOW), Op::ListAttributes, into, LISTS)
+    attribute(
+        AttributeTarget::Path(path, NOFOLLOW),
+        Op::ListAttributes,
+        into,
+        LISTS,
+    )
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn flistxattr(descriptor: c_int, to: *mut c_char, bytes: size_t) -> ssize_t {
     let into = (std::ptr::null(), to.cast(), bytes);
-    attribute(Of::Open(descriptor), Op::ListAttributes, into, LISTS)
+    attribute(
+        AttributeTarget::Open(descriptor),
+        Op::ListAttributes,
+        into,
+        LISTS,
+    )
 }
 
 fn set_attribute(
-    of: Of,
+    of: AttributeTarget,
     (name, value, bytes, how): (*const c_char, *const c_void, size_t, c_int),
 ) -> c_int {
     let words = |first: usize| [first, name as usize, value as usize, bytes, c::word(how)];
@@ -673,7 +695,7 @@ fn set_attribute(
         return c::int(c::fail(libc::E2BIG));
     }
     match of {
-        Of::Path(path, flags) => Call::new(Op::SetAttribute, HERE, path)
+        AttributeTarget::Path(path, flags) => PathCall::new(Op::SetAttribute, HERE, path)
             .with(|request| {
                 request.flags = flags.cast_unsigned().into();
                 request.mode = how.cast_unsigned().into();
@@ -687,7 +709,7 @@ fn set_attribute(
                 };
                 c::call(number, words(path as usize))
             }),
-        Of::Open(descriptor) => {
+        AttributeTarget::Open(descriptor) => {
             let mut asked = request(Op::SetAttribute);
             asked.mode = how.cast_unsigned().into();
             about(
@@ -709,7 +731,7 @@ extern "C" fn setxattr(
     bytes: size_t,
     how: c_int,
 ) -> c_int {
-    set_attribute(Of::Path(path, 0), (name, value, bytes, how))
+    set_attribute(AttributeTarget::Path(path, 0), (name, value, bytes, how))
 }
 
 #[unsafe(no_mangle)]
@@ -720,7 +742,10 @@ extern "C" fn lsetxattr(
     bytes: size_t,
     how: c_int,
 ) -> c_int {
-    set_attribute(Of::Path(path, NOFOLLOW), (name, value, bytes, how))
+    set_attribute(
+        AttributeTarget::Path(path, NOFOLLOW),
+        (name, value, bytes, how),
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -731,13 +756,13 @@ extern "C" fn fsetxattr(
     bytes: size_t,
     how: c_int,
 ) -> c_int {
-    set_attribute(Of::Open(descriptor), (name, value, bytes, how))
+    set_attribute(AttributeTarget::Open(descriptor), (name, value, bytes, how))
 }
 
-fn remove_attribute(of: Of, name: *const c_char) -> c_int {
+fn remove_attribute(of: AttributeTarget, name: *const c_char) -> c_int {
     let words = |first: usize| [first, name as usize, 0, 0, 0];
     match of {
-        Of::Path(path, flags) => Call::new(Op::RemoveAttribute, HERE, path)
+        AttributeTarget::Path(path, flags) => PathCall::new(Op::RemoveAttribute, HERE, path)
             .with(|request| request.flags = flags.cast_unsigned().into())
             .second(c::text(name))
             .simply(|_, path| {
@@ -747,7 +772,7 @@ fn remove_attribute(of: Of, name: *const c_char) -> c_int {
                 };
                 c::call(number, words(path as usize))
             }),
-        Of::Open(descriptor) => {
+        AttributeTarget::Open(descriptor) => {
             let texts = [&[], c::text(name), &[]];
             about(
                 descriptor,
@@ -762,15 +787,15 @@ fn remove_attribute(of: Of, name: *const c_char) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn removexattr(path: *const c_char, name: *const c_char) -> c_int {
-    remove_attribute(Of::Path(path, 0), name)
+    remove_attribute(AttributeTarget::Path(path, 0), name)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn lremovexattr(path: *const c_char, name: *const c_char) -> c_int {
-    remove_attribute(Of::Path(path, NOFOLLOW), name)
+    remove_attribute(AttributeTarget::Path(path, NOFOLLOW), name)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn fremovexattr(descriptor: c_int, name: *const c_char) -> c_int {
-    remove_attribute(Of::Open(descriptor), name)
+    remove_attribute(AttributeTarget::Open(descriptor), name)
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use tidemill_preload_api::{DEVICE, Stat};
 
 /// Size of a path with the zero at its end.
-pub(crate) const PATH_ROOM: usize = tidemill_preload_api::PATH_BYTES_MAX + 1;
+pub(crate) const PATH_SPACE: usize = tidemill_preload_api::PATH_BYTES_MAX + 1;
 
 /// Lowest and highest address of memory of programs.
 const LOWEST: usize = 4096;
@@ -96,7 +96,7 @@ pub(crate) fn bytes<'a>(at: *const c_void, bytes: usize) -> &'a [u8] {
 /// Writes a value to a place of the program, unless it is null.
 pub(crate) fn give<T>(to: *mut T, value: T) {
     if !to.is_null() {
-        // SAFETY: the program promises that there is room for one value.
+        // SAFETY: the program promises that there is space for one value.
         unsafe { to.write(value) }
     }
 }
@@ -122,8 +122,8 @@ pub(crate) fn list<'a>(at: *const *const c_char) -> &'a [*const c_char] {
 }
 
 /// Returns a zeroed value of a type of C.
-pub(crate) fn zeroed<T: Plain>() -> T {
-    // SAFETY: `Plain` types are numbers only.
+pub(crate) fn zeroed<T: PlainData>() -> T {
+    // SAFETY: `PlainData` types are numbers only.
     unsafe { std::mem::zeroed() }
 }
 
@@ -131,27 +131,27 @@ pub(crate) fn zeroed<T: Plain>() -> T {
 ///
 /// # Safety
 /// All bytes zero has to be a value.
-pub(crate) unsafe trait Plain {}
+pub(crate) unsafe trait PlainData {}
 // SAFETY: numbers only.
-unsafe impl Plain for libc::stat {}
+unsafe impl PlainData for libc::stat {}
 // SAFETY: numbers only.
-unsafe impl Plain for libc::statx {}
+unsafe impl PlainData for libc::statx {}
 // SAFETY: numbers only.
-unsafe impl Plain for libc::statfs {}
+unsafe impl PlainData for libc::statfs {}
 // SAFETY: numbers only.
-unsafe impl Plain for libc::statvfs {}
+unsafe impl PlainData for libc::statvfs {}
 // SAFETY: numbers only.
-unsafe impl Plain for libc::dirent64 {}
+unsafe impl PlainData for libc::dirent64 {}
 // SAFETY: numbers only.
-unsafe impl Plain for libc::sockaddr_un {}
+unsafe impl PlainData for libc::sockaddr_un {}
 // SAFETY: numbers and null pointers.
-unsafe impl Plain for libc::msghdr {}
+unsafe impl PlainData for libc::msghdr {}
 
 /// A function of the C library with the same name as a function here.
 #[derive(Debug)]
-pub(crate) struct Real(AtomicPtr<c_void>, &'static std::ffi::CStr);
+pub(crate) struct RealFunction(AtomicPtr<c_void>, &'static std::ffi::CStr);
 
-impl Real {
+impl RealFunction {
     pub(crate) const fn new(name: &'static std::ffi::CStr) -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()), name)
     }
@@ -169,8 +169,8 @@ impl Real {
     }
 }
 
-/// Calls a [`Real`] function of up to six words; -1 and `ENOSYS` if the C library has none.
-pub(crate) fn real(function: &Real, words: [usize; 6]) -> isize {
+/// Calls a [`RealFunction`] of up to six words; -1 and `ENOSYS` if the C library has none.
+pub(crate) fn real(function: &RealFunction, words: [usize; 6]) -> isize {
     let found = function.find();
     if found.is_null() {
         set_errno(libc::ENOSYS);
@@ -257,7 +257,7 @@ pub(crate) fn process() -> c_int {
     unsafe { libc::getpid() }
 }
 
-/// Attaches the identity of the caller to a message that has room for it.
+/// Attaches the identity of the caller to a message that has space for it.
 pub(crate) fn attach(message: &mut libc::msghdr, who: &libc::ucred) {
     let bytes = u32::try_from(size_of::<libc::ucred>()).unwrap_or(0);
     // SAFETY: the message's control buffer is larger than one of these, and aligned for it.

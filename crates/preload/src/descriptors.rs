@@ -1,7 +1,7 @@
-//! Calls about open files that the system cannot answer alone (next: `mount/src/preload/given.rs`).
+//! Calls about open files that the system cannot answer alone (next: `mount/src/preload/open_files.rs`).
 
 use crate::c;
-use crate::place::{self, Kind};
+use crate::target::{self, DescriptorKind};
 use libc::{c_int, c_long, off_t};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_preload_api::{HANDLES_AT, Op, Request};
@@ -46,11 +46,11 @@ pub(crate) fn before_close(descriptor: c_int) -> Result<(), c_int> {
         return Ok(());
     };
     // A child of `vfork` has its parent's notes, and descriptors of its own.
-    if word.load(Ordering::Relaxed) & bit == 0 || place::is_child() {
+    if word.load(Ordering::Relaxed) & bit == 0 || target::is_child() {
         return Ok(());
     }
     word.fetch_and(!bit, Ordering::Relaxed);
-    match place::about(descriptor, request(Op::Flush), [&[], &[], &[]], &mut []) {
+    match target::about(descriptor, request(Op::Flush), [&[], &[], &[]], &mut []) {
         Some(Err(errno)) => Err(errno),
         Some(Ok(_)) | None => Ok(()),
     }
@@ -58,16 +58,16 @@ pub(crate) fn before_close(descriptor: c_int) -> Result<(), c_int> {
 
 #[unsafe(no_mangle)]
 extern "C" fn close(descriptor: c_int) -> c_int {
-    let told = before_close(descriptor);
+    let outcome = before_close(descriptor);
     let closed = c::call(libc::SYS_close, [c::word(descriptor), 0, 0, 0, 0]);
-    match told {
+    match outcome {
         Err(errno) if closed == 0 => c::int(c::fail(errno)),
         _ => c::int(closed),
     }
 }
 
 fn synced(descriptor: c_int, number: c_long) -> c_int {
-    if let Some(done) = place::about(descriptor, request(Op::Sync), [&[], &[], &[]], &mut []) {
+    if let Some(done) = target::about(descriptor, request(Op::Sync), [&[], &[], &[]], &mut []) {
         return match done {
             Ok(_) => 0,
             Err(errno) => c::int(c::fail(errno)),
@@ -91,8 +91,8 @@ extern "C" fn flock(descriptor: c_int, operation: c_int) -> c_int {
     let mut request = request(Op::Flock);
     request.flags = operation.cast_unsigned().into();
     request.a = u64::try_from(descriptor).unwrap_or(0);
-    if matches!(place::kind(descriptor), Kind::File(..))
-        && let Some(done) = place::about(descriptor, request, [&[], &[], &[]], &mut [])
+    if matches!(target::kind(descriptor), DescriptorKind::File(..))
+        && let Some(done) = target::about(descriptor, request, [&[], &[], &[]], &mut [])
     {
         return match done {
             Ok(_) => 0,
@@ -133,7 +133,7 @@ fn controlled(descriptor: c_int, command: c_int, argument: usize) -> c_int {
         let words = [c::word(descriptor), c::word(command), argument, 0, 0];
         c::int(c::call(libc::SYS_fcntl, words))
     };
-    if !LOCKS.contains(&command) || !matches!(place::kind(descriptor), Kind::File(..)) {
+    if !LOCKS.contains(&command) || !matches!(target::kind(descriptor), DescriptorKind::File(..)) {
         return call(argument);
     }
     let at = argument as *mut libc::flock;

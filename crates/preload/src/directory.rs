@@ -1,9 +1,9 @@
 //! Directories: the working directory, listings, paths without symbolic links (next: `mount/src/preload/answer.rs`).
 
-use crate::c::{self, Real};
+use crate::c::{self, RealFunction};
+use crate::connection::{self, RequestOutcome};
 use crate::open;
-use crate::place::{self, Call, Kind, Where};
-use crate::talk::{self, Outcome};
+use crate::target::{self, DescriptorKind, PathCall, ResolvedPath};
 use libc::{DIR, c_char, c_int, c_long, c_void, size_t};
 use tidemill_preload_api::{ENTRY_BYTES, Entry, LISTING_BYTES_MAX, Op, Request};
 
@@ -14,19 +14,19 @@ const OURS: u64 = 0x7469_6465_6d69_6c6c;
 /// Maximum number of names of a file that programs may expect.
 const LINKS_MAX: c_long = 127;
 
-static OPENDIR: Real = Real::new(c"opendir");
-static FDOPENDIR: Real = Real::new(c"fdopendir");
-static READDIR: Real = Real::new(c"readdir64");
-static READDIR_R: Real = Real::new(c"readdir64_r");
-static CLOSEDIR: Real = Real::new(c"closedir");
-static REWINDDIR: Real = Real::new(c"rewinddir");
-static SEEKDIR: Real = Real::new(c"seekdir");
-static TELLDIR: Real = Real::new(c"telldir");
-static DIRFD: Real = Real::new(c"dirfd");
-static GETCWD: Real = Real::new(c"getcwd");
-static REALPATH: Real = Real::new(c"realpath");
-static SCANDIR: Real = Real::new(c"scandir64");
-static PATHCONF: Real = Real::new(c"pathconf");
+static OPENDIR: RealFunction = RealFunction::new(c"opendir");
+static FDOPENDIR: RealFunction = RealFunction::new(c"fdopendir");
+static READDIR: RealFunction = RealFunction::new(c"readdir64");
+static READDIR_R: RealFunction = RealFunction::new(c"readdir64_r");
+static CLOSEDIR: RealFunction = RealFunction::new(c"closedir");
+static REWINDDIR: RealFunction = RealFunction::new(c"rewinddir");
+static SEEKDIR: RealFunction = RealFunction::new(c"seekdir");
+static TELLDIR: RealFunction = RealFunction::new(c"telldir");
+static DIRFD: RealFunction = RealFunction::new(c"dirfd");
+static GETCWD: RealFunction = RealFunction::new(c"getcwd");
+static REALPATH: RealFunction = RealFunction::new(c"realpath");
+static SCANDIR: RealFunction = RealFunction::new(c"scandir64");
+static PATHCONF: RealFunction = RealFunction::new(c"pathconf");
 
 pub(crate) fn find() {
     let all = [
@@ -47,7 +47,7 @@ fn resolve(
     host: impl Fn(c_int, *const c_char) -> c_long,
 ) -> Result<usize, c_long> {
     let mut length = 0;
-    let call = Call::new(Op::Resolve, at, path);
+    let call = PathCall::new(Op::Resolve, at, path);
     let call = call.with(|request| request.mode = directory.into());
     let done = call.make(to, host, |got, _| {
         length = got.length;
@@ -58,16 +58,16 @@ fn resolve(
 
 #[unsafe(no_mangle)]
 extern "C" fn chdir(path: *const c_char) -> c_int {
-    let mut to = [0; c::PATH_ROOM];
+    let mut to = [0; c::PATH_SPACE];
     let host = |_, path: *const c_char| c::call(libc::SYS_chdir, [path as usize, 0, 0, 0, 0]);
     match resolve(HERE, path, true, &mut to, host) {
         Ok(length) => {
-            place::set_working(&to[..length]);
+            target::set_working(&to[..length]);
             0
         }
         Err(done) => {
-            if done == 0 && place::is_on() {
-                place::set_working(&[]);
+            if done == 0 && target::is_on() {
+                target::set_working(&[]);
             }
             c::int(done)
         }
@@ -76,26 +76,28 @@ extern "C" fn chdir(path: *const c_char) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn fchdir(descriptor: c_int) -> c_int {
-    let mut to = [0; c::PATH_ROOM];
+    let mut to = [0; c::PATH_SPACE];
     let request = Request {
         op: Op::Resolve as u64,
         mode: 1,
         ..Request::default()
     };
-    let asked = match place::kind(descriptor) {
-        Kind::Directory(_) => place::about(descriptor, request, [&[], &[], &[]], &mut to),
+    let asked = match target::kind(descriptor) {
+        DescriptorKind::Directory(_) => {
+            target::about(descriptor, request, [&[], &[], &[]], &mut to)
+        }
         _ => None,
     };
     match asked {
         Some(Ok(got)) => {
-            place::set_working(&to[..got.length]);
+            target::set_working(&to[..got.length]);
             0
         }
         Some(Err(errno)) => c::int(c::fail(errno)),
         None => {
             let done = c::call(libc::SYS_fchdir, [c::word(descriptor), 0, 0, 0, 0]);
-            if done == 0 && place::is_on() {
-                place::set_working(&[]);
+            if done == 0 && target::is_on() {
+                target::set_working(&[]);
             }
             c::int(done)
         }
@@ -103,16 +105,16 @@ extern "C" fn fchdir(descriptor: c_int) -> c_int {
 }
 
 /// Returns the prefix and a path in the cluster as one path, and its length.
-fn outer(inside: &[u8], to: &mut place::Room) -> usize {
+fn outer(inside: &[u8], to: &mut target::PathBuffer) -> usize {
     let mut prefix = [0; 300];
-    let length = place::prefix(&mut prefix);
+    let length = target::prefix(&mut prefix);
     to[..length].copy_from_slice(&prefix[..length]);
     let inside = if inside == b"/" { b"" } else { inside };
     to[length..][..inside.len()].copy_from_slice(inside);
     length + inside.len()
 }
 
-/// Returns a text to a program that has `bytes` of room at `to`; without `to` the program gets new memory.
+/// Returns a text to a program that has `bytes` of space at `to`; without `to` the program gets new memory.
 fn hand(text: &[u8], to: *mut c_char, bytes: size_t) -> *mut c_char {
     if !to.is_null() && bytes <= text.len() {
         c::set_errno(if bytes == 0 {
@@ -131,9 +133,9 @@ fn hand(text: &[u8], to: *mut c_char, bytes: size_t) -> *mut c_char {
     } else {
         to
     };
-    let room = c::memory(to.cast(), text.len() + 1);
-    if let Some((end, room)) = room.split_last_mut() {
-        room.copy_from_slice(text);
+    let space = c::memory(to.cast(), text.len() + 1);
+    if let Some((end, space)) = space.split_last_mut() {
+        space.copy_from_slice(text);
         *end = 0;
     }
     to
@@ -141,13 +143,13 @@ fn hand(text: &[u8], to: *mut c_char, bytes: size_t) -> *mut c_char {
 
 #[unsafe(no_mangle)]
 extern "C" fn getcwd(to: *mut c_char, bytes: size_t) -> *mut c_char {
-    let mut inside = [0; c::PATH_ROOM];
-    let length = place::working(&mut inside);
+    let mut inside = [0; c::PATH_SPACE];
+    let length = target::working(&mut inside);
     if length == 0 {
         let words = [to as usize, bytes, 0, 0, 0, 0];
         return c::pointer(c::real(&GETCWD, words)).cast();
     }
-    let mut path = [0; 2 * c::PATH_ROOM];
+    let mut path = [0; 2 * c::PATH_SPACE];
     let length = outer(&inside[..length], &mut path);
     hand(&path[..length], to, bytes)
 }
@@ -163,16 +165,16 @@ extern "C" fn get_current_dir_name() -> *mut c_char {
 }
 
 fn real_path(path: *const c_char, to: *mut c_char) -> *mut c_char {
-    let mut inside = [0; c::PATH_ROOM];
+    let mut inside = [0; c::PATH_SPACE];
     // For a path that leaves the cluster, the C library resolves the rest.
     let host = |_, path: *const c_char| {
         let words = [path as usize, to as usize, 0, 0, 0, 0];
         c::long(c::real(&REALPATH, words))
     };
-    let mut joined = [0; 2 * c::PATH_ROOM];
-    match place::of(HERE, c::text(path), &mut joined) {
-        Ok(Where::Host) => return c::pointer(c::isize_of(host(HERE, path))).cast(),
-        Ok(Where::Cluster(..)) => {}
+    let mut joined = [0; 2 * c::PATH_SPACE];
+    match target::of(HERE, c::text(path), &mut joined) {
+        Ok(ResolvedPath::Host) => return c::pointer(c::isize_of(host(HERE, path))).cast(),
+        Ok(ResolvedPath::Cluster(..)) => {}
         Err(errno) => {
             c::set_errno(errno);
             return std::ptr::null_mut();
@@ -180,9 +182,9 @@ fn real_path(path: *const c_char, to: *mut c_char) -> *mut c_char {
     }
     match resolve(HERE, path, false, &mut inside, host) {
         Ok(length) => {
-            let mut whole = [0; 2 * c::PATH_ROOM];
+            let mut whole = [0; 2 * c::PATH_SPACE];
             let length = outer(&inside[..length], &mut whole);
-            hand(&whole[..length], to, c::PATH_ROOM)
+            hand(&whole[..length], to, c::PATH_SPACE)
         }
         Err(-1) => std::ptr::null_mut(),
         Err(pointer) => c::pointer(c::isize_of(pointer)).cast(),
@@ -215,7 +217,7 @@ extern "C" fn pathconf(path: *const c_char, name: c_int) -> c_long {
         c::long(c::real(&PATHCONF, words))
     };
     // The cluster allows the same as the system; the number of names of a file is that of a mount.
-    Call::new(Op::Access, HERE, path).make(&mut [], host, |_, _| match name {
+    PathCall::new(Op::Access, HERE, path).make(&mut [], host, |_, _| match name {
         libc::_PC_LINK_MAX => LINKS_MAX,
         _ => host(HERE, c"/".as_ptr()),
     })
@@ -223,7 +225,7 @@ extern "C" fn pathconf(path: *const c_char, name: c_int) -> c_long {
 
 /// A listing of a directory of the cluster. It has all entries from the time when it began.
 #[repr(C)]
-struct Listing {
+struct ClusterListing {
     ours: u64,
     descriptor: c_int,
     ino: u64,
@@ -234,7 +236,7 @@ struct Listing {
     shown: libc::dirent64,
 }
 
-impl Listing {
+impl ClusterListing {
     fn made(descriptor: c_int, ino: u64) -> *mut DIR {
         let listing = Self {
             ours: OURS,
@@ -261,11 +263,11 @@ impl Listing {
             };
             let before = self.entries.len();
             self.entries.resize(before + LISTING_BYTES_MAX, 0);
-            let outcome = talk::ask(request, [&[], &[], &[]], &mut self.entries[before..]);
+            let outcome = connection::ask(request, [&[], &[], &[]], &mut self.entries[before..]);
             let got = match outcome {
-                Outcome::Done(got) => got,
-                Outcome::Failed(errno) => return Err(errno),
-                Outcome::Leaves(_) => return Err(libc::EXDEV),
+                RequestOutcome::Done(got) => got,
+                RequestOutcome::Failed(errno) => return Err(errno),
+                RequestOutcome::Leaves(_) => return Err(libc::EXDEV),
             };
             self.entries.truncate(before + got.length);
             from = got.answer.value;
@@ -303,15 +305,15 @@ impl Listing {
 }
 
 /// Returns the listing, if it is one of this library.
-fn ours<'a>(directory: *mut DIR) -> Option<&'a mut Listing> {
+fn ours<'a>(directory: *mut DIR) -> Option<&'a mut ClusterListing> {
     let begins: u64 = c::value(directory.cast())?;
-    (begins == OURS).then(|| c::reference(directory.cast::<Listing>()))
+    (begins == OURS).then(|| c::reference(directory.cast::<ClusterListing>()))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn opendir(path: *const c_char) -> *mut DIR {
-    let mut room = [0; 2 * c::PATH_ROOM];
-    if let Ok(Where::Host) = place::of(HERE, c::text(path), &mut room) {
+    let mut space = [0; 2 * c::PATH_SPACE];
+    if let Ok(ResolvedPath::Host) = target::of(HERE, c::text(path), &mut space) {
         return c::pointer(c::real(&OPENDIR, [path as usize, 0, 0, 0, 0, 0])).cast();
     }
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
@@ -324,8 +326,8 @@ extern "C" fn opendir(path: *const c_char) -> *mut DIR {
 
 #[unsafe(no_mangle)]
 extern "C" fn fdopendir(descriptor: c_int) -> *mut DIR {
-    match place::kind(descriptor) {
-        Kind::Directory(ino) => {
+    match target::kind(descriptor) {
+        DescriptorKind::Directory(ino) => {
             let words = [
                 c::word(descriptor),
                 c::word(libc::F_SETFD),
@@ -334,7 +336,7 @@ extern "C" fn fdopendir(descriptor: c_int) -> *mut DIR {
                 0,
             ];
             c::call(libc::SYS_fcntl, words);
-            Listing::made(descriptor, ino)
+            ClusterListing::made(descriptor, ino)
         }
         _ => c::pointer(c::real(&FDOPENDIR, [c::word(descriptor), 0, 0, 0, 0, 0])).cast(),
     }
@@ -405,7 +407,7 @@ extern "C" fn closedir(directory: *mut DIR) -> c_int {
     if ours(directory).is_none() {
         return c::int_of(c::real(&CLOSEDIR, [directory as usize, 0, 0, 0, 0, 0]));
     }
-    let mut listing = c::owned(directory.cast::<Listing>());
+    let mut listing = c::owned(directory.cast::<ClusterListing>());
     listing.ours = 0;
     let words = [c::word(listing.descriptor), 0, 0, 0, 0];
     c::int(c::call(libc::SYS_close, words))
@@ -450,18 +452,18 @@ extern "C" fn dirfd(directory: *mut DIR) -> c_int {
     }
 }
 
-type Select = Option<extern "C" fn(*const c_void) -> c_int>;
+type ScanFilter = Option<extern "C" fn(*const c_void) -> c_int>;
 type Compare = Option<extern "C" fn(*const c_void, *const c_void) -> c_int>;
 
 /// As `scandir`, which lists inside the C library.
 fn scanned(
     path: *const c_char,
     to: *mut *mut *mut libc::dirent64,
-    select: Select,
+    select: ScanFilter,
     compare: Compare,
 ) -> c_int {
-    let mut room = [0; 2 * c::PATH_ROOM];
-    if let Ok(Where::Host) = place::of(HERE, c::text(path), &mut room) {
+    let mut space = [0; 2 * c::PATH_SPACE];
+    if let Ok(ResolvedPath::Host) = target::of(HERE, c::text(path), &mut space) {
         let select = select.map_or(0, |select| select as usize);
         let compare = compare.map_or(0, |compare| compare as usize);
         let words = [path as usize, to as usize, select, compare, 0, 0];
@@ -506,7 +508,7 @@ fn scanned(
 extern "C" fn scandir(
     path: *const c_char,
     to: *mut *mut *mut libc::dirent64,
-    select: Select,
+    select: ScanFilter,
     compare: Compare,
 ) -> c_int {
     scanned(path, to, select, compare)
@@ -516,7 +518,7 @@ extern "C" fn scandir(
 extern "C" fn scandir64(
     path: *const c_char,
     to: *mut *mut *mut libc::dirent64,
-    select: Select,
+    select: ScanFilter,
     compare: Compare,
 ) -> c_int {
     scanned(path, to, select, compare)

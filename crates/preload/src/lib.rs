@@ -25,14 +25,14 @@
 
 mod attributes;
 mod c;
+mod connection;
 mod descriptors;
 mod directory;
 mod names;
 mod open;
-mod place;
 mod programs;
 mod stdio;
-mod talk;
+mod target;
 
 /// Runs when the library is loaded, before the program.
 #[used]
@@ -40,7 +40,7 @@ mod talk;
 static BEGIN: extern "C" fn() = begin;
 
 extern "C" fn begin() {
-    place::begin();
+    target::begin();
     attributes::find();
     stdio::find();
     directory::find();

@@ -1,8 +1,8 @@
 //! Creates, renames and removes names (next: `mount/src/preload/answer.rs`).
 
 use crate::c;
-use crate::place::{self, Call, Where};
-use crate::talk::{self, Outcome};
+use crate::connection::{self, RequestOutcome};
+use crate::target::{self, PathCall, ResolvedPath};
 use libc::{c_char, c_int, c_uint, dev_t, mode_t, size_t, ssize_t};
 use tidemill_preload_api::{Op, Request};
 
@@ -13,7 +13,7 @@ fn mode_word(mode: mode_t) -> usize {
 }
 
 pub(crate) fn directory(directory: c_int, path: *const c_char, mode: mode_t) -> c_int {
-    Call::new(Op::MakeDirectory, directory, path)
+    PathCall::new(Op::MakeDirectory, directory, path)
         .with(|request| request.mode = mode.into())
         .simply(|directory, path| {
             let words = [c::word(directory), path as usize, mode_word(mode), 0, 0];
@@ -33,7 +33,7 @@ extern "C" fn mkdirat(at: c_int, path: *const c_char, mode: mode_t) -> c_int {
 
 fn node(directory: c_int, path: *const c_char, mode: mode_t, device: dev_t) -> c_int {
     let number = usize::try_from(device).unwrap_or(0);
-    Call::new(Op::MakeNode, directory, path)
+    PathCall::new(Op::MakeNode, directory, path)
         .with(|request| {
             request.mode = mode.into();
             request.a = device;
@@ -94,7 +94,7 @@ fn soft(target: *const c_char, at: c_int, path: *const c_char) -> c_int {
     if text.len() >= tidemill_preload_api::PATH_BYTES_MAX {
         return c::int(c::fail(libc::ENAMETOOLONG));
     }
-    Call::new(Op::Symlink, at, path)
+    PathCall::new(Op::Symlink, at, path)
         .second(text)
         .simply(|at, path| {
             let words = [target as usize, c::word(at), path as usize, 0, 0];
@@ -113,12 +113,12 @@ extern "C" fn symlinkat(target: *const c_char, at: c_int, path: *const c_char) -
 }
 
 fn read_link(at: c_int, path: *const c_char, to: *mut c_char, bytes: size_t) -> ssize_t {
-    let mut room = [0; c::PATH_ROOM];
+    let mut space = [0; c::PATH_SPACE];
     let host = |at, path| {
         let words = [c::word(at), path as usize, to as usize, bytes, 0];
         c::call(libc::SYS_readlinkat, words)
     };
-    let done = Call::new(Op::ReadLink, at, path).make(&mut room, host, |got, text| {
+    let done = PathCall::new(Op::ReadLink, at, path).make(&mut space, host, |got, text| {
         let length = got.length.min(bytes);
         c::memory(to.cast(), length).copy_from_slice(&text[..length]);
         length.try_into().unwrap_or(-1)
@@ -163,7 +163,7 @@ extern "C" fn __readlinkat_chk(
 }
 
 fn remove_name(at: c_int, path: *const c_char, flags: c_int) -> c_int {
-    Call::new(Op::Unlink, at, path)
+    PathCall::new(Op::Unlink, at, path)
         .with(|request| request.flags = flags.cast_unsigned().into())
         .simply(|at, path| {
             let words = [c::word(at), path as usize, c::word(flags), 0, 0];
@@ -202,26 +202,26 @@ fn two(
     to: (c_int, *const c_char),
     host: impl Fn() -> libc::c_long,
 ) -> c_int {
-    let (mut one, mut other) = ([0; 2 * c::PATH_ROOM], [0; 2 * c::PATH_ROOM]);
+    let (mut one, mut other) = ([0; 2 * c::PATH_SPACE], [0; 2 * c::PATH_SPACE]);
     if c::is_nowhere(from.1) || c::is_nowhere(to.1) {
         return c::int(c::fail(libc::EFAULT));
     }
-    let from = place::of(from.0, c::text(from.1), &mut one);
-    let to = place::of(to.0, c::text(to.1), &mut other);
+    let from = target::of(from.0, c::text(from.1), &mut one);
+    let to = target::of(to.0, c::text(to.1), &mut other);
     let outcome = match (from, to) {
-        (Err(errno), _) | (_, Err(errno)) => Outcome::Failed(errno),
-        (Ok(Where::Host), Ok(Where::Host)) => return c::int(host()),
-        (Ok(Where::Cluster(base, from)), Ok(Where::Cluster(base2, to))) => {
+        (Err(errno), _) | (_, Err(errno)) => RequestOutcome::Failed(errno),
+        (Ok(ResolvedPath::Host), Ok(ResolvedPath::Host)) => return c::int(host()),
+        (Ok(ResolvedPath::Cluster(base, from)), Ok(ResolvedPath::Cluster(base2, to))) => {
             (request.base, request.base2) = (base, base2);
-            let mut left = [0; c::PATH_ROOM];
-            talk::ask(request, [from, to, &[]], &mut left)
+            let mut left = [0; c::PATH_SPACE];
+            connection::ask(request, [from, to, &[]], &mut left)
         }
-        _ => Outcome::Failed(libc::EXDEV),
+        _ => RequestOutcome::Failed(libc::EXDEV),
     };
     match outcome {
-        Outcome::Done(_) => 0,
-        Outcome::Leaves(_) => c::int(c::fail(libc::EXDEV)),
-        Outcome::Failed(errno) => c::int(c::fail(errno)),
+        RequestOutcome::Done(_) => 0,
+        RequestOutcome::Leaves(_) => c::int(c::fail(libc::EXDEV)),
+        RequestOutcome::Failed(errno) => c::int(c::fail(errno)),
     }
 }
 

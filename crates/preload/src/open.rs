@@ -2,16 +2,20 @@
 
 use crate::c;
 use crate::descriptors;
-use crate::place::{self, Call};
+use crate::target::{self, PathCall};
 use libc::{c_char, c_int, c_uint, mode_t};
-use tidemill_preload_api::{GIVE_AWAY, Op};
+use tidemill_preload_api::{ASYNCHRONOUS, Op};
 
 /// Opens a file.
 pub(crate) fn opened(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    let call = Call::new(Op::Open, directory, path).with(|request| {
+    let call = PathCall::new(Op::Open, directory, path).with(|request| {
         request.flags = flags.cast_unsigned().into();
         request.mode = mode.into();
-        request.a = if place::gives_away() { GIVE_AWAY } else { 0 };
+        request.a = if target::writes_asynchronously() {
+            ASYNCHRONOUS
+        } else {
+            0
+        };
     });
     let host = |directory, path| {
         let mode = usize::try_from(mode).unwrap_or(0);

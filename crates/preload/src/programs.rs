@@ -1,8 +1,8 @@
 //! Programs that are started: they get the working directory and this library, and may be stored in the cluster themselves.
 
-use crate::c::{self, Real};
+use crate::c::{self, RealFunction};
 use crate::open::opened;
-use crate::place::{self, Where};
+use crate::target::{self, ResolvedPath};
 use libc::{c_char, c_int, c_void, pid_t};
 
 /// Maximum number of variables that are added to an environment.
@@ -16,7 +16,7 @@ const PATH: &[u8] = b"/bin:/usr/bin";
 /// Number of bytes copied of a program at once.
 const COPY_BYTES: usize = 1 << 16;
 
-static SPAWN: Real = Real::new(c"posix_spawn");
+static SPAWN: RealFunction = RealFunction::new(c"posix_spawn");
 
 pub(crate) fn find() {
     SPAWN.find();
@@ -25,19 +25,19 @@ pub(crate) fn find() {
 type Strings = *const *const c_char;
 
 /// Memory of whole pages, which needs no lock.
-struct Pages {
+struct PageMemory {
     at: *mut c_void,
     bytes: usize,
 }
 
-impl Pages {
+impl PageMemory {
     fn new(bytes: usize) -> Option<Self> {
         let at = c::pages(bytes);
         (!at.is_null()).then_some(Self { at, bytes })
     }
 }
 
-impl Drop for Pages {
+impl Drop for PageMemory {
     fn drop(&mut self) {
         let saved = c::errno();
         c::call(libc::SYS_munmap, [self.at as usize, self.bytes, 0, 0, 0]);
@@ -47,7 +47,7 @@ impl Drop for Pages {
 
 /// An environment with the variables that a program under this library needs.
 struct Environment {
-    pages: Pages,
+    pages: PageMemory,
 }
 
 /// Prefixes of this library's variables.
@@ -64,9 +64,9 @@ impl Environment {
         let given = c::list(given);
         let slots = given.len() + ADDED + 1;
         let texts = slots * size_of::<*const c_char>();
-        let library = place::library();
-        let room = 3 * c::PATH_ROOM + library.len() + 512;
-        let pages = Pages::new(texts + room)?;
+        let library = target::library();
+        let space = 3 * c::PATH_SPACE + library.len() + 512;
+        let pages = PageMemory::new(texts + space)?;
         let list: *mut *const c_char = pages.at.cast();
         let memory = c::memory(pages.at, pages.bytes);
         let mut next = texts;
@@ -92,16 +92,23 @@ impl Environment {
             c::give(list.wrapping_add(count), at);
             count += 1;
         };
-        let mut directory = [0; c::PATH_ROOM];
-        let length = place::working(&mut directory);
+        let mut directory = [0; c::PATH_SPACE];
+        let length = target::working(&mut directory);
         add([OURS[0], &directory[..length]]);
         let mut socket = [0; 108];
-        let length = place::socket(&mut socket);
+        let length = target::socket(&mut socket);
         add([OURS[1], &socket[..length]]);
         let mut prefix = [0; 300];
-        let length = place::prefix(&mut prefix);
+        let length = target::prefix(&mut prefix);
         add([OURS[2], &prefix[..length]]);
-        add([OURS[3], if place::gives_away() { b"1" } else { b"" }]);
+        add([
+            OURS[3],
+            if target::writes_asynchronously() {
+                b"1"
+            } else {
+                b""
+            },
+        ]);
         if !has_library {
             add([OURS[4], library]);
         }
@@ -127,7 +134,7 @@ fn execute(path: *const c_char, arguments: Strings, environment: Strings) -> c_i
 
 /// Runs a program in place of this one; `given` is its environment.
 fn run(path: *const c_char, arguments: Strings, given: Strings) -> c_int {
-    if !place::is_on() {
+    if !target::is_on() {
         return execute(path, arguments, given);
     }
     let Some(environment) = Environment::new(given) else {
@@ -137,10 +144,10 @@ fn run(path: *const c_char, arguments: Strings, given: Strings) -> c_int {
 }
 
 fn is_host(path: *const c_char) -> bool {
-    let mut room = [0; 2 * c::PATH_ROOM];
+    let mut space = [0; 2 * c::PATH_SPACE];
     matches!(
-        place::of(libc::AT_FDCWD, c::text(path), &mut room),
-        Ok(Where::Host)
+        target::of(libc::AT_FDCWD, c::text(path), &mut space),
+        Ok(ResolvedPath::Host)
     )
 }
 
@@ -253,7 +260,8 @@ fn interpreted(
 ) -> c_int {
     let given = c::list(arguments);
     let slots = given.len() + 4;
-    let Some(pages) = Pages::new(slots * size_of::<*const c_char>() + 2 * LINE_BYTES_MAX) else {
+    let Some(pages) = PageMemory::new(slots * size_of::<*const c_char>() + 2 * LINE_BYTES_MAX)
+    else {
         return c::int(c::fail(libc::ENOMEM));
     };
     let memory = c::memory(pages.at, pages.bytes);
@@ -304,7 +312,7 @@ fn searched(file: *const c_char, mut attempt: impl FnMut(*const c_char) -> c_int
     let path = if path.is_empty() { PATH } else { path };
     let mut denied = false;
     for directory in path.split(|&byte| byte == b':') {
-        let mut whole = [0_u8; 2 * c::PATH_ROOM];
+        let mut whole = [0_u8; 2 * c::PATH_SPACE];
         if directory.len() + name.len() + 2 > whole.len() {
             continue;
         }
@@ -371,7 +379,7 @@ fn spawn(
         ];
         c::int_of(c::real(&SPAWN, words))
     };
-    if !place::is_on() {
+    if !target::is_on() {
         return start(path, given);
     }
     let Some(environment) = Environment::new(given) else {
@@ -387,7 +395,7 @@ fn spawn(
     let script = c"exec \"$0\" \"$@\"".as_ptr();
     let words = c::list(arguments);
     let slots = words.len() + 5;
-    let Some(pages) = Pages::new(slots * size_of::<*const c_char>()) else {
+    let Some(pages) = PageMemory::new(slots * size_of::<*const c_char>()) else {
         return libc::ENOMEM;
     };
     let list: *mut *const c_char = pages.at.cast();

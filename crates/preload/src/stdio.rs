@@ -1,19 +1,19 @@
 //! Streams: the C library opens their files internally, so this module opens them instead (next: `preload/src/open.rs`).
 
-use crate::c::{self, Real};
+use crate::c::{self, RealFunction};
 use crate::descriptors;
 use crate::open::{NEW_MODE, flags_of, opened};
-use crate::place::{self, Where};
+use crate::target::{self, ResolvedPath};
 use libc::{FILE, c_char, c_int};
 
-static FOPEN: Real = Real::new(c"fopen64");
-static FREOPEN: Real = Real::new(c"freopen64");
-static FDOPEN: Real = Real::new(c"fdopen");
-static FCLOSE: Real = Real::new(c"fclose");
-static FFLUSH: Real = Real::new(c"fflush");
-static FILENO: Real = Real::new(c"fileno");
-static PURGE: Real = Real::new(c"__fpurge");
-static CLEARERR: Real = Real::new(c"clearerr");
+static FOPEN: RealFunction = RealFunction::new(c"fopen64");
+static FREOPEN: RealFunction = RealFunction::new(c"freopen64");
+static FDOPEN: RealFunction = RealFunction::new(c"fdopen");
+static FCLOSE: RealFunction = RealFunction::new(c"fclose");
+static FFLUSH: RealFunction = RealFunction::new(c"fflush");
+static FILENO: RealFunction = RealFunction::new(c"fileno");
+static PURGE: RealFunction = RealFunction::new(c"__fpurge");
+static CLEARERR: RealFunction = RealFunction::new(c"clearerr");
 
 pub(crate) fn find() {
     let all = [
@@ -25,10 +25,10 @@ pub(crate) fn find() {
 }
 
 fn is_host(path: *const c_char) -> bool {
-    let mut room = [0; 2 * c::PATH_ROOM];
+    let mut space = [0; 2 * c::PATH_SPACE];
     matches!(
-        place::of(libc::AT_FDCWD, c::text(path), &mut room),
-        Ok(Where::Host)
+        target::of(libc::AT_FDCWD, c::text(path), &mut space),
+        Ok(ResolvedPath::Host)
     )
 }
 
@@ -120,18 +120,18 @@ extern "C" fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut F
 /// Closes a stream; changes of a copy are transferred before, so that errors can be reported.
 fn close_stream(stream: *mut FILE) -> c_int {
     let at = stream as usize;
-    let mut told = Ok(());
-    if !stream.is_null() && place::is_on() {
+    let mut outcome = Ok(());
+    if !stream.is_null() && target::is_on() {
         let errno = c::errno();
         let descriptor = c::int_of(c::real(&FILENO, [at, 0, 0, 0, 0, 0]));
         c::set_errno(errno);
         if descriptors::is_noted(descriptor) {
             c::real(&FFLUSH, [at, 0, 0, 0, 0, 0]);
-            told = descriptors::before_close(descriptor);
+            outcome = descriptors::before_close(descriptor);
         }
     }
     let closed = c::int_of(c::real(&FCLOSE, [at, 0, 0, 0, 0, 0]));
-    match told {
+    match outcome {
         Err(errno) if closed == 0 => c::int(c::fail(errno)),
         _ => closed,
     }

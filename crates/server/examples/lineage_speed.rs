@@ -11,10 +11,10 @@ use rusqlite::{Connection, params};
 use std::path::Path;
 use std::time::Instant;
 use tidemill_client::{Endpoint, Server as Client};
-use tidemill_server::{Config, Server};
+use tidemill_server::{RunningServer, ServeConfig};
 use tidemill_wire::v1;
 
-type Failed = Box<dyn std::error::Error>;
+type BoxedError = Box<dyn std::error::Error>;
 
 const SEED: u64 = 7;
 const UID: u32 = 1000;
@@ -35,7 +35,7 @@ fn fill(
     from: i64,
     count: i64,
     random: &mut StdRng,
-) -> Result<(), Failed> {
+) -> Result<(), BoxedError> {
     let mut inode = db.prepare(
         "INSERT INTO inode VALUES (?1, 1, 420, ?2, ?2, 1, 100, 1, 1, 1, 0, 1, ?1, 0, 0, 0, NULL)",
     )?;
@@ -72,14 +72,14 @@ fn fill(
     Ok(())
 }
 
-async fn start(directory: &Path) -> Result<(Server, Client), Failed> {
-    let server = Server::start(Config::new(directory)).await?;
+async fn start(directory: &Path) -> Result<(RunningServer, Client), BoxedError> {
+    let server = RunningServer::start(ServeConfig::new(directory)).await?;
     let client = Client::connect(&Endpoint::Unix(server.socket().into()), None).await?;
     Ok((server, client))
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Failed> {
+async fn main() -> Result<(), BoxedError> {
     let mut numbers = std::env::args().skip(1).map(|text| text.parse::<i64>());
     let versions = numbers.next().transpose()?.unwrap_or(1_000_000);
     let questions = numbers.next().transpose()?.unwrap_or(2000);

@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemill_client::connections::{GuestConnection, Met, Who};
 use tidemill_client::credential::CredentialError;
-use tidemill_client::guests::{Guest, Met, Who};
 use tidemill_client::{Credential, users};
 use tidemill_wire::{route, v1};
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -43,12 +43,12 @@ pub(crate) struct Access {
     token: String,
     tokens: Tokens,
     own_uid: u32,
-    groups: Mutex<HashMap<u32, (Instant, Member)>>,
+    groups: Mutex<HashMap<u32, (Instant, UserEntry)>>,
 }
 
 /// The name service's data about a user.
 #[derive(Clone, Debug)]
-struct Member {
+struct UserEntry {
     name: String,
     gid: u32,
     groups: Vec<u32>,
@@ -195,7 +195,7 @@ impl Access {
         request.extensions().get().cloned().ok_or_else(nobody)
     }
 
-    /// Refuses all callers but nodes, and elements and mounts, which have their rights.
+    /// Refuses all callers but administrators, and nodes and mounts, which have their rights.
     pub(crate) fn need_administrator<T>(&self, request: &Request<T>) -> Result<(), Status> {
         if self.peer(request)?.administrator {
             Ok(())
@@ -263,7 +263,7 @@ impl Access {
         self.member(uid).groups
     }
 
-    fn member(&self, uid: u32) -> Member {
+    fn member(&self, uid: u32) -> UserEntry {
         if let Some((read, member)) = self.groups.lock().get(&uid)
             && read.elapsed() < GROUPS_KEPT
         {
@@ -277,7 +277,7 @@ impl Access {
 }
 
 /// Returns the place of the connection by which a request arrived.
-fn guest(extensions: &Extensions) -> Option<&Guest> {
+fn guest(extensions: &Extensions) -> Option<&GuestConnection> {
     let local = extensions.get::<Met<UdsConnectInfo>>();
     let distant = extensions.get::<Met<TcpConnectInfo>>();
     let local = local.map(|met| &met.guest);
@@ -317,8 +317,8 @@ fn nobody() -> Status {
 }
 
 /// Asks the name service, which may take as long as its network.
-fn asked(uid: u32) -> Member {
-    aside(|| Member {
+fn asked(uid: u32) -> UserEntry {
+    aside(|| UserEntry {
         name: users::name(uid),
         gid: users::gid(uid),
         groups: users::groups(uid),
@@ -423,9 +423,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let ca = Ca::open(&dir.path().join("ca.pem")).unwrap();
         let access = opened(&dir.path().join("token"), &ca);
-        let wanted = crate::tokens::Wanted {
+        let wanted = crate::tokens::NewToken {
             uid: Some(4_000_000_001),
-            ..crate::tokens::Wanted::default()
+            ..crate::tokens::NewToken::default()
         };
         let (_, secret) = access.tokens().create(wanted).unwrap();
         (dir, access, secret)

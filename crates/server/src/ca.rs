@@ -18,7 +18,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
-use tidemill_client::tls::{self, Identity, Inside};
+use tidemill_client::tls::{self, Inside, ServerIdentity};
 use tidemill_wire::route;
 
 /// Validity of signed certificates.
@@ -58,13 +58,13 @@ pub enum CaError {
     Sign(#[from] rcgen::Error),
     /// The signed certificate can't be used.
     #[error(transparent)]
-    Tls(#[from] tls::Problem),
+    Tls(#[from] tls::TlsProblem),
 }
 
 /// Public key of a node: a point of P-256, uncompressed.
-struct Point<'a>(&'a [u8]);
+struct CurvePoint<'a>(&'a [u8]);
 
-impl PublicKeyData for Point<'_> {
+impl PublicKeyData for CurvePoint<'_> {
     fn der_bytes(&self) -> &[u8] {
         self.0
     }
@@ -126,12 +126,12 @@ impl Ca {
         if public_key.len() != POINT_BYTES || public_key[0] != UNCOMPRESSED {
             return Err(CaError::Key);
         }
-        self.sign(&[tls::node(node)], &Point(public_key))
+        self.sign(&[tls::node(node)], &CurvePoint(public_key))
     }
 
     /// Creates a key with a certificate of the server. `hosts` are additional names, of hosts and addresses, for programs without
     /// knowledge of clusters.
-    pub(crate) fn server(&self, hosts: &[String]) -> Result<Identity, CaError> {
+    pub(crate) fn server(&self, hosts: &[String]) -> Result<ServerIdentity, CaError> {
         let key = KeyPair::generate()?;
         let names = [&[tls::SERVER.to_owned()], hosts].concat();
         let certificate = self.sign(&names, &key)?;

@@ -6,19 +6,19 @@
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::corruption;
-use crate::names::holdings::{self, Held};
+use crate::names::holdings::{self, SealedVersion};
 use crate::names::parts;
 use crate::names::{Fault, SqliteNames, path_of};
 use crate::rebuild;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_client::objects::{Objects, Remote};
+use tidemill_client::objects::{ObjectAddress, Objects};
 use tidemill_client::{Error, Trust};
+use tidemill_core::display::escaped;
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::PartOf;
-use tidemill_core::shown::escaped;
-use tidemill_wire::route::{self, Listed, SEAL_ALL_MAX, SealBody};
+use tidemill_wire::route::{self, ListedObject, SEAL_ALL_MAX, SealBody};
 use tidemill_wire::v1::{self, check_reply::Message};
 use tokio::sync::mpsc::Sender;
 use tonic::Status;
@@ -47,15 +47,15 @@ pub(crate) type Findings = Sender<Result<v1::CheckReply, Status>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Suspicion {
     Orphan(u64),
-    Missing(Held),
-    Length(Held, u64),
-    Unsealed(Held, u64),
+    Missing(SealedVersion),
+    Length(SealedVersion, u64),
+    Unsealed(SealedVersion, u64),
 }
 
 type Suspicions = BTreeMap<u64, Suspicion>;
 
 /// One check in progress.
-struct Run<'a> {
+struct CheckRun<'a> {
     check: &'a Check,
     request: v1::CheckRequest,
     found: &'a Findings,
@@ -73,7 +73,7 @@ impl Check {
 
     /// Checks all nodes. Reports the findings and, at the end, the numbers of checked objects.
     pub(crate) async fn run(&self, request: v1::CheckRequest, found: Findings) {
-        let mut run = Run {
+        let mut run = CheckRun {
             check: self,
             request,
             found: &found,
@@ -95,9 +95,9 @@ impl Check {
         let _ = found.send(Ok(v1::CheckReply { message })).await;
     }
 
-    async fn list(&self, node: u32, directory: u32) -> Result<Vec<Listed>, String> {
+    async fn list(&self, node: u32, directory: u32) -> Result<Vec<ListedObject>, String> {
         let offline = || format!("node {node} is offline");
-        let remote = Remote {
+        let remote = ObjectAddress {
             node: NodeId(node),
             url: self.cluster.url(node).ok_or_else(offline)?.into(),
             object: ObjectId::STATUS,
@@ -115,7 +115,7 @@ fn text(fault: Fault) -> String {
     fault.to_string()
 }
 
-impl Run<'_> {
+impl CheckRun<'_> {
     async fn tell(&self, finding: v1::Finding) {
         let message = Some(Message::Finding(finding));
         let _ = self.found.send(Ok(v1::CheckReply { message })).await;
@@ -174,8 +174,8 @@ impl Run<'_> {
     fn compare(
         &self,
         node: u32,
-        listed: &[Listed],
-        held: Option<&BTreeMap<u64, Held>>,
+        listed: &[ListedObject],
+        held: Option<&BTreeMap<u64, SealedVersion>>,
     ) -> Result<Suspicions, String> {
         let mut suspicions: Suspicions = held
             .into_iter()
@@ -265,7 +265,7 @@ impl Run<'_> {
         Ok(repaired)
     }
 
-    fn path(&self, held: &Held) -> Vec<u8> {
+    fn path(&self, held: &SealedVersion) -> Vec<u8> {
         let path = |db: &rusqlite::Connection| path_of(db, held.ino);
         let path = self.check.names.database().read(path);
         path.ok().flatten().unwrap_or_default()
@@ -279,7 +279,7 @@ impl Run<'_> {
         corrupt.find_map(|(on, what)| (on == node).then_some(what))
     }
 
-    fn body(&self, object: u64, held: &Held) -> SealBody {
+    fn body(&self, object: u64, held: &SealedVersion) -> SealBody {
         let part = |db: &rusqlite::Connection| parts::part_of(db, object);
         let part = self.check.names.database().read(part).ok().flatten();
         SealBody {
@@ -349,8 +349,8 @@ fn held_back(
 }
 
 /// Groups the objects of files by the directory in which their node stores them.
-fn by_directory(held: BTreeMap<u64, Held>) -> BTreeMap<u32, BTreeMap<u64, Held>> {
-    let mut directories: BTreeMap<u32, BTreeMap<u64, Held>> = BTreeMap::new();
+fn by_directory(held: BTreeMap<u64, SealedVersion>) -> BTreeMap<u32, BTreeMap<u64, SealedVersion>> {
+    let mut directories: BTreeMap<u32, BTreeMap<u64, SealedVersion>> = BTreeMap::new();
     for (object, file) in held {
         let directory = directories.entry(directory_of(object)).or_default();
         directory.insert(object, file);

@@ -1,23 +1,23 @@
 //! The nodes of the cluster: which are up, their last status, and the one stream to each.
 //!
 //! A node is up as long as its stream is open. This module passes reports about labels through a channel to the dispatcher's driver
-//! and decides nothing about work. Next: `server/src/jobs`, which receives each `Report`.
+//! and decides nothing about work. Next: `server/src/jobs`, which receives each `DriverReport`.
 
 pub(crate) mod conditions;
-pub(crate) mod keeper;
+pub(crate) mod suspended_connections;
 
 use crate::ca::Ca;
 use crate::clock;
 use crate::corruption;
 use crate::elastic::{energy, store};
-use crate::jobs::Incoming;
-use crate::migrations::Member;
-use crate::names::burst::{self, Free};
+use crate::jobs::DriverMessage;
+use crate::migrations::NodeProperties;
+use crate::names::burst::{self, TierNode};
 use crate::names::changes::Teller;
 use crate::names::commit::Database;
-use crate::names::shared::{Rooms, Shared};
+use crate::names::shared::{NamesShared, Spaces};
 use crate::names::{Changed, Fault, SqliteNames};
-use crate::notes::Noted;
+use crate::notes::NotedChanges;
 use parking_lot::Mutex;
 use prost::Message as _;
 use rusqlite::OptionalExtension as _;
@@ -27,15 +27,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_client::objects::Objects;
-use tidemill_core::burst::Limits;
+use tidemill_core::burst::TierLimits;
 use tidemill_core::dispatch::{Demand, NodeLoad};
-use tidemill_core::elastic::Event as Sleep;
+use tidemill_core::elastic::ElasticEvent as SuspendEvent;
 use tidemill_core::id::NodeId;
 use tidemill_core::label::Owner;
-use tidemill_core::layout::Room;
-use tidemill_core::replicas::Site;
+use tidemill_core::layout::FreeSpace;
+use tidemill_core::replicas::OnlineNode;
 use tidemill_wire::capability::{Attributes, rights};
-use tidemill_wire::condition::{self, Kind};
+use tidemill_wire::condition::{self, ConditionKind};
 use tidemill_wire::convert::BURST;
 use tidemill_wire::route::{self, SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, from_node::Message as From, to_node::Message as To};
@@ -49,7 +49,7 @@ const OUTBOX_MAX: usize = 4096;
 /// other nodes.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// Medium of a node that loses all its data when its host stops.
+/// Tier of a node that loses all its data when its host stops.
 const MEMORY: &str = "memory";
 
 /// Time limit for a node to seal the objects of one request. The node may have to copy objects first.
@@ -63,13 +63,13 @@ const PROBE_WAIT: Duration = Duration::from_secs(2);
 
 /// Report of a node to the dispatcher's driver.
 #[derive(Debug)]
-pub(crate) enum Report {
+pub(crate) enum DriverReport {
     /// The node joined or reconnected, and knows these labels.
     Up { node: v1::Node, labels: Vec<u64> },
     /// The node was offline for longer than the cluster waits.
     Down { node: u32 },
     /// The node is suspended, not lost.
-    Asleep { node: u32 },
+    Suspended { node: u32 },
     /// Objects on the node are corrupt.
     Corrupt {
         node: u32,
@@ -96,15 +96,15 @@ pub(crate) enum Report {
 }
 
 /// A node and the programs that it has.
-type Programs = (u32, Vec<String>);
+type NodePrograms = (u32, Vec<String>);
 
 /// State of one node.
 #[derive(Debug)]
-struct Slot {
+struct NodeSlot {
     status: v1::Node,
     /// Time of the node's last message.
     heard: Instant,
-    connection: Option<Connection>,
+    connection: Option<NodeConnection>,
     /// Start of the time without a connection. For a node that has not connected since the server started, this is the start of the
     /// server. The monotonic clock is used, so that changing the host's clock makes no node lost.
     offline_since: tokio::time::Instant,
@@ -116,7 +116,7 @@ struct Slot {
 }
 
 #[derive(Debug)]
-struct Connection {
+struct NodeConnection {
     outbox: mpsc::Sender<v1::ToNode>,
     /// Signal that ends the stream.
     end: watch::Sender<bool>,
@@ -125,35 +125,35 @@ struct Connection {
 /// State of the cluster: see the module.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    slots: Mutex<BTreeMap<u32, Slot>>,
-    shared: Arc<Shared>,
+    slots: Mutex<BTreeMap<u32, NodeSlot>>,
+    shared: Arc<NamesShared>,
     database: Arc<Database>,
     teller: Teller,
     cluster_id: u64,
-    reports: std::sync::mpsc::Sender<Incoming>,
+    reports: std::sync::mpsc::Sender<DriverMessage>,
     node_timeout: Duration,
     link_bytes_per_sec: u64,
     tls: bool,
     ca: Arc<Ca>,
     next_question: AtomicU64,
-    questions: Mutex<BTreeMap<u64, mpsc::UnboundedSender<Programs>>>,
+    questions: Mutex<BTreeMap<u64, mpsc::UnboundedSender<NodePrograms>>>,
     probes: Mutex<BTreeMap<u64, oneshot::Sender<v1::Probed>>>,
     /// Held while a node measures its processor share, so that only one probe runs at a time.
     probing: tokio::sync::Mutex<()>,
     /// Held from reading which nodes are up until all nodes are notified, so that no node receives an older list after a newer
     /// one.
     telling: Mutex<()>,
-    noted: Noted,
-    /// Processes of suspended nodes that wait for a wake message.
-    keepers: Mutex<BTreeMap<u32, (u64, Connection)>>,
+    noted: NotedChanges,
+    /// Processes of suspended nodes that wait for a resume message.
+    keepers: Mutex<BTreeMap<u32, (u64, NodeConnection)>>,
     /// Nodes that were refused: the kind of condition, the reason and the time.
-    refused: Mutex<BTreeMap<u32, (Kind, String, Instant)>>,
+    refused: Mutex<BTreeMap<u32, (ConditionKind, String, Instant)>>,
     objects: OnceLock<Objects>,
 }
 
 /// Settings of a cluster.
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
+pub(crate) struct ClusterSettings {
     pub(crate) cluster_id: u64,
     pub(crate) node_timeout: Duration,
     pub(crate) link_bytes_per_sec: u64,
@@ -162,13 +162,13 @@ pub(crate) struct Settings {
     pub(crate) ca: Arc<Ca>,
 }
 
-impl Slot {
+impl NodeSlot {
     fn hangs(&self) -> bool {
         self.connection.is_some() && self.heard.elapsed() > SILENCE_MAX
     }
 
     fn in_memory(&self) -> bool {
-        self.status.medium == MEMORY
+        self.status.tier == MEMORY
     }
 
     fn is_burst(&self) -> bool {
@@ -191,7 +191,7 @@ impl Slot {
 }
 
 /// Informs the namespace which nodes belong to the burst tier.
-fn tell_bursts<'a>(shared: &Shared, known: impl IntoIterator<Item = &'a v1::Node>) {
+fn tell_bursts<'a>(shared: &NamesShared, known: impl IntoIterator<Item = &'a v1::Node>) {
     let bursts = known.into_iter().filter(|one| one.tier == BURST);
     let bursts: BTreeSet<u32> = bursts.map(|one| one.node).collect();
     if !bursts.is_empty() {
@@ -204,15 +204,15 @@ fn tell_bursts<'a>(shared: &Shared, known: impl IntoIterator<Item = &'a v1::Node
 impl Cluster {
     pub(crate) fn new(
         names: &SqliteNames,
-        settings: Settings,
-        reports: std::sync::mpsc::Sender<Incoming>,
+        settings: ClusterSettings,
+        reports: std::sync::mpsc::Sender<DriverMessage>,
     ) -> Result<Self, Fault> {
         let known = names.database().read(known_nodes)?;
-        let slept = names.database().read(store::all)?;
-        names.shared().sleepers.restore(slept);
+        let stored = names.database().read(store::all)?;
+        names.shared().suspensions.restore(stored);
         tell_bursts(names.shared(), &known);
         let offline = |status: v1::Node| {
-            let slot = Slot {
+            let slot = NodeSlot {
                 status,
                 heard: Instant::now(),
                 connection: None,
@@ -238,7 +238,7 @@ impl Cluster {
             probes: Mutex::default(),
             probing: tokio::sync::Mutex::default(),
             telling: Mutex::default(),
-            noted: Noted::default(),
+            noted: NotedChanges::default(),
             keepers: Mutex::default(),
             refused: Mutex::default(),
             objects: OnceLock::new(),
@@ -259,8 +259,8 @@ impl Cluster {
     pub(crate) fn expect_known(self: &Arc<Self>) {
         let offline: Vec<u32> = self.slots.lock().keys().copied().collect();
         for node in offline {
-            if self.shared.sleepers.sleeps(node) {
-                self.report(Report::Asleep { node });
+            if self.shared.suspensions.is_suspended(node) {
+                self.report(DriverReport::Suspended { node });
             }
             self.lose_if_offline(node, 0);
         }
@@ -293,8 +293,8 @@ impl Cluster {
                 node.trouble = format!("it has not answered for {silent_s} s");
             }
             node.emptied = self.shared.leaving.is_emptied(node.node);
-            node.sleep = self.shared.sleepers.told(node.node);
-            node.drawn = self.shared.sleepers.energy.of(node.node).map(drawn);
+            node.suspension = self.shared.suspensions.reported(node.node);
+            node.drawn = self.shared.suspensions.energy.of(node.node).map(drawn);
             node
         });
         shown.collect()
@@ -302,30 +302,31 @@ impl Cluster {
 
     /// Returns a readable description of the trouble with a node, or `None` if the node is well.
     pub(crate) fn trouble(&self, node: u32) -> Option<String> {
-        if self.shared.sleepers.sleeps(node) {
+        if self.shared.suspensions.is_suspended(node) {
             return Some(format!("node {node} is suspended"));
         }
         let slots = self.slots.lock();
-        slots
-            .get(&node)
-            .map_or_else(|| Some(format!("node {node} is not known")), Slot::trouble)
+        slots.get(&node).map_or_else(
+            || Some(format!("node {node} is not known")),
+            NodeSlot::trouble,
+        )
     }
 
     /// Returns the nodes that are up, as places for replicas.
-    pub(crate) fn sites(&self) -> Vec<Site> {
+    pub(crate) fn sites(&self) -> Vec<OnlineNode> {
         let slots = self.slots.lock();
         let up = slots.values().filter(|slot| slot.connection.is_some());
-        let sites = up.map(|slot| Site {
+        let sites = up.map(|slot| OnlineNode {
             node: NodeId(slot.status.node),
             host: slot.status.host.clone(),
             free_bytes: slot.status.free_bytes,
             takes: slot.status.role == "store"
                 && !slot.hangs()
-                && !self.shared.sleepers.falls(slot.status.node)
+                && !self.shared.suspensions.is_suspending(slot.status.node)
                 && !self.shared.leaving.is_closed(slot.status.node),
             memory: slot.in_memory(),
             burst: slot.is_burst(),
-            outside: slot.status.outside.is_some(),
+            backend: slot.status.backend.is_some(),
         });
         sites.collect()
     }
@@ -339,9 +340,9 @@ impl Cluster {
     }
 
     /// Returns the nodes of the cluster.
-    pub(crate) fn members(&self) -> Vec<Member> {
+    pub(crate) fn members(&self) -> Vec<NodeProperties> {
         let slots = self.slots.lock();
-        let members = slots.values().map(|slot| Member {
+        let members = slots.values().map(|slot| NodeProperties {
             node: slot.status.node,
             store: slot.status.role == "store",
             memory: slot.in_memory(),
@@ -365,17 +366,17 @@ impl Cluster {
         bursts.map(|member| member.node).collect()
     }
 
-    /// Returns the limits at which the burst tier drains.
-    pub(crate) fn limits(&self) -> Limits {
+    /// Returns the limits at which the burst tier evicts files.
+    pub(crate) fn limits(&self) -> TierLimits {
         self.shared.bursts.limits()
     }
 
     /// Returns the nodes of the burst tier that are up, with their free space.
-    pub(crate) fn tier(&self) -> Vec<Free> {
+    pub(crate) fn tier(&self) -> Vec<TierNode> {
         let slots = self.slots.lock();
         let up = slots.values();
         let up = up.filter(|slot| slot.connection.is_some() && slot.is_burst());
-        let tier = up.map(|slot| &slot.status).map(|status| Free {
+        let tier = up.map(|slot| &slot.status).map(|status| TierNode {
             node: status.node,
             bytes: status.free_bytes,
             capacity: status.capacity_bytes,
@@ -386,13 +387,13 @@ impl Cluster {
     /// Removes a node from the cluster. The node is not admitted again.
     pub(crate) fn forget(&self, node: u32) {
         let slot = self.slots.lock().remove(&node);
-        self.shared.sleepers.forget(node);
+        self.shared.suspensions.forget(node);
         self.dismiss(node);
         if let Some(connection) = slot.and_then(|slot| slot.connection) {
             let _ = connection.end.send(true);
         }
         tracing::info!(node, "a node is taken out of the cluster");
-        self.report(Report::Removed { node });
+        self.report(DriverReport::Removed { node });
         self.refresh();
         self.tell_peers();
     }
@@ -402,7 +403,7 @@ impl Cluster {
         let slots = self.slots.lock();
         let offline = slots.iter().filter(|(_, slot)| slot.connection.is_none());
         let offline = offline.filter(|(_, slot)| slot.offline_since.elapsed() >= longer_than);
-        let offline = offline.filter(|(node, _)| !self.shared.sleepers.sleeps(**node));
+        let offline = offline.filter(|(node, _)| !self.shared.suspensions.is_suspended(**node));
         offline.map(|(&node, _)| node).collect()
     }
 
@@ -463,7 +464,7 @@ impl Cluster {
     }
 
     /// Returns the notes about names that nodes have confirmed.
-    pub(crate) fn noted(&self) -> &Noted {
+    pub(crate) fn noted(&self) -> &NotedChanges {
         &self.noted
     }
 
@@ -524,28 +525,28 @@ impl Cluster {
             let _ = outbox.try_send(v1::ToNode {
                 message: Some(To::Welcome(welcome)),
             });
-            let connection = Some(Connection { outbox, end });
+            let connection = Some(NodeConnection { outbox, end });
             slots.insert(
                 id,
-                Slot {
+                NodeSlot {
                     status: node.clone(),
                     heard: Instant::now(),
                     connection,
                     offline_since: tokio::time::Instant::now(),
                     epoch,
-                    remembered: node.medium != MEMORY,
+                    remembered: node.tier != MEMORY,
                 },
             );
             epoch
         };
         tracing::info!(node = id, url = %node.url, labels = hello.labels.len(), "node is up");
-        self.shared.sleepers.on(id, Sleep::Up);
+        self.shared.suspensions.on(id, SuspendEvent::Up);
         // The free space is refreshed before the node is reported, since anybody who sees the node up may place a file there at
         // once.
         self.refresh();
         self.dismiss(id);
         self.remember(&node, epoch);
-        self.report(Report::Up {
+        self.report(DriverReport::Up {
             node,
             labels: hello.labels,
         });
@@ -620,27 +621,27 @@ impl Cluster {
                     slot.status = status.clone();
                 }
                 self.refresh();
-                self.report(Report::Status { node: status });
+                self.report(DriverReport::Status { node: status });
             }
             From::Standing(standing) => self.on_standing(node, epoch, &standing),
-            From::Started(started) => self.report(Report::Started {
+            From::Started(started) => self.report(DriverReport::Started {
                 node,
                 label: started.label,
             }),
             From::Finished(finished) => {
                 let outcome = finished.outcome.unwrap_or_default();
-                self.report(Report::Finished {
+                self.report(DriverReport::Finished {
                     node,
                     label: finished.label,
                     outcome,
                 });
             }
-            From::Asleep(_) => self.fall(node, epoch),
+            From::Suspended(_) => self.fall(node, epoch),
             From::Stays(stays) => {
-                self.shared.sleepers.stays(node, stays.why);
+                self.shared.suspensions.stays(node, stays.why);
                 self.refresh();
             }
-            From::Corrupt(corrupt) => self.report(Report::Corrupt { node, corrupt }),
+            From::Corrupt(corrupt) => self.report(DriverReport::Corrupt { node, corrupt }),
             From::Noted(noted) => self.noted.on_noted(node, epoch, noted.change),
             From::Probed(probed) => {
                 if let Some(asker) = self.probes.lock().remove(&probed.request) {
@@ -653,7 +654,7 @@ impl Cluster {
                     return;
                 }
                 // The report precedes the answer to the asker, so that later placements know these programs.
-                self.report(Report::Programs {
+                self.report(DriverReport::Programs {
                     node,
                     found: programs.found.clone(),
                     missing: programs.missing,
@@ -682,7 +683,7 @@ impl Cluster {
             status.clone()
         };
         self.refresh();
-        self.report(Report::Status { node: status });
+        self.report(DriverReport::Status { node: status });
     }
 
     /// Records that a node sent a message.
@@ -712,7 +713,7 @@ impl Cluster {
             slot.status.trouble.clear();
             slot.status.conditions.clear();
         }
-        self.shared.sleepers.on(node, Sleep::Left);
+        self.shared.suspensions.on(node, SuspendEvent::Left);
         tracing::info!(node, "node is offline");
         self.refresh();
         self.tell_peers();
@@ -724,11 +725,11 @@ impl Cluster {
         let cluster = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(cluster.node_timeout).await;
-            let slot = |slot: &Slot| slot.epoch == epoch;
-            let sleeps = cluster.shared.sleepers.sleeps(node);
-            if !sleeps && cluster.slots.lock().get(&node).is_some_and(slot) {
+            let slot = |slot: &NodeSlot| slot.epoch == epoch;
+            let is_suspended = cluster.shared.suspensions.is_suspended(node);
+            if !is_suspended && cluster.slots.lock().get(&node).is_some_and(slot) {
                 tracing::warn!(node, "node is lost; its labels are given elsewhere");
-                cluster.report(Report::Down { node });
+                cluster.report(DriverReport::Down { node });
             }
         });
     }
@@ -780,19 +781,19 @@ impl Cluster {
         Ok(())
     }
 
-    pub(crate) fn report(&self, report: Report) {
+    pub(crate) fn report(&self, report: DriverReport) {
         // The driver only stops when the server shuts down.
-        let _ = self.reports.send(Incoming::Report(Box::new(report)));
+        let _ = self.reports.send(DriverMessage::Report(Box::new(report)));
     }
 
     /// Returns the number of versions since the start that were meant for memory and were placed elsewhere.
-    pub(crate) fn spilled(&self) -> u64 {
-        self.shared.spilled()
+    pub(crate) fn overflowed(&self) -> u64 {
+        self.shared.overflowed()
     }
 
     /// Returns the free space of the nodes.
-    pub(crate) fn rooms(&self) -> Arc<Rooms> {
-        self.shared.rooms()
+    pub(crate) fn spaces(&self) -> Arc<Spaces> {
+        self.shared.spaces()
     }
 
     /// Informs the namespace of the free space of the nodes.
@@ -800,38 +801,38 @@ impl Cluster {
         let known = self.slots.lock();
         tell_bursts(&self.shared, known.values().map(|slot| &slot.status));
         drop(known);
-        let mut rooms = Rooms::default();
+        let mut spaces = Spaces::default();
         let mut disks: BTreeMap<(String, u64), v1::Disk> = BTreeMap::new();
         for slot in self.slots.lock().values() {
             let node = slot.status.node;
-            let sleepers = &self.shared.sleepers;
-            if sleepers.sleeps(node) || sleepers.falls(node) {
-                rooms.asleep.extend(self.room(slot));
+            let suspensions = &self.shared.suspensions;
+            if suspensions.is_suspended(node) || suspensions.is_suspending(node) {
+                spaces.suspended.extend(self.space(slot));
             }
             if slot.connection.is_none() {
                 continue;
             }
-            rooms.up.push((slot.status.node, !slot.hangs()));
-            rooms.urls.insert(node, slot.status.url.clone());
+            spaces.up.push((slot.status.node, !slot.hangs()));
+            spaces.urls.insert(node, slot.status.url.clone());
             if slot.status.role != "store" {
                 continue;
             }
             let status = &slot.status;
             let node = NodeId(status.node);
-            if !sleepers.falls(status.node) {
-                rooms.store.extend(self.room(slot));
+            if !suspensions.is_suspending(status.node) {
+                spaces.store.extend(self.space(slot));
             }
             if slot.in_memory() || slot.is_burst() {
                 // No file is placed or kept there unless somebody asks for it, so this space is not published.
                 continue;
             }
-            // A node that does not know its disk counts as on a disk of its own. Nodes that store files outside are on no disk.
-            let (host, disk) = match status.disk.filter(|_| status.outside.is_none()) {
+            // A node that does not know its disk counts as on a disk of its own. Nodes that store files in a backend are on no disk.
+            let (host, disk) = match status.disk.filter(|_| status.backend.is_none()) {
                 Some(disk) => (status.host.clone(), disk),
                 None => (format!("node {node}"), v1::Disk::default()),
             };
-            let own = status.disk.is_none() || status.outside.is_some();
-            let most = |said: u64| if own { u64::MAX } else { said };
+            let own = status.disk.is_none() || status.backend.is_some();
+            let most = |reported: u64| if own { u64::MAX } else { reported };
             let sum = disks.entry((host, disk.device)).or_default();
             let add = |sum: u64, more: u64, most: u64| sum.saturating_add(more).min(most);
             sum.capacity_bytes = add(
@@ -841,21 +842,21 @@ impl Cluster {
             );
             sum.free_bytes = add(sum.free_bytes, status.free_bytes, most(disk.free_bytes));
         }
-        rooms.capacity_bytes = disks.values().map(|disk| disk.capacity_bytes).sum();
-        rooms.free_bytes = disks.values().map(|disk| disk.free_bytes).sum();
-        self.shared.set_rooms(rooms);
+        spaces.capacity_bytes = disks.values().map(|disk| disk.capacity_bytes).sum();
+        spaces.free_bytes = disks.values().map(|disk| disk.free_bytes).sum();
+        self.shared.set_spaces(spaces);
     }
 
-    fn room(&self, slot: &Slot) -> Option<Room> {
+    fn space(&self, slot: &NodeSlot) -> Option<FreeSpace> {
         let status = &slot.status;
-        (status.role == "store" && slot.remembered).then(|| Room {
+        (status.role == "store" && slot.remembered).then(|| FreeSpace {
             node: NodeId(status.node),
             free_bytes: status.free_bytes,
             answers: !slot.hangs(),
             leaving: self.shared.leaving.is_closed(status.node),
             memory: slot.in_memory(),
             burst: slot.is_burst(),
-            outside: status.outside.is_some(),
+            backend: status.backend.is_some(),
         })
     }
 
@@ -906,7 +907,7 @@ impl Cluster {
     pub(crate) async fn loads(&self) -> Vec<NodeLoad> {
         let (sender, answer) = oneshot::channel();
         // The driver only stops when the server shuts down.
-        let _ = self.reports.send(Incoming::Load(sender));
+        let _ = self.reports.send(DriverMessage::Load(sender));
         let answer = tokio::time::timeout(LOAD_WAIT, answer).await;
         answer.ok().and_then(Result::ok).unwrap_or_default()
     }
@@ -914,7 +915,7 @@ impl Cluster {
     /// Returns the demand for nodes, or `None` if the driver does not answer in time.
     pub(crate) async fn demand(&self) -> Option<Demand> {
         let (sender, answer) = oneshot::channel();
-        let _ = self.reports.send(Incoming::Demand(sender));
+        let _ = self.reports.send(DriverMessage::Demand(sender));
         tokio::time::timeout(LOAD_WAIT, answer).await.ok()?.ok()
     }
 
@@ -927,7 +928,7 @@ impl Cluster {
             let request = self.next_question.fetch_add(1, Ordering::Relaxed);
             let (sender, answer) = oneshot::channel();
             self.probes.lock().insert(request, sender);
-            let asked = Asked(self, request);
+            let asked = PendingProbe(self, request);
             let Owner { uid, gid } = owner;
             let probe = v1::Probe { request, uid, gid };
             let answer = match self.send(node, To::Probe(probe)) {
@@ -945,9 +946,9 @@ impl Cluster {
 }
 
 /// A probe that waits for its answer.
-struct Asked<'a>(&'a Cluster, u64);
+struct PendingProbe<'a>(&'a Cluster, u64);
 
-impl Drop for Asked<'_> {
+impl Drop for PendingProbe<'_> {
     fn drop(&mut self) {
         self.0.probes.lock().remove(&self.1);
     }
@@ -1006,7 +1007,7 @@ mod tests {
 
     fn cluster(directory: &std::path::Path) -> Arc<Cluster> {
         let names = SqliteNames::open(&directory.join("server.db"), (0, 0)).unwrap();
-        let settings = Settings {
+        let settings = ClusterSettings {
             cluster_id: 1,
             node_timeout: Duration::from_secs(60),
             link_bytes_per_sec: 0,
@@ -1030,9 +1031,9 @@ mod tests {
     }
 
     /// Returns the nodes that the receiver of these messages knows in the end.
-    fn known(told: &mut mpsc::Receiver<v1::ToNode>) -> Vec<u32> {
+    fn known(receiver: &mut mpsc::Receiver<v1::ToNode>) -> Vec<u32> {
         let mut known = Vec::new();
-        while let Ok(message) = told.try_recv() {
+        while let Ok(message) = receiver.try_recv() {
             if let Some(To::Peers(peers)) = message.message {
                 known = peers.nodes.iter().map(|peer| peer.node).collect();
             }
@@ -1051,18 +1052,18 @@ mod tests {
             let start = Barrier::new(all.len());
             let come = |&node: &u32| {
                 let _entered = runtime.enter();
-                let (outbox, told) = outbox();
+                let (outbox, receiver) = outbox();
                 start.wait();
                 let (_, _, ended) = cluster.join(hello(node), outbox).unwrap();
-                (told, ended)
+                (receiver, ended)
             };
             let here: Vec<_> = std::thread::scope(|scope| {
                 let threads = all.iter().map(|node| scope.spawn(move || come(node)));
                 let threads: Vec<_> = threads.collect();
                 threads.into_iter().map(|one| one.join().unwrap()).collect()
             });
-            for (node, (mut told, _)) in here.into_iter().enumerate() {
-                assert_eq!(known(&mut told), all, "round {round}, node {node}");
+            for (node, (mut receiver, _)) in here.into_iter().enumerate() {
+                assert_eq!(known(&mut receiver), all, "round {round}, node {node}");
             }
             cluster.slots.lock().clear();
         }

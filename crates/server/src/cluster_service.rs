@@ -4,14 +4,14 @@ use crate::access::Access;
 use crate::check::Check;
 use crate::clock;
 use crate::cluster::{Cluster, outbox};
-use crate::conditions::Conditions;
-use crate::ends::Ends;
+use crate::conditions::ConditionService;
 use crate::names::burst;
 use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
+use crate::orphaned_versions::OrphanedVersions;
 use crate::replicas;
-use crate::rules::held::Held;
-use crate::rules::rounds;
+use crate::rules::batches;
+use crate::rules::deferred::Deferred;
 use crate::session::Sessions;
 use futures_util::{Stream, StreamExt};
 use std::pin::Pin;
@@ -32,14 +32,14 @@ pub(crate) struct ClusterService {
     pub(crate) policies: Vec<String>,
     pub(crate) started: i64,
     pub(crate) sessions: Sessions,
-    pub(crate) ends: Arc<Ends>,
+    pub(crate) orphaned_versions: Arc<OrphanedVersions>,
     pub(crate) check: Check,
     pub(crate) names: Arc<SqliteNames>,
-    pub(crate) conditions: Conditions,
+    pub(crate) conditions: ConditionService,
 }
 
 impl ClusterService {
-    /// Opens the stream of a process that waits until its node is to be woken.
+    /// Opens the stream of a process that waits until its node is to be resumed.
     fn keep(
         &self,
         hello: &v1::Hello,
@@ -65,9 +65,9 @@ impl ClusterService {
     fn hooks(&self) -> Result<(Vec<v1::HookLag>, u64), Fault> {
         let shared = self.names.shared();
         self.names.database().read(|db| {
-            let held = Held::read(db, shared)?;
+            let held = Deferred::read(db, shared)?;
             let held = held.count_all(db, &shared.rules, clock::now_ns())?;
-            Ok((rounds::behind(db, &shared.rules)?, held))
+            Ok((batches::behind(db, &shared.rules)?, held))
         })
     }
 
@@ -101,7 +101,7 @@ impl v1::cluster_server::Cluster for ClusterService {
         let peer = self.access.peer(&request)?;
         let mut nodes = self.cluster.nodes();
         if !peer.administrator {
-            // The names of users' own kernels and stacks are private.
+            // The names of users' own kernels and pipelines are private.
             for node in &mut nodes {
                 node.history.retain(|kernel, _| is_builtin(kernel));
             }
@@ -110,10 +110,10 @@ impl v1::cluster_server::Cluster for ClusterService {
             let staged = self
                 .names
                 .database()
-                .read(|db| burst::told(db, node.node, clock::now_ns()));
-            node.staged = Some(staged.map_err(|fault| refused(&fault))?);
+                .read(|db| burst::reported(db, node.node, clock::now_ns()));
+            node.burst_files = Some(staged.map_err(|fault| refused(&fault))?);
         }
-        let rooms = self.cluster.rooms();
+        let spaces = self.cluster.spaces();
         let mut replicas = self
             .names
             .database()
@@ -127,8 +127,8 @@ impl v1::cluster_server::Cluster for ClusterService {
         let conditions = conditions.map_err(|_| refused(&Fault::Closed))?;
         let (hooks_behind, maps_held) = self.hooks().map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::StatusReply {
-            capacity_bytes: rooms.capacity_bytes,
-            free_bytes: rooms.free_bytes,
+            capacity_bytes: spaces.capacity_bytes,
+            free_bytes: spaces.free_bytes,
             version: tidemill_wire::PROTOCOL_VERSION,
             nodes,
             default_policy: self.default_policy.clone(),
@@ -137,10 +137,13 @@ impl v1::cluster_server::Cluster for ClusterService {
             started: self.started,
             ca: self.cluster.ca().der().to_vec(),
             mounts: self.sessions.mounts(),
-            unsealed: self.ends.unsealed().map_err(|fault| refused(&fault))?,
+            unsealed: self
+                .orphaned_versions
+                .unsealed()
+                .map_err(|fault| refused(&fault))?,
             trouble: self.trouble(),
             replicas: Some(replicas),
-            spilled: self.cluster.spilled(),
+            overflowed: self.cluster.overflowed(),
             hooks_behind,
             maps_held,
             conditions: conditions.map_err(|fault| refused(&fault))?,
@@ -204,7 +207,7 @@ impl v1::cluster_server::Cluster for ClusterService {
             return Err(Status::invalid_argument("a node must say hello first"));
         };
         let (sender, receiver) = outbox();
-        if hello.asleep {
+        if hello.suspended {
             return self.keep(&hello, sender, receiver, stream);
         }
         let (node, epoch, mut ended) = self.cluster.join(hello, sender)?;

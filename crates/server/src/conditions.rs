@@ -3,22 +3,22 @@
 
 use crate::clock;
 use crate::cluster::Cluster;
-use crate::cluster::conditions::Presence;
-use crate::ends::{ABOUT_TO_BE_SEALED, Ends};
+use crate::cluster::conditions::ReachableNodes;
 use crate::health;
 use crate::jobs::driver::Signals;
 use crate::names::{Fault, SqliteNames};
+use crate::orphaned_versions::{ABOUT_TO_BE_SEALED, OrphanedVersions};
 use crate::rebuild;
 use crate::replicas;
-use crate::rules::{self, rounds};
+use crate::rules::{self, batches};
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemill_core::shown::line;
-use tidemill_wire::condition::{self, Kind};
+use tidemill_core::display::line;
+use tidemill_wire::condition::{self, ConditionKind};
 use tidemill_wire::v1;
 
 /// Interval in which the states are logged.
@@ -33,40 +33,44 @@ const REBUILT_NS: i64 = 7 * 86_400 * 1_000_000_000;
 
 /// Source of the states: see the module.
 #[derive(Clone, Debug)]
-pub(crate) struct Conditions {
+pub(crate) struct ConditionService {
     names: Arc<SqliteNames>,
     cluster: Arc<Cluster>,
-    ends: Arc<Ends>,
+    orphaned_versions: Arc<OrphanedVersions>,
     pub(crate) signals: Signals,
-    counted: Arc<Mutex<Option<Counted>>>,
+    counted: Arc<Mutex<Option<UnavailableFiles>>>,
 }
 
 /// Result of counting the unavailable files.
 #[derive(Clone, Debug)]
-struct Counted {
-    presence: Presence,
+struct UnavailableFiles {
+    presence: ReachableNodes,
     files: u64,
     until: Instant,
 }
 
 /// Returns the state of a database that can't store a change.
-pub(crate) fn database_state(fault: &Fault) -> Kind {
+pub(crate) fn database_state(fault: &Fault) -> ConditionKind {
     match fault.is_full() {
         true => condition::SERVER_FULL,
         false => condition::SERVER_DATABASE,
     }
 }
 
-impl Conditions {
+impl ConditionService {
     /// Starts to log states.
     pub(crate) fn start(
-        (names, cluster, ends): (&Arc<SqliteNames>, &Arc<Cluster>, &Arc<Ends>),
+        (names, cluster, orphaned_versions): (
+            &Arc<SqliteNames>,
+            &Arc<Cluster>,
+            &Arc<OrphanedVersions>,
+        ),
         signals: &Signals,
     ) -> Self {
         let conditions = Self {
             names: names.clone(),
             cluster: cluster.clone(),
-            ends: ends.clone(),
+            orphaned_versions: orphaned_versions.clone(),
             signals: signals.clone(),
             counted: Arc::default(),
         };
@@ -86,7 +90,7 @@ impl Conditions {
         {
             found.push(kind.of(None, why.clone()));
         }
-        let failed_elements = database.read(|db| {
+        let failed_nodes = database.read(|db| {
             self.add_files(db, &mut found)?;
             self.add_rules(db, &mut found)?;
             if let Some((at, true)) = rebuild::noted_at(db)?
@@ -97,8 +101,8 @@ impl Conditions {
             }
             Ok(replicas::health(db)?.lost_nodes)
         })?;
-        found.extend(self.cluster.conditions(&failed_elements));
-        for one in self.ends.unsealed()? {
+        found.extend(self.cluster.conditions(&failed_nodes));
+        for one in self.orphaned_versions.unsealed()? {
             if one.ended && one.why != ABOUT_TO_BE_SEALED {
                 let cause = format!(
                     "{} versions of writers that are offline: {}",
@@ -147,7 +151,7 @@ impl Conditions {
                 "{} files lack replicas, and no other node that is up has space",
                 counts.short
             );
-            found.push(condition::REPLICAS_NO_ROOM.of(None, cause));
+            found.push(condition::REPLICAS_NO_SPACE.of(None, cause));
         } else if counts.short > 0 {
             let cause = format!("{} files have fewer replicas than wanted", counts.short);
             found.push(condition::REPLICAS_MISSING.of(None, cause));
@@ -168,7 +172,7 @@ impl Conditions {
         let began = Instant::now();
         let removed = self.names.shared().leaving.removed();
         let files = health::unavailable(db, &presence, &removed)?;
-        *counted = Some(Counted {
+        *counted = Some(UnavailableFiles {
             presence,
             files,
             until: Instant::now() + COUNTED.max(began.elapsed() * COUNTED_TIMES),
@@ -179,7 +183,7 @@ impl Conditions {
     /// Adds the states of rules and hooks that need an administrator.
     fn add_rules(&self, db: &Connection, found: &mut Vec<v1::Condition>) -> Result<(), Fault> {
         let known = &self.names.shared().rules;
-        for hook in rounds::behind(db, known)? {
+        for hook in batches::behind(db, known)? {
             let name = line(&hook.name);
             let cause = format!(
                 "hook {name} of user {}: {} files wait",
@@ -197,7 +201,7 @@ impl Conditions {
 
     /// Logs beginning and ending states as long as the server runs.
     async fn watch(self) {
-        let mut log = Log::default();
+        let mut log = ConditionLog::default();
         loop {
             tokio::time::sleep(PERIOD).await;
             let conditions = self.clone();
@@ -213,25 +217,25 @@ impl Conditions {
 }
 
 /// A state, and the node that is in it.
-type Key = (String, Option<u32>);
+type ConditionKey = (String, Option<u32>);
 
 /// States that are logged.
 #[derive(Debug, Default)]
-struct Log {
-    known: BTreeMap<Key, Seen>,
+struct ConditionLog {
+    known: BTreeMap<ConditionKey, ConditionState>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct ConditionState {
     /// Number of consecutive looks that disagreed with the log.
     looks: u32,
     logged: bool,
 }
 
-impl Log {
+impl ConditionLog {
     fn on_look(&mut self, found: &[v1::Condition]) {
         let key = |one: &v1::Condition| (one.name.clone(), one.node);
-        let mut now: BTreeMap<Key, &v1::Condition> = BTreeMap::new();
+        let mut now: BTreeMap<ConditionKey, &v1::Condition> = BTreeMap::new();
         for one in found {
             now.entry(key(one)).or_insert(one);
         }
@@ -248,7 +252,7 @@ impl Log {
             if seen.looks < LOOKS {
                 return seen.logged || condition.is_some();
             }
-            *seen = Seen {
+            *seen = ConditionState {
                 looks: 0,
                 logged: condition.is_some(),
             };
@@ -259,7 +263,7 @@ impl Log {
 }
 
 /// Writes one line of the log.
-fn tell((name, node): &Key, condition: Option<&v1::Condition>) {
+fn tell((name, node): &ConditionKey, condition: Option<&v1::Condition>) {
     let node = node
         .map(|node| format!("node {node}: "))
         .unwrap_or_default();
@@ -273,14 +277,14 @@ fn tell((name, node): &Key, condition: Option<&v1::Condition>) {
 mod tests {
     use super::*;
 
-    fn logged(log: &Log) -> Vec<&str> {
+    fn logged(log: &ConditionLog) -> Vec<&str> {
         let known = log.known.iter().filter(|(_, seen)| seen.logged);
         known.map(|((name, _), _)| name.as_str()).collect()
     }
 
     #[test]
     fn lasting_state_is_logged_once() {
-        let mut log = Log::default();
+        let mut log = ConditionLog::default();
         let offline = [condition::NODE_OFFLINE.of(Some(1), "it has had no connection for 3 s")];
         log.on_look(&offline);
         log.on_look(&[]);

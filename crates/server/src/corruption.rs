@@ -5,7 +5,7 @@ use crate::jobs::store::json;
 use crate::names::burst;
 use crate::names::channels;
 use crate::names::replicas::{CURRENT, look_again};
-use crate::names::shared::Shared;
+use crate::names::shared::NamesShared;
 use crate::names::transaction::{Change, Tx};
 use crate::names::{Caller, Fault};
 use crate::replicas::reprieve;
@@ -21,7 +21,7 @@ pub(crate) const FORGOTTEN: &str = "was in memory, which was lost with its host"
 /// number of the others.
 pub(crate) fn found(
     db: &Connection,
-    shared: &Shared,
+    shared: &NamesShared,
     node: NodeId,
     corrupt: &[Corrupt],
     now: i64,
@@ -45,12 +45,12 @@ pub(crate) fn found(
     Ok(count)
 }
 
-/// Handles a known node in memory that connects with another memory: all its objects are lost, and count as corrupt from now on.
+/// Handles a known node of the memory tier that connects with another memory: all its objects are lost, and count as corrupt from now on.
 /// Versions that were being written there are lost, too: the file keeps its version before, or, if there is none, gets a version that is
 /// lost. Returns the changes.
 pub(crate) fn forgotten(
     db: &Connection,
-    shared: &Shared,
+    shared: &NamesShared,
     (known, came): (Option<&v1::Node>, &v1::Node),
     now: i64,
 ) -> Result<Vec<Change>, Fault> {
@@ -82,7 +82,7 @@ pub(crate) fn forgotten(
         objects = lost.len(),
         written,
         channels,
-        "a node in memory came back without its memory: what only it had is lost, see `tidemill health --all`"
+        "a node of the memory tier came back without its memory: what only it had is lost, see `tidemill health --all`"
     );
     Ok(tx.changes)
 }
@@ -173,16 +173,16 @@ pub(crate) fn any(db: &Connection) -> Result<bool, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::{Names as _, Request, SqliteNames, ids};
+    use crate::names::{Names as _, NamesRequest, SqliteNames, ids};
     use tidemill_wire::v1::name_op::Op;
     use tidemill_wire::v1::name_result::Result as Answer;
 
     fn ask(names: &SqliteNames, op: Op) -> Answer {
-        let request = Request {
+        let request = NamesRequest {
             caller: Caller::root(),
             session: 5,
             ops: vec![v1::NameOp { op: Some(op) }],
-            ..Request::default()
+            ..NamesRequest::default()
         };
         let mut results = names.apply_blocking(request).unwrap();
         results.remove(0).result.unwrap()

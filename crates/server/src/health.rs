@@ -3,13 +3,13 @@
 use crate::access::Access;
 use crate::clock;
 use crate::cluster::Cluster;
-use crate::cluster::conditions::Presence;
+use crate::cluster::conditions::ReachableNodes;
 use crate::names::burst::sum_of;
 use crate::names::commit::Database;
 use crate::names::holdings::objects_below;
 use crate::names::parts;
 use crate::names::replicas::{COMING, CURRENT};
-use crate::names::shared::Shared;
+use crate::names::shared::NamesShared;
 use crate::names::vnode::NO_NODE;
 use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
@@ -35,8 +35,8 @@ pub(crate) struct HealthService {
 }
 
 /// Nodes that answer, and nodes that were removed from the cluster.
-struct Known {
-    presence: Presence,
+struct AnsweringNodes {
+    presence: ReachableNodes,
     removed: BTreeSet<u32>,
 }
 
@@ -70,7 +70,7 @@ impl v1::health_server::Health for HealthService {
         let administrator = self.access.peer(&request)?.administrator;
         let request = request.into_inner();
         let (database, shared) = (self.database().clone(), self.names.shared().clone());
-        let known = Known {
+        let known = AnsweringNodes {
             presence: self.cluster.presence(),
             removed: shared.leaving.removed(),
         };
@@ -137,7 +137,11 @@ impl v1::health_server::Health for HealthService {
 }
 
 /// Returns the objects of the files at and below a path, by the nodes that have them, corrupt or not.
-fn lists(db: &Connection, shared: &Shared, path: &[u8]) -> Result<BTreeMap<u32, Vec<u64>>, Fault> {
+fn lists(
+    db: &Connection,
+    shared: &NamesShared,
+    path: &[u8],
+) -> Result<BTreeMap<u32, Vec<u64>>, Fault> {
     let mut lists: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
     let sql = "SELECT node FROM held WHERE object = ?1 \
                UNION SELECT node FROM replica WHERE object = ?1 AND state = ?2";
@@ -160,9 +164,9 @@ fn lists(db: &Connection, shared: &Shared, path: &[u8]) -> Result<BTreeMap<u32, 
 
 fn show(
     db: &Connection,
-    shared: &Shared,
+    shared: &NamesShared,
     request: &v1::HealthRequest,
-    known: &Known,
+    known: &AnsweringNodes,
 ) -> Result<v1::HealthReply, Fault> {
     let mut reply = counted(db, clock::now_ns())?;
     reply.lost =
@@ -172,7 +176,7 @@ fn show(
     let mut nodes = db.prepare_cached("SELECT node FROM lost WHERE back = 0")?;
     let nodes = nodes.query_map([], |row| row.get(0))?;
     reply.lost_nodes = nodes.collect::<Result<_, _>>()?;
-    let lists: [(&str, &List<'_>); 3] = [
+    let lists: [(&str, &AilingQuery<'_>); 3] = [
         ("lost", &|after, limit| lost(db, known, after, limit)),
         ("corrupt", &|after, limit| corrupt(db, after, limit)),
         ("short", &|after, limit| short(db, after, limit)),
@@ -189,7 +193,7 @@ fn show(
     Ok(reply)
 }
 
-type List<'a> = dyn Fn(u64, u32) -> Result<Vec<v1::Ailing>, Fault> + 'a;
+type AilingQuery<'a> = dyn Fn(u64, u32) -> Result<Vec<v1::Ailing>, Fault> + 'a;
 
 /// Returns an SQL condition for versions with bytes that have an intact replica, but none on these nodes.
 fn nowhere(present: &[u32]) -> String {
@@ -231,7 +235,7 @@ fn gone(removed: &BTreeSet<u32>) -> String {
 /// offline.
 pub(crate) fn unavailable(
     db: &Connection,
-    presence: &Presence,
+    presence: &ReachableNodes,
     removed: &BTreeSet<u32>,
 ) -> Result<u64, Fault> {
     if !may_be_offline(db, presence)? {
@@ -248,7 +252,7 @@ pub(crate) fn unavailable(
 }
 
 /// A rebuilt database does not know the nodes that were not given to the rebuild.
-fn may_be_offline(db: &Connection, presence: &Presence) -> Result<bool, Fault> {
+fn may_be_offline(db: &Connection, presence: &ReachableNodes) -> Result<bool, Fault> {
     Ok(presence.any_offline || rebuild::noted_at(db)?.is_some())
 }
 
@@ -330,7 +334,12 @@ fn ailing(
 const HOLDERS: &str = "(held.node || coalesce((SELECT ',' || group_concat(node) FROM replica \
      WHERE replica.object = held.object), ''))";
 
-fn lost(db: &Connection, known: &Known, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {
+fn lost(
+    db: &Connection,
+    known: &AnsweringNodes,
+    after: u64,
+    limit: u32,
+) -> Result<Vec<v1::Ailing>, Fault> {
     let gone = gone(&known.removed);
     let mut reached = known.presence.present.clone();
     reached.extend(&known.removed);

@@ -1,12 +1,11 @@
 //! The server of a cluster: names, jobs, the dispatcher's driver, lineage.
 //!
-//! [`Server::start`] opens the cluster's directory and serves the control protocol on a Unix socket and a TCP address. Bytes of files pass
+//! [`RunningServer::start`] opens the cluster's directory and serves the control protocol on a Unix socket and a TCP address. Bytes of files pass
 //! through the server to a client only for files by URL (`files`).
 
 mod access;
-mod arrivals;
-mod bound;
-mod bridges;
+mod attached;
+mod authentication;
 mod ca;
 mod check;
 mod clock;
@@ -15,13 +14,13 @@ mod cluster_service;
 mod conditions;
 mod corruption;
 pub mod elastic;
-mod ends;
+mod events;
 mod files;
 mod find;
-mod gate;
 mod headers;
 mod health;
 mod jobs;
+mod lease_recall;
 mod limits;
 mod lineage;
 mod local_names;
@@ -31,13 +30,13 @@ mod migrator;
 pub mod names;
 mod namespace_service;
 mod notes;
+mod orphaned_versions;
 pub mod queue;
 pub mod rebuild;
-mod recall;
 mod reductions;
+mod remotes;
 mod removal;
 mod replicas;
-mod rooms;
 mod rules;
 mod scrub;
 mod serve;
@@ -46,6 +45,7 @@ mod session;
 pub mod simulated;
 mod token_service;
 mod tokens;
+mod workspaces;
 
-pub use limits::Limits;
-pub use serve::{Config, MOVE_BYTES_PER_SEC, Server, StartError};
+pub use limits::UserLimits;
+pub use serve::{MOVE_BYTES_PER_SEC, RunningServer, ServeConfig, StartError};

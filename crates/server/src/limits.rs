@@ -4,32 +4,32 @@ use parking_lot::RwLock;
 
 /// Limits of each user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct UserLimits {
     /// Maximum number of a user's unfinished jobs.
     pub jobs_each: u32,
-    /// Maximum sum of the quotas of a user's rooms, in bytes. With this limit each room must have a quota. `None`: no limit.
-    pub rooms_each_bytes: Option<u64>,
+    /// Maximum sum of the quotas of a user's workspaces, in bytes. With this limit each workspace must have a quota. `None`: no limit.
+    pub workspaces_each_bytes: Option<u64>,
 }
 
-impl Default for Limits {
+impl Default for UserLimits {
     fn default() -> Self {
         Self {
             jobs_each: 1000,
-            rooms_each_bytes: None,
+            workspaces_each_bytes: None,
         }
     }
 }
 
 /// Present limits, shared by all readers.
 #[derive(Debug, Default)]
-pub(crate) struct Allowed(RwLock<Limits>);
+pub(crate) struct Allowed(RwLock<UserLimits>);
 
 impl Allowed {
-    pub(crate) fn set(&self, limits: Limits) {
+    pub(crate) fn set(&self, limits: UserLimits) {
         *self.0.write() = limits;
     }
 
-    pub(crate) fn get(&self) -> Limits {
+    pub(crate) fn get(&self) -> UserLimits {
         *self.0.read()
     }
 }

@@ -13,18 +13,18 @@
 use crate::access::Access;
 use crate::clock;
 use crate::names::lineage::{
-    Among, OBJECTS_MAX, Walked, Wanted, Way, annotated, runs, tasks, versions, versions_of, walk,
-    walk_from,
+    LineageFilter, OBJECTS_MAX, SearchedTasks, WalkDirection, Walked, annotated, runs, tasks,
+    versions, versions_of, walk, walk_from,
 };
-use crate::names::sight::Sight;
 use crate::names::transaction::Tx;
-use crate::names::vnode::{Caller, READ, Vnode};
+use crate::names::visibility::Visibility;
+use crate::names::vnode::{Caller, InodeRecord, READ};
 use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidemill_core::job::own::OwnName;
-use tidemill_core::shown::escaped;
+use tidemill_core::display::escaped;
+use tidemill_core::job::user_kernels::OwnName;
 use tidemill_kernel::is_builtin;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
@@ -98,7 +98,10 @@ fn query(
         }
     };
     let mut walked = Walked::default();
-    for (way, wanted) in [(Way::Up, question.up), (Way::Down, question.down)] {
+    for (way, wanted) in [
+        (WalkDirection::Up, question.up),
+        (WalkDirection::Down, question.down),
+    ] {
         if wanted {
             walked.add(walk_from(tx.db, way, &start, question.depth)?);
         }
@@ -116,9 +119,9 @@ fn versions_at(tx: &Tx<'_>, viewer: &Caller, path: &[u8]) -> Result<Walked, Faul
     };
     let objects = versions_of(tx.db, ino, path)?;
     let mut walked = Walked::default();
-    let mut sight = Sight::new(tx, viewer);
+    let mut visibility = Visibility::new(tx, viewer);
     for version in versions(tx.db, &objects)? {
-        let version = shown(version, 0, &BTreeSet::new(), &mut sight)?;
+        let version = shown(version, 0, &BTreeSet::new(), &mut visibility)?;
         walked
             .objects
             .extend((!version.hidden).then_some(version.object));
@@ -141,14 +144,14 @@ fn versions_at(tx: &Tx<'_>, viewer: &Caller, path: &[u8]) -> Result<Walked, Faul
 /// Returns a run, or all runs of a job, for its owner.
 fn runs_of(tx: &Tx<'_>, viewer: &Caller, job: u64, task: u64) -> Result<Walked, Fault> {
     let (what, among) = if job == 0 {
-        (format!("task {task}"), Among::Task(task))
+        (format!("task {task}"), SearchedTasks::Task(task))
     } else {
-        (format!("job {job}"), Among::Job(job))
+        (format!("job {job}"), SearchedTasks::Job(job))
     };
-    let wanted = Wanted {
+    let wanted = LineageFilter {
         among,
         uid: of_viewer(viewer),
-        ..Wanted::default()
+        ..LineageFilter::default()
     };
     let found = tasks(tx.db, &wanted, OBJECTS_MAX)?;
     if found.is_empty() {
@@ -165,11 +168,11 @@ fn runs_of(tx: &Tx<'_>, viewer: &Caller, job: u64, task: u64) -> Result<Walked, 
 /// Returns the result of a search: the asker's own runs, or versions that the asker may see.
 fn found(tx: &Tx<'_>, viewer: &Caller, wanted: &v1::LineageSearch) -> Result<Walked, Fault> {
     let search = tidemill_wire::lineage::search(wanted);
-    let mut sight = Sight::new(tx, viewer);
+    let mut visibility = Visibility::new(tx, viewer);
     let mut start = Walked::default();
     if let Some(first) = search.annotations.first() {
         for version in versions(tx.db, &annotated(tx.db, &first.name)?)? {
-            let version = shown(version, 0, &BTreeSet::new(), &mut sight)?;
+            let version = shown(version, 0, &BTreeSet::new(), &mut visibility)?;
             let matches = search.matches_version(&tidemill_wire::lineage::version(&version));
             start.objects.extend(matches.then_some(version.object));
         }
@@ -177,8 +180,8 @@ fn found(tx: &Tx<'_>, viewer: &Caller, wanted: &v1::LineageSearch) -> Result<Wal
     if !search.is_of_runs() {
         return Ok(start);
     }
-    let of = Wanted {
-        among: Among::All,
+    let of = LineageFilter {
+        among: SearchedTasks::All,
         uid: of_viewer(viewer),
         word: kernel_word(&wanted.kernel),
         since: wanted.since,
@@ -189,7 +192,7 @@ fn found(tx: &Tx<'_>, viewer: &Caller, wanted: &v1::LineageSearch) -> Result<Wal
     } else {
         // Few tasks are connected to annotated versions.
         let mut near = BTreeSet::new();
-        for way in [Way::Up, Way::Down] {
+        for way in [WalkDirection::Up, WalkDirection::Down] {
             near.extend(walk(tx.db, way, &start.objects, 1)?.tasks);
         }
         near
@@ -197,7 +200,7 @@ fn found(tx: &Tx<'_>, viewer: &Caller, wanted: &v1::LineageSearch) -> Result<Wal
     let mut walked = Walked::default();
     for run in runs(tx.db, &candidates)? {
         let matches =
-            sight.owns(run.uid) && search.matches_run(&tidemill_wire::lineage::record(&run));
+            visibility.owns(run.uid) && search.matches_run(&tidemill_wire::lineage::record(&run));
         walked.tasks.extend(matches.then_some(run.task));
     }
     if candidates.len() > OBJECTS_MAX {
@@ -239,7 +242,7 @@ fn object_at(tx: &Tx<'_>, path: &[u8]) -> Result<u64, Fault> {
 /// Checks that the caller may ask for the origin of a version: a reader of the file, or its owner if the file was deleted.
 fn check(tx: &Tx<'_>, version: &v1::Version) -> Result<(), Fault> {
     let what = format!("object {}", version.object);
-    match Vnode::find(tx.db, version.ino)? {
+    match InodeRecord::find(tx.db, version.ino)? {
         Some(vnode) => {
             tx.reach(vnode.ino)?;
             tx.need(&vnode, READ, &what)
@@ -269,18 +272,18 @@ fn answer(
         }
         walked.objects.insert(named.object);
     }
-    let mut sight = Sight::new(tx, viewer);
-    let own = runs.iter().filter(|run| sight.owns(run.uid));
+    let mut visibility = Visibility::new(tx, viewer);
+    let own = runs.iter().filter(|run| visibility.owns(run.uid));
     let own = own.flat_map(|run| run.inputs.iter().chain(&run.outputs));
     let used: BTreeSet<u64> = own.map(|named| named.object).collect();
     let mut seen = BTreeMap::new();
     for version in versions(tx.db, &walked.objects)? {
-        let version = shown(version, asked, &used, &mut sight)?;
+        let version = shown(version, asked, &used, &mut visibility)?;
         seen.insert(version.object, version);
     }
     let known = |named: &v1::NamedObject| seen.get(&named.object).map(|version| !version.hidden);
     for run in &mut runs {
-        if !sight.owns(run.uid) {
+        if !visibility.owns(run.uid) {
             let made = run.outputs.iter().any(|made| known(made) == Some(true));
             conceal(run, made);
         }
@@ -328,12 +331,12 @@ fn shown(
     mut version: v1::Version,
     asked: u64,
     used: &BTreeSet<u64>,
-    sight: &mut Sight<'_>,
+    visibility: &mut Visibility<'_>,
 ) -> Result<v1::Version, Fault> {
-    let file = sight.file(version.ino)?;
+    let file = visibility.file(version.ino)?;
     let allowed = match &file {
         Some(file) => file.allowed,
-        None => sight.owns(version.uid) || used.contains(&version.object),
+        None => visibility.owns(version.uid) || used.contains(&version.object),
     };
     // The access to the requested version was checked before, perhaps by a Linux kernel that knows more.
     if !allowed && version.object != asked {
@@ -349,7 +352,7 @@ fn shown(
         .is_some_and(|file| file.object != version.object);
     let path = file.map(|file| file.path).unwrap_or_default();
     version.current_path = escaped(&path);
-    if !sight.owns(version.uid) {
+    if !visibility.owns(version.uid) {
         version.path = version.current_path.clone();
     }
     Ok(version)
@@ -357,7 +360,7 @@ fn shown(
 
 /// Returns the origin of an object as JSON: the answer of the attribute `user.tidemill.lineage`.
 pub(crate) fn summary(tx: &Tx<'_>, object: u64) -> Result<String, Fault> {
-    let mut walked = walk(tx.db, Way::Up, &BTreeSet::from([object]), 1)?;
+    let mut walked = walk(tx.db, WalkDirection::Up, &BTreeSet::from([object]), 1)?;
     walked.objects = BTreeSet::from([object]);
     let reply = answer(tx, tx.caller, object, walked)?;
     let Some(version) = reply.versions.iter().find(|one| one.object == object) else {
@@ -373,7 +376,7 @@ pub(crate) fn summary(tx: &Tx<'_>, object: u64) -> Result<String, Fault> {
         serde_json::json!({
             "task": run.task, "job": run.job, "job_name": run.job_name, "name": run.name,
             "kernel": run.kernel, "kernel_hash": run.kernel_hash, "args": run.args,
-            "surroundings": run.surroundings.as_ref().map(|one| serde_json::json!({
+            "runtime_environment": run.runtime_environment.as_ref().map(|one| serde_json::json!({
                 "environment": one.environment, "path": one.path, "directories": one.directories
             })),
             "node": run.node, "uid": run.uid, "start": run.start, "end": run.end,

@@ -1,10 +1,10 @@
 //! The namespace for peers on this host that wait for each answer, such as a mount. Each connection has a thread, and the code between
-//! the socket and the database is minimal. Next: `server/src/recall.rs`, which applies the requests.
+//! the socket and the database is minimal. Next: `server/src/lease_recall.rs`, which applies the requests.
 
 use crate::access::{Access, Peer};
-use crate::names::Request;
+use crate::lease_recall::LeaseRecalls;
+use crate::names::NamesRequest;
 use crate::namespace_service::reply;
-use crate::recall::Recalls;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::{self, BufReader};
@@ -14,10 +14,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_client::sparse::Sparse;
+use tidemill_client::log_limit::Sparse;
 use tidemill_client::tls::ACCEPT_PAUSE;
-use tidemill_wire::bounded::Excess;
-use tidemill_wire::local::Short;
+use tidemill_wire::local::ShortPath;
+use tidemill_wire::size_limits::Excess;
 use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, USER_MESSAGE_BYTES_MAX, local, v1};
 
 /// Maximum number of connections. A refused peer uses the other protocol.
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The open socket. Dropping it closes it with all its connections.
 #[derive(Debug)]
-pub(crate) struct LocalNames {
+pub(crate) struct LocalNamesService {
     listener: Arc<UnixListener>,
     path: PathBuf,
     service: Arc<Service>,
@@ -39,35 +39,39 @@ pub(crate) struct LocalNames {
 
 #[derive(Debug)]
 struct Service {
-    recalls: Recalls,
+    lease_recalls: LeaseRecalls,
     access: Arc<Access>,
     /// Open connections; `None` after the socket was closed.
-    open: Mutex<Option<BTreeMap<u64, Held>>>,
+    open: Mutex<Option<BTreeMap<u64, LocalConnection>>>,
     /// Limits log entries about invalid peers and failed connections.
-    told: Sparse,
+    logged: Sparse,
 }
 
 /// A connection.
 #[derive(Debug)]
-struct Held {
+struct LocalConnection {
     stream: UnixStream,
     /// Ordinary user of the connection.
     user: Option<u32>,
 }
 
-impl LocalNames {
+impl LocalNamesService {
     /// Begins to serve.
-    pub(crate) fn start(path: &Path, recalls: Recalls, access: Arc<Access>) -> io::Result<Self> {
+    pub(crate) fn start(
+        path: &Path,
+        lease_recalls: LeaseRecalls,
+        access: Arc<Access>,
+    ) -> io::Result<Self> {
         // This process holds the directory's lock, so an existing socket file was left by a server that has ended.
         let _ = std::fs::remove_file(path);
-        let listener = Arc::new(UnixListener::bind(Short::of(path)?)?);
+        let listener = Arc::new(UnixListener::bind(ShortPath::of(path)?)?);
         // Every user may connect: the server knows the user of each connection.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         let service = Arc::new(Service {
-            recalls,
+            lease_recalls,
             access,
             open: Mutex::new(Some(BTreeMap::new())),
-            told: Sparse::new(),
+            logged: Sparse::new(),
         });
         let acceptor = std::thread::Builder::new().name("names".into()).spawn({
             let (listener, service) = (listener.clone(), service.clone());
@@ -82,7 +86,7 @@ impl LocalNames {
     }
 }
 
-impl Drop for LocalNames {
+impl Drop for LocalNamesService {
     fn drop(&mut self) {
         let open = self.service.open.lock().take().unwrap_or_default();
         // This wakes the thread that waits for connections.
@@ -96,7 +100,7 @@ impl Drop for LocalNames {
 }
 
 /// Whether one more connection of a peer is allowed.
-fn has_room(open: &BTreeMap<u64, Held>, peer: &Peer) -> bool {
+fn has_space(open: &BTreeMap<u64, LocalConnection>, peer: &Peer) -> bool {
     let users = || open.values().filter_map(|held| held.user);
     open.len() < CONNECTIONS_MAX
         && (peer.administrator
@@ -114,7 +118,7 @@ fn accept(listener: &UnixListener, service: &Arc<Service>) {
         number += 1;
         let begun = accepted.and_then(|(stream, _)| service.begin(number, stream));
         if let Err(error) = begun {
-            if let Some(left_out) = service.told.may() {
+            if let Some(left_out) = service.logged.may() {
                 tracing::warn!(%error, left_out, "a local connection to the namespace can't be taken");
             }
             std::thread::sleep(ACCEPT_PAUSE);
@@ -133,13 +137,13 @@ impl Service {
             let Some(open) = guard.as_mut() else {
                 return Ok(());
             };
-            if !has_room(open, &peer) {
+            if !has_space(open, &peer) {
                 // The peer behaves equally whether it receives this answer or the end of the connection.
                 let _ =
                     local::send_bytes(&mut stream, &[local::EXHAUSTED], b"too many connections");
                 return Ok(());
             }
-            let held = Held {
+            let held = LocalConnection {
                 stream: stream.try_clone()?,
                 user: (!peer.administrator).then_some(peer.uid),
             };
@@ -151,7 +155,7 @@ impl Service {
             // An idle connection of a user is closed without a log entry.
             if let Err(error) = service.serve(stream, &peer)
                 && error.kind() != io::ErrorKind::WouldBlock
-                && let Some(left_out) = service.told.may()
+                && let Some(left_out) = service.logged.may()
             {
                 tracing::warn!(%error, left_out, uid = peer.uid, "a local connection to the namespace is closed");
             }
@@ -184,7 +188,7 @@ impl Service {
         };
         local::send_bytes(input.get_mut(), &[status], &local::greeting())?;
         if status != local::OK {
-            if let Some(left_out) = self.told.may() {
+            if let Some(left_out) = self.logged.may() {
                 tracing::warn!(
                     theirs,
                     ours = PROTOCOL_VERSION,
@@ -225,6 +229,9 @@ impl Service {
         message: v1::NameRequest,
     ) -> Result<v1::NameReply, tonic::Status> {
         let caller = self.access.caller_of(peer, message.credentials.as_ref())?;
-        reply(self.recalls.apply_blocking(Request::of(caller, message)))
+        reply(
+            self.lease_recalls
+                .apply_blocking(NamesRequest::of(caller, message)),
+        )
     }
 }

@@ -1,13 +1,13 @@
 //! Locks between mounts. This module carries the messages of [`tidemill_core::locks`], which decides about locks. It stores which mounts
 //! may hold locks, so that a restarted server waits for these mounts before it grants locks to others.
 
-use crate::names::{Fault, Names, Request};
+use crate::names::{Fault, Names, NamesRequest};
 use crate::session::Sessions;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidemill_core::locks::{Action, Arbiter, How, Lock};
+use tidemill_core::locks::{Arbiter, Lock, LockMessage, LockMode};
 use tidemill_wire::v1::{
     self, lock_news::What, lock_op::Op as LockOp, name_op::Op, name_result::Result as Answer,
 };
@@ -20,10 +20,10 @@ const LOCKS_MAX: usize = 1 << 20;
 
 /// Locks of mounts: see the module. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Locks(Arc<Inner>);
+pub(crate) struct Locks(Arc<LockServiceState>);
 
 #[derive(Debug)]
-struct Inner {
+struct LockServiceState {
     names: Arc<dyn Names>,
     sessions: Sessions,
     arbiter: Mutex<Arbiter>,
@@ -34,21 +34,21 @@ struct Inner {
 
 /// Messages to a mount, until this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Heard {
+pub(crate) struct LockSubscription {
     locks: Locks,
     session: u64,
     number: u64,
     news: mpsc::Receiver<v1::Invalidation>,
 }
 
-impl Heard {
+impl LockSubscription {
     /// Returns the next message; `None`: messages were lost.
     pub(crate) async fn next(&mut self) -> Option<v1::Invalidation> {
         self.news.recv().await
     }
 }
 
-impl Drop for Heard {
+impl Drop for LockSubscription {
     fn drop(&mut self) {
         // The two locks are taken in the same order as elsewhere.
         let mut arbiter = self.locks.0.arbiter.lock();
@@ -67,7 +67,7 @@ impl Locks {
         for &session in &lockers {
             sessions.expect(session);
         }
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(LockServiceState {
             names,
             sessions,
             arbiter: Mutex::new(Arbiter::awaiting(lockers)),
@@ -77,7 +77,7 @@ impl Locks {
     }
 
     /// Begins a mount's stream. Messages of the stream before may be lost.
-    pub(crate) fn listen(&self, session: u64) -> Heard {
+    pub(crate) fn listen(&self, session: u64) -> LockSubscription {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (sender, news) = mpsc::channel(NEWS_MAX);
         {
@@ -85,7 +85,7 @@ impl Locks {
             arbiter.on_broken(session);
             self.0.lines.lock().insert(session, (number, sender));
         }
-        Heard {
+        LockSubscription {
             locks: self.clone(),
             session,
             number,
@@ -94,7 +94,7 @@ impl Locks {
     }
 
     /// Whether a request is about locks.
-    pub(crate) fn are_asked(request: &Request) -> bool {
+    pub(crate) fn are_asked(request: &NamesRequest) -> bool {
         matches!(
             request.ops.first().map(|op| &op.op),
             Some(Some(Op::Lock(_)))
@@ -102,7 +102,7 @@ impl Locks {
     }
 
     /// Carries out a request about locks.
-    pub(crate) async fn take(&self, request: &Request) -> Result<Vec<v1::NameResult>, Fault> {
+    pub(crate) async fn take(&self, request: &NamesRequest) -> Result<Vec<v1::NameResult>, Fault> {
         if request.session == 0 {
             return Err(Fault::Malformed("only mounts have locks"));
         }
@@ -136,7 +136,7 @@ impl Locks {
                 // An offline mount is declared lost after its timeout. A mount that the sessions do not know would never be.
                 self.0.sessions.expect(mount);
                 let mut arbiter = self.0.arbiter.lock();
-                let joined = arbiter.on_join(mount, &join.lent, &locks, &mut out);
+                let joined = arbiter.on_join(mount, &join.delegated, &locks, &mut out);
                 self.carry_out(&mut arbiter, &out);
                 joined
             }
@@ -144,9 +144,9 @@ impl Locks {
                 let lock = want.lock.as_ref().map(Lock::from);
                 let lock = lock.ok_or(Fault::Malformed("no lock is wanted"))?;
                 let how = match want.how() {
-                    v1::LockHow::LockWait => How::Wait,
-                    v1::LockHow::LockTry => How::Try,
-                    v1::LockHow::LockTest => How::Test,
+                    v1::LockHow::LockWait => LockMode::Wait,
+                    v1::LockHow::LockTry => LockMode::Try,
+                    v1::LockHow::LockTest => LockMode::Test,
                 };
                 let request = (mount, want.request);
                 let mut arbiter = self.0.arbiter.lock();
@@ -179,17 +179,24 @@ impl Locks {
     }
 
     /// Sends messages to mounts while the arbiter is locked, so that mounts receive them in the order of its decisions.
-    fn carry_out(&self, arbiter: &mut Arbiter, actions: &[Action]) {
+    fn carry_out(&self, arbiter: &mut Arbiter, actions: &[LockMessage]) {
         for &action in actions {
             let (mount, message) = news_of(action);
             if !self.tell(mount, message) {
                 arbiter.on_broken(mount);
             }
-            if let Action::Lend { mount, ino, .. } = action {
+            if let LockMessage::Delegate { mount, ino, .. } = action {
                 let others = self.0.lines.lock();
                 for (&other, (_, line)) in others.iter().filter(|(other, _)| **other != mount) {
-                    if line.try_send(told(news(What::Locked, ino))).is_err() {
-                        tracing::debug!(other, ino, "a mount is not told that a file has locks");
+                    if line
+                        .try_send(invalidation(news(What::Locked, ino)))
+                        .is_err()
+                    {
+                        tracing::debug!(
+                            other,
+                            ino,
+                            "a mount is not notified that a file has locks"
+                        );
                     }
                 }
             }
@@ -199,19 +206,19 @@ impl Locks {
     /// Sends a message. Disconnects a mount that lags too far, so that it starts over.
     fn tell(&self, mount: u64, news: v1::LockNews) -> bool {
         let mut lines = self.0.lines.lock();
-        let told = lines
+        let sent = lines
             .get(&mount)
-            .is_some_and(|(_, line)| line.try_send(told(news)).is_ok());
-        if !told {
+            .is_some_and(|(_, line)| line.try_send(invalidation(news)).is_ok());
+        if !sent {
             lines.remove(&mount);
         }
-        told
+        sent
     }
 
     /// Asks the mount that writes a file to seal as much as it can.
     pub(crate) fn publish(&self, writer: u64, ino: u64) {
         if let Some((_, line)) = self.0.lines.lock().get(&writer) {
-            let _ = line.try_send(told(news(What::Publish, ino)));
+            let _ = line.try_send(invalidation(news(What::Publish, ino)));
         }
     }
 
@@ -257,7 +264,7 @@ impl Locks {
     }
 }
 
-fn told(news: v1::LockNews) -> v1::Invalidation {
+fn invalidation(news: v1::LockNews) -> v1::Invalidation {
     v1::Invalidation {
         lock: Some(news),
         ..v1::Invalidation::default()
@@ -272,23 +279,23 @@ fn news(what: What, ino: u64) -> v1::LockNews {
     }
 }
 
-fn news_of(action: Action) -> (u64, v1::LockNews) {
+fn news_of(action: LockMessage) -> (u64, v1::LockNews) {
     match action {
-        Action::Recall { mount, ino } => (mount, news(What::Recall, ino)),
-        Action::Lend {
+        LockMessage::Recall { mount, ino } => (mount, news(What::Recall, ino)),
+        LockMessage::Delegate {
             mount,
             ino,
             request,
             number,
         } => {
-            let lent = v1::LockNews {
+            let delegated = v1::LockNews {
                 request,
                 number,
-                ..news(What::Lent, ino)
+                ..news(What::Delegated, ino)
             };
-            (mount, lent)
+            (mount, delegated)
         }
-        Action::Grant {
+        LockMessage::Grant {
             mount,
             ino,
             request,
@@ -301,7 +308,7 @@ fn news_of(action: Action) -> (u64, v1::LockNews) {
             };
             (mount, granted)
         }
-        Action::Deny { mount, request, by } => {
+        LockMessage::Deny { mount, request, by } => {
             let denied = v1::LockNews {
                 request,
                 by: by.as_ref().map(Into::into),

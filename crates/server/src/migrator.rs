@@ -5,14 +5,14 @@ use crate::access::Access;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::elastic::manager::Manager;
-use crate::jobs::Incoming;
-use crate::migrations::{self, Member, Refusal, balance, files, labels, promises};
+use crate::jobs::DriverMessage;
+use crate::lease_recall::LeaseRecalls;
+use crate::migrations::{self, NodeProperties, NodeRefusal, balance, files, labels, reservations};
 use crate::names::commit::Database;
-use crate::names::shared::Shared;
+use crate::names::shared::NamesShared;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
-use crate::recall::Recalls;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use std::collections::BTreeSet;
@@ -26,9 +26,9 @@ use tonic::{Request, Response, Status};
 #[derive(Clone, Debug)]
 pub(crate) struct Migrator {
     database: Arc<Database>,
-    shared: Arc<Shared>,
+    shared: Arc<NamesShared>,
     cluster: Arc<Cluster>,
-    driver: Sender<Incoming>,
+    driver: Sender<DriverMessage>,
     /// Labels without a job that nodes have begun.
     running: Arc<Mutex<BTreeSet<LabelId>>>,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Migrator {
 pub(crate) struct PlaceService {
     migrator: Migrator,
     manager: Manager,
-    recalls: Recalls,
+    lease_recalls: LeaseRecalls,
     access: Arc<Access>,
 }
 
@@ -46,25 +46,25 @@ impl PlaceService {
     pub(crate) fn new(
         migrator: Migrator,
         manager: Manager,
-        recalls: Recalls,
+        lease_recalls: LeaseRecalls,
         access: Arc<Access>,
     ) -> Self {
         Self {
             migrator,
             manager,
-            recalls,
+            lease_recalls,
             access,
         }
     }
 }
 
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Self {
+impl From<NodeRefusal> for Status {
+    fn from(refusal: NodeRefusal) -> Self {
         let text = refusal.to_string();
         match refusal {
-            Refusal::Unknown(_) => Self::not_found(text),
-            Refusal::NoPromise(_) => Self::not_found(text),
-            Refusal::Full { .. } | Refusal::Missing { .. } | Refusal::Share { .. } => {
+            NodeRefusal::Unknown(_) => Self::not_found(text),
+            NodeRefusal::NoReservation(_) => Self::not_found(text),
+            NodeRefusal::Full { .. } | NodeRefusal::Missing { .. } | NodeRefusal::Share { .. } => {
                 Self::resource_exhausted(text)
             }
             _ => Self::failed_precondition(text),
@@ -76,7 +76,7 @@ impl Migrator {
     pub(crate) fn new(
         names: &SqliteNames,
         cluster: &Arc<Cluster>,
-        driver: &Sender<Incoming>,
+        driver: &Sender<DriverMessage>,
         running: Arc<Mutex<BTreeSet<LabelId>>>,
     ) -> Self {
         Self {
@@ -91,7 +91,11 @@ impl Migrator {
     /// Writes a request to the tables and wakes the driver.
     async fn write<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Connection, &Shared, &[Member]) -> Result<Result<T, Refusal>, Fault>
+        work: impl FnOnce(
+            &Connection,
+            &NamesShared,
+            &[NodeProperties],
+        ) -> Result<Result<T, NodeRefusal>, Fault>
         + Send
         + 'static,
     ) -> Result<T, Status> {
@@ -107,7 +111,7 @@ impl Migrator {
         }
         self.cluster.refresh();
         // The driver only stops when the server shuts down.
-        let _ = self.driver.send(Incoming::Migrations);
+        let _ = self.driver.send(DriverMessage::Migrations);
         Ok(written.map_err(|fault| refused(&fault))??)
     }
 
@@ -193,7 +197,7 @@ impl Migrator {
         written.map_err(|fault| refused(&fault))
     }
 
-    /// Orders the drain of files from the burst tier, or replicas of stored files in it.
+    /// Orders the stage-out of files from the burst tier, or replicas of stored files in it.
     async fn stage(
         &self,
         caller: Caller,
@@ -203,9 +207,9 @@ impl Migrator {
         let now = clock::now_ns();
         self.write(move |db, shared, members| {
             let tx = Tx::new(db, shared, &caller, 0, now);
-            match &request.bring {
-                Some(bring) => files::bring(&tx, (&request, bring), (members, &sites)),
-                None => files::stage(&tx, &request),
+            match &request.stage_in {
+                Some(stage_in) => files::stage_in(&tx, (&request, stage_in), (members, &sites)),
+                None => files::stage_out(&tx, &request),
             }
         })
         .await
@@ -215,34 +219,34 @@ impl Migrator {
     async fn reserve(
         &self,
         caller: Caller,
-        request: v1::PromiseRequest,
-    ) -> Result<v1::Promise, Status> {
+        request: v1::SpaceReservationRequest,
+    ) -> Result<v1::SpaceReservation, Status> {
         let sites = self.cluster.sites();
         let now = clock::now_ns();
         self.write(move |db, shared, members| {
             let tx = Tx::new(db, shared, &caller, 0, now);
-            promises::reserve(&tx, &request, (members, &sites))
+            reservations::reserve(&tx, &request, (members, &sites))
         })
         .await
     }
 
-    /// Ends promises.
+    /// Ends reservations.
     async fn release(
         &self,
         caller: Caller,
         request: v1::ReleaseRequest,
-    ) -> Result<Vec<v1::Promise>, Status> {
+    ) -> Result<Vec<v1::SpaceReservation>, Status> {
         let now = clock::now_ns();
         self.write(move |db, shared, _| {
-            promises::release(&Tx::new(db, shared, &caller, 0, now), &request)
+            reservations::release(&Tx::new(db, shared, &caller, 0, now), &request)
         })
         .await
     }
 
-    /// Returns the caller's promises.
-    async fn promises(&self, caller: &Caller) -> Result<Vec<v1::Promise>, Status> {
+    /// Returns the caller's reservations.
+    async fn reservations(&self, caller: &Caller) -> Result<Vec<v1::SpaceReservation>, Status> {
         let now = clock::now_ns();
-        let list = |db: &Connection| promises::list(&Tx::new(db, &self.shared, caller, 0, now));
+        let list = |db: &Connection| reservations::list(&Tx::new(db, &self.shared, caller, 0, now));
         let listed = self.database.read_for(caller, list).await;
         listed.map_err(|fault| refused(&fault))
     }
@@ -294,8 +298,8 @@ impl Migrator {
     }
 }
 
-fn told(done: Result<(), String>) -> v1::SleepReply {
-    v1::SleepReply {
+fn suspend_reply(done: Result<(), String>) -> v1::SuspendReply {
+    v1::SuspendReply {
         done: done.is_ok(),
         why: done.err().unwrap_or_default(),
     }
@@ -323,20 +327,20 @@ impl v1::places_server::Places for PlaceService {
 
     async fn suspend(
         &self,
-        request: Request<v1::SleepRequest>,
-    ) -> Result<Response<v1::SleepReply>, Status> {
+        request: Request<v1::SuspendRequest>,
+    ) -> Result<Response<v1::SuspendReply>, Status> {
         self.access.need_administrator(&request)?;
         let done = self.manager.suspend(request.into_inner().node).await;
-        Ok(Response::new(told(done)))
+        Ok(Response::new(suspend_reply(done)))
     }
 
-    async fn wake(
+    async fn resume(
         &self,
-        request: Request<v1::SleepRequest>,
-    ) -> Result<Response<v1::SleepReply>, Status> {
+        request: Request<v1::SuspendRequest>,
+    ) -> Result<Response<v1::SuspendReply>, Status> {
         self.access.need_administrator(&request)?;
-        let done = self.manager.wake_now(request.into_inner().node).await;
-        Ok(Response::new(told(done)))
+        let done = self.manager.resume_now(request.into_inner().node).await;
+        Ok(Response::new(suspend_reply(done)))
     }
 
     async fn r#move(
@@ -361,10 +365,10 @@ impl v1::places_server::Places for PlaceService {
         let caller = self.access.caller(&request, credentials)?;
         let request = request.into_inner();
         let mut unknown = 0;
-        // Files that were closed a moment ago are drained, too. A request with `until` follows such a request.
+        // Files that were closed a moment ago are staged out, too. A request with `until` follows such a request.
         if request.until == 0 {
             let written = self.migrator.written(&caller, &request).await?;
-            let unsettled = self.recalls.unsettled(&written).await;
+            let unsettled = self.lease_recalls.unsettled(&written).await;
             unknown = unsettled.map_err(|fault| refused(&fault))?.len() as u64;
         }
         let _share = self.migrator.database.writes().take(&caller).await;
@@ -378,34 +382,34 @@ impl v1::places_server::Places for PlaceService {
 
     async fn reserve(
         &self,
-        request: Request<v1::PromiseRequest>,
-    ) -> Result<Response<v1::Promise>, Status> {
+        request: Request<v1::SpaceReservationRequest>,
+    ) -> Result<Response<v1::SpaceReservation>, Status> {
         let credentials = request.get_ref().credentials.as_ref();
         let caller = self.access.caller(&request, credentials)?;
         let _share = self.migrator.database.writes().take(&caller).await;
-        let promise = self.migrator.reserve(caller, request.into_inner()).await?;
-        Ok(Response::new(promise))
+        let reservation = self.migrator.reserve(caller, request.into_inner()).await?;
+        Ok(Response::new(reservation))
     }
 
     async fn release(
         &self,
         request: Request<v1::ReleaseRequest>,
-    ) -> Result<Response<v1::PromisesReply>, Status> {
+    ) -> Result<Response<v1::SpaceReservationsReply>, Status> {
         let credentials = request.get_ref().credentials.as_ref();
         let caller = self.access.caller(&request, credentials)?;
         let _share = self.migrator.database.writes().take(&caller).await;
-        let promises = self.migrator.release(caller, request.into_inner()).await?;
-        Ok(Response::new(v1::PromisesReply { promises }))
+        let reservations = self.migrator.release(caller, request.into_inner()).await?;
+        Ok(Response::new(v1::SpaceReservationsReply { reservations }))
     }
 
-    async fn promises(
+    async fn reservations(
         &self,
-        request: Request<v1::PromisesRequest>,
-    ) -> Result<Response<v1::PromisesReply>, Status> {
+        request: Request<v1::SpaceReservationsRequest>,
+    ) -> Result<Response<v1::SpaceReservationsReply>, Status> {
         let credentials = request.get_ref().credentials.as_ref();
         let caller = self.access.caller(&request, credentials)?;
-        let promises = self.migrator.promises(&caller).await?;
-        Ok(Response::new(v1::PromisesReply { promises }))
+        let reservations = self.migrator.reservations(&caller).await?;
+        Ok(Response::new(v1::SpaceReservationsReply { reservations }))
     }
 
     async fn rebalance(

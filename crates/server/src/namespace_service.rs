@@ -3,9 +3,9 @@
 
 use crate::access::Access;
 use crate::clock;
-use crate::locks::Heard;
-use crate::names::{Change, Changes, Fault, Names, Request as NamesRequest, only_reads};
-use crate::recall::Recalls;
+use crate::lease_recall::LeaseRecalls;
+use crate::locks::LockSubscription;
+use crate::names::{Change, Changes, Fault, Names, NamesRequest, only_reads};
 use crate::session::Sessions;
 use futures_util::Stream;
 use std::pin::Pin;
@@ -24,7 +24,7 @@ pub(crate) struct NamespaceService {
     pub(crate) names: Arc<dyn Names>,
     pub(crate) access: Arc<Access>,
     pub(crate) sessions: Sessions,
-    pub(crate) recalls: Recalls,
+    pub(crate) lease_recalls: LeaseRecalls,
 }
 
 /// Converts the failure of a whole request to a gRPC status.
@@ -71,7 +71,7 @@ impl v1::names_server::Names for NamespaceService {
         }
         let caller = self.access.caller_of(&peer, message.credentials.as_ref())?;
         let results = self
-            .recalls
+            .lease_recalls
             .apply(NamesRequest::of(caller, request.into_inner()))
             .await;
         reply(results).map(Response::new)
@@ -100,7 +100,7 @@ impl v1::names_server::Names for NamespaceService {
         self.access.need_administrator(&request)?;
         let watched = watch(
             &*self.names,
-            &self.recalls,
+            &self.lease_recalls,
             &self.sessions,
             request.into_inner(),
         );
@@ -114,7 +114,7 @@ impl v1::names_server::Names for NamespaceService {
 /// Opens a mount's stream of changes. The first message has the mount's session.
 pub(crate) async fn watch(
     names: &dyn Names,
-    recalls: &Recalls,
+    lease_recalls: &LeaseRecalls,
     sessions: &Sessions,
     request: v1::WatchRequest,
 ) -> Result<Receiver<Result<v1::Invalidation, Status>>, Fault> {
@@ -137,15 +137,15 @@ pub(crate) async fn watch(
         path,
         since: clock::now_ns(),
     });
-    let recalls = recalls.clone();
+    let lease_recalls = lease_recalls.clone();
     tokio::spawn(async move {
         let first = v1::Invalidation {
             session,
             ..v1::Invalidation::default()
         };
-        let news = recalls.locks().listen(session);
+        let news = lease_recalls.locks().listen(session);
         if sender.send(Ok(first)).await.is_ok() {
-            let _reachable = recalls.reach(session, sender.clone());
+            let _reachable = lease_recalls.reach(session, sender.clone());
             forward(changes, news, &sender).await;
         }
         drop(presence);
@@ -155,7 +155,7 @@ pub(crate) async fn watch(
 
 async fn forward(
     mut changes: Changes,
-    mut news: Heard,
+    mut news: LockSubscription,
     sender: &tokio::sync::mpsc::Sender<Result<v1::Invalidation, Status>>,
 ) {
     loop {

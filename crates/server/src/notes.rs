@@ -8,7 +8,7 @@
 use crate::cluster::Cluster;
 use crate::names::Fault;
 use crate::names::commit::Database;
-use crate::names::notes::{self, Batch};
+use crate::names::notes::{self, NoteRows};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,19 +21,19 @@ const PERIOD: Duration = Duration::from_millis(500);
 
 /// Last change that each node has stored, by connection.
 #[derive(Debug, Default)]
-pub(crate) struct Noted {
+pub(crate) struct NotedChanges {
     last: Mutex<BTreeMap<u32, (u64, u64)>>,
     news: Notify,
 }
 
-impl Noted {
+impl NotedChanges {
     /// Records that a node has stored notes up to this change.
     pub(crate) fn on_noted(&self, node: u32, epoch: u64, change: u64) {
         self.last.lock().insert(node, (epoch, change));
         self.news.notify_one();
     }
 
-    fn has(&self, sent: &Sent, node: u32) -> bool {
+    fn has(&self, sent: &SentBatch, node: u32) -> bool {
         let last = self.last.lock().get(&node).copied();
         last.is_some_and(|(epoch, change)| epoch == sent.epoch && change >= sent.batch.last)
     }
@@ -41,9 +41,9 @@ impl Noted {
 
 /// A sent batch.
 #[derive(Debug)]
-struct Sent {
+struct SentBatch {
     epoch: u64,
-    batch: Batch,
+    batch: NoteRows,
 }
 
 /// Sends notes to nodes as long as the server runs.
@@ -76,7 +76,7 @@ async fn one_node(
     database: &Database,
     cluster: &Cluster,
     node: u32,
-    sent: &mut BTreeMap<u32, Sent>,
+    sent: &mut BTreeMap<u32, SentBatch>,
 ) -> Result<(), Fault> {
     let Some(epoch) = cluster.epoch(node) else {
         return Ok(());
@@ -101,7 +101,7 @@ async fn one_node(
         return Ok(());
     };
     if cluster.send(node, To::Notes(v1::NameNotes { notes })) {
-        sent.insert(node, Sent { epoch, batch });
+        sent.insert(node, SentBatch { epoch, batch });
     }
     Ok(())
 }

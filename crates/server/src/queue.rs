@@ -41,7 +41,7 @@ impl From<Fault> for Unavailable {
 
 /// Queue of labels between the dispatcher and the nodes. A label may be delivered repeatedly until it is acknowledged; nodes carry
 /// out a repeated label only once.
-pub trait Queue: std::fmt::Debug + Send + Sync {
+pub trait LabelQueue: std::fmt::Debug + Send + Sync {
     /// Whether the queue may lack labels after a start, or after a time when it could not be used.
     fn may_lack(&self) -> bool {
         true
@@ -75,14 +75,14 @@ pub trait Queue: std::fmt::Debug + Send + Sync {
 
 /// Place where labels wait for their nodes.
 #[derive(Clone, Debug, Default)]
-pub enum Place {
+pub enum QueueLocation {
     /// The server's own database.
     #[default]
     Own,
     /// NATS JetStream.
     Nats(Address),
     /// An existing queue.
-    Given(Arc<dyn Queue>),
+    Given(Arc<dyn LabelQueue>),
 }
 
 /// Queue without other services: the outbox itself, in the server's database.
@@ -102,7 +102,7 @@ impl Journal {
     }
 }
 
-impl Queue for Journal {
+impl LabelQueue for Journal {
     /// The queue reads all its labels from the outbox.
     fn may_lack(&self) -> bool {
         false
@@ -137,19 +137,19 @@ impl Queue for Journal {
 /// A queue outside of the server that exists as long as it is referenced: it outlives servers, not processes.
 #[cfg(feature = "simulation")]
 #[derive(Debug, Default)]
-pub struct Memory {
-    nodes: Mutex<BTreeMap<NodeId, BTreeMap<LabelId, Kept>>>,
+pub struct MemoryQueue {
+    nodes: Mutex<BTreeMap<NodeId, BTreeMap<LabelId, QueuedLabel>>>,
 }
 
 #[cfg(feature = "simulation")]
 #[derive(Debug)]
-struct Kept {
+struct QueuedLabel {
     label: Label,
     given: bool,
 }
 
 #[cfg(feature = "simulation")]
-impl Memory {
+impl MemoryQueue {
     /// Returns the number of labels in the queue.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -164,13 +164,13 @@ impl Memory {
 }
 
 #[cfg(feature = "simulation")]
-impl Queue for Memory {
+impl LabelQueue for MemoryQueue {
     fn enqueue(&self, node: NodeId, labels: Vec<Label>) -> Result<(), Unavailable> {
         let mut nodes = self.nodes.lock();
         let kept = nodes.entry(node).or_default();
         for label in labels {
             let given = false;
-            kept.entry(label.id).or_insert(Kept { label, given });
+            kept.entry(label.id).or_insert(QueuedLabel { label, given });
         }
         Ok(())
     }
@@ -206,14 +206,14 @@ mod tests {
     use super::*;
     use crate::jobs::outbox::Posted;
     use tidemill_core::id::{Inode, ObjectId};
-    use tidemill_core::label::{Input, Operation, Output, Owner};
+    use tidemill_core::label::{LabelInput, LabelOutput, Operation, Owner};
     use tidemill_core::layout::Selection;
 
     const HERE: NodeId = NodeId(1);
     const ELSEWHERE: NodeId = NodeId(2);
 
     fn label(id: u64) -> Label {
-        let from = Input {
+        let from = LabelInput {
             name: String::new(),
             object: ObjectId(id),
             node: ELSEWHERE,
@@ -226,7 +226,7 @@ mod tests {
             after: Vec::new(),
             operation: Operation::Copy {
                 from,
-                to: Output {
+                to: LabelOutput {
                     name: String::new(),
                     object: ObjectId(100 + id),
                     inode: Inode(9),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     /// Checks a queue's behaviour with labels that stay in the outbox as long as necessary.
-    fn delivers(queue: &dyn Queue, database: &Database) {
+    fn delivers(queue: &dyn LabelQueue, database: &Database) {
         let post = |node, id| {
             let posted = Posted::new(node, &label(id));
             database
@@ -294,7 +294,7 @@ mod tests {
             if own {
                 delivers(&Journal::new(database.clone()), &database);
             } else {
-                let memory = Memory::default();
+                let memory = MemoryQueue::default();
                 delivers(&memory, &database);
                 assert_eq!(memory.len(), 1);
             }
@@ -303,7 +303,7 @@ mod tests {
 
     /// Measures labels per second in batches: stored, enqueued, fetched, their ends stored, acknowledged.
     #[cfg(feature = "nats")]
-    fn labels_per_second(queue: &dyn Queue, database: &Database) -> u64 {
+    fn labels_per_second(queue: &dyn LabelQueue, database: &Database) -> u64 {
         const LABELS: u64 = 20_000;
         const BATCH: u64 = 100;
         let began = std::time::Instant::now();

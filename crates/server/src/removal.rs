@@ -4,12 +4,12 @@
 //! `server/src/jobs`, whose driver creates the labels.
 
 use crate::cluster::Cluster;
-use crate::jobs::Incoming;
+use crate::jobs::DriverMessage;
 use crate::jobs::store::json;
 use crate::names::commit::Database;
-use crate::names::leaving::Leaving;
+use crate::names::draining::Leaving;
 use crate::names::parts;
-use crate::names::shared::Shared;
+use crate::names::shared::NamesShared;
 use crate::names::vnode::NO_NODE;
 use crate::{clock, corruption, names::Fault, replicas};
 use rusqlite::{Connection, params};
@@ -33,12 +33,12 @@ const OBJECTS_MAX: usize = 1024;
 #[derive(Clone, Debug)]
 pub(crate) struct Garbage {
     database: Arc<Database>,
-    shared: Arc<Shared>,
+    shared: Arc<NamesShared>,
     started: i64,
 }
 
 impl Garbage {
-    pub(crate) fn new(database: Arc<Database>, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(database: Arc<Database>, shared: Arc<NamesShared>) -> Self {
         Self {
             database,
             shared,
@@ -47,7 +47,7 @@ impl Garbage {
     }
 
     /// Makes the driver create labels as long as the server runs.
-    pub(crate) async fn watch(self, cluster: Arc<Cluster>, driver: Sender<Incoming>) {
+    pub(crate) async fn watch(self, cluster: Arc<Cluster>, driver: Sender<DriverMessage>) {
         loop {
             tokio::time::sleep(PERIOD).await;
             if let Err(fault) = self.let_go().await {
@@ -57,7 +57,7 @@ impl Garbage {
                 let due = self.due(node, ObjectId(0));
                 due.is_ok_and(|due| !due.is_empty())
             });
-            if due && driver.send(Incoming::Garbage).is_err() {
+            if due && driver.send(DriverMessage::Garbage).is_err() {
                 return;
             }
         }
@@ -113,18 +113,18 @@ impl Garbage {
     }
 
     /// Returns the next objects of the list. The flag says whether the object still belongs to a version on another node: nobody is
-    /// then directed to read it here, and a rule that fires for it reads it there. A map that was sent to this node during the write
+    /// then directed to read it here, and a rule that is triggered by it reads it there. A map that was sent to this node during the write
     /// reads it here.
     fn page(&self, node: u32, after: ObjectId) -> Result<Vec<(ObjectId, bool)>, Fault> {
         let (before, since) = self.queued();
         self.database.read(|db| {
             let sql = "SELECT object, EXISTS (SELECT 1 FROM held WHERE held.object = removal.object \
                        AND removed = 0) FROM removal WHERE node = ?1 AND object > ?2 AND label = 0 \
-                       AND queued < ?3 AND queued >= ?4 AND (NOT EXISTS (SELECT 1 FROM firing \
-                       WHERE firing.object = removal.object AND state <= 2) OR EXISTS (SELECT 1 FROM held \
-                       WHERE held.object = removal.object AND removed = 0)) AND NOT EXISTS (SELECT 1 FROM firing \
-                       JOIN label ON label.task BETWEEN firing.task AND max(firing.task, firing.last) \
-                       WHERE firing.object = removal.object AND firing.state <= 2 AND firing.state = 2 \
+                       AND queued < ?3 AND queued >= ?4 AND (NOT EXISTS (SELECT 1 FROM rule_run \
+                       WHERE rule_run.object = removal.object AND state <= 2) OR EXISTS (SELECT 1 FROM held \
+                       WHERE held.object = removal.object AND removed = 0)) AND NOT EXISTS (SELECT 1 FROM rule_run \
+                       JOIN label ON label.task BETWEEN rule_run.task AND max(rule_run.task, rule_run.last) \
+                       WHERE rule_run.object = removal.object AND rule_run.state <= 2 AND rule_run.state = 2 \
                        AND label.node = removal.node) \
                        ORDER BY object LIMIT ?5";
             let mut statement = db.prepare_cached(sql)?;

@@ -5,17 +5,17 @@
 //! the label has succeeded. The row is deleted with the version, whatever its label does then. A row of `short` is deleted when there are
 //! as many replicas as wanted, so a restart finds in `short` exactly the work that is left.
 
-use crate::bound;
+use crate::attached;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::corruption;
-use crate::jobs::Incoming;
+use crate::jobs::DriverMessage;
 use crate::jobs::store::json;
 use crate::migrations;
 use crate::names::Fault;
-use crate::names::burst::{self, Free};
+use crate::names::burst::{self, TierNode};
 use crate::names::commit::Database;
-use crate::names::leaving::Leaving;
+use crate::names::draining::Leaving;
 use crate::names::parts;
 use crate::names::replicas::{
     COMING, CURRENT, MIGRATIONS, NEW, NOWHERE, leaves, look_again, others, remove_replica,
@@ -28,9 +28,9 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_core::id::{Inode, NodeId, ObjectId};
-use tidemill_core::label::{Input, Operation, Output, Owner};
+use tidemill_core::label::{LabelInput, LabelOutput, Operation, Owner};
 use tidemill_core::layout::{PartOf, Selection};
-use tidemill_core::replicas::{Kept, Next, REPLICAS_MAX, ReplicaState, Site};
+use tidemill_core::replicas::{OnlineNode, REPLICAS_MAX, ReplicaSet, ReplicaState, ReplicaStep};
 use tidemill_wire::v1;
 
 /// Interval in which missing replicas are looked up.
@@ -53,15 +53,15 @@ pub(crate) const REST_NS: i64 = 10 * 1_000_000_000;
 
 /// A version that may have fewer replicas than wanted.
 #[derive(Clone, Debug)]
-pub(crate) struct Short {
-    pub(crate) kept: Kept,
+pub(crate) struct UnderReplicated {
+    pub(crate) kept: ReplicaSet,
     pub(crate) owner: Owner,
     ino: u64,
     path: String,
     /// Version that contains the object as a part; `None` for a whole version.
     part: Option<PartOf>,
     /// Whether the version is in the burst tier and was stored on another node at the last look.
-    drained: bool,
+    staged_out: bool,
     /// Whether the version no longer belongs to a file.
     deleted: bool,
     /// Nodes whose stores must not be written by the file of this path.
@@ -70,7 +70,7 @@ pub(crate) struct Short {
 
 /// Finding about the replicas of a version.
 #[derive(Clone, Debug)]
-pub(crate) enum Found {
+pub(crate) enum ReplicaFinding {
     /// There are enough replicas, or none are wanted any more.
     Enough,
     /// No replica can be created or removed now. `has` replicas are current (`short.has`), which may be as many as there can be.
@@ -99,7 +99,7 @@ struct Loss {
 
 /// Order to examine more versions of a node that is lost or has reconnected, or all of them from the first.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Look {
+pub(crate) struct ReplicaReview {
     node: u32,
     back: bool,
     begin: bool,
@@ -127,7 +127,7 @@ impl Losses {
     }
 
     /// Updates the losses from the offline and the connected nodes. Returns the versions to examine.
-    pub(crate) fn renew(&mut self, offline: &BTreeSet<u32>, up: &[u32]) -> Vec<Look> {
+    pub(crate) fn renew(&mut self, offline: &BTreeSet<u32>, up: &[u32]) -> Vec<ReplicaReview> {
         let mut looks = Vec::new();
         for &node in offline {
             if self.nodes.get(&node).is_none_or(|loss| loss.back) {
@@ -135,7 +135,7 @@ impl Losses {
                     node,
                     "a node has been offline for too long: its files are copied again"
                 );
-                looks.push(Look {
+                looks.push(ReplicaReview {
                     node,
                     back: false,
                     begin: true,
@@ -145,13 +145,13 @@ impl Losses {
         for (&node, loss) in &self.nodes {
             if !loss.back && up.contains(&node) {
                 tracing::info!(node, "a lost node is back");
-                looks.push(Look {
+                looks.push(ReplicaReview {
                     node,
                     back: true,
                     begin: true,
                 });
             } else if !loss.all && looks.iter().all(|look| look.node != node) {
-                looks.push(Look {
+                looks.push(ReplicaReview {
                     node,
                     back: loss.back,
                     begin: false,
@@ -181,7 +181,7 @@ impl Losses {
 }
 
 /// Puts the next versions of a node on the list of versions to examine.
-pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
+pub(crate) fn look(db: &Connection, look: ReplicaReview, now: i64) -> Result<(), Fault> {
     if look.begin {
         let sql = "INSERT OR REPLACE INTO lost VALUES (?1, ?2, 0)";
         db.prepare_cached(sql)?
@@ -232,12 +232,12 @@ pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
 }
 
 /// Returns the nodes of the burst tier that hold too much.
-pub(crate) fn filling(database: &Database, cluster: &Cluster) -> Vec<Free> {
+pub(crate) fn filling(database: &Database, cluster: &Cluster) -> Vec<TierNode> {
     let mut tier = cluster.tier();
     tier.retain(|&free| {
         let at = (free, clock::now_ns());
-        let to_go = database.read(|db| burst::to_go(db, cluster.limits(), at));
-        to_go.is_ok_and(|bytes| bytes > 0)
+        let to_evict = database.read(|db| burst::to_evict(db, cluster.limits(), at));
+        to_evict.is_ok_and(|bytes| bytes > 0)
     });
     tier
 }
@@ -247,7 +247,7 @@ pub(crate) async fn watch(
     database: Arc<Database>,
     cluster: Arc<Cluster>,
     after: Duration,
-    driver: Sender<Incoming>,
+    driver: Sender<DriverMessage>,
 ) {
     let mut offline = BTreeSet::new();
     loop {
@@ -257,7 +257,7 @@ pub(crate) async fn watch(
         let before = std::mem::replace(&mut offline, cluster.offline_for(after));
         let look =
             due.unwrap_or(false) || before != offline || !filling(&database, &cluster).is_empty();
-        if look && driver.send(Incoming::Replicas).is_err() {
+        if look && driver.send(DriverMessage::Replicas).is_err() {
             return;
         }
     }
@@ -320,7 +320,7 @@ pub(crate) fn due(
 
 /// Facts about nodes that are not in the tables of versions.
 #[derive(Debug)]
-pub(crate) struct Absent {
+pub(crate) struct NodeAbsences {
     /// Nodes for which the server no longer waits, and nodes that were removed from the cluster.
     pub(crate) lost: BTreeSet<u32>,
     /// Nodes that are being emptied.
@@ -331,7 +331,7 @@ pub(crate) struct Absent {
     pub(crate) bursts: BTreeSet<u32>,
 }
 
-impl Absent {
+impl NodeAbsences {
     pub(crate) fn new(losses: &Losses, leaving: &Leaving, cluster: &Cluster) -> Self {
         let stores = cluster.stores();
         let mut lost = losses.lost();
@@ -349,7 +349,11 @@ impl Absent {
 }
 
 /// Reads all facts about a version that may lack replicas, or is to move.
-pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Short, Fault> {
+pub(crate) fn short(
+    db: &Connection,
+    object: i64,
+    absent: &NodeAbsences,
+) -> Result<UnderReplicated, Fault> {
     let sql = "SELECT held.size, replicas, held.node, removed, held.ino, path, \
                coalesce(inode.uid, held.uid), coalesce(inode.gid, 0) \
                FROM held LEFT JOIN inode ON inode.ino = held.ino WHERE held.object = ?1";
@@ -357,7 +361,7 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
     let object = object.cast_unsigned();
     let found = statement
         .query_row([object.cast_signed()], |row| {
-            let kept = Kept {
+            let kept = ReplicaSet {
                 object: ObjectId(object),
                 size: row.get::<_, i64>(0)?.cast_unsigned(),
                 wanted: row.get::<_, u32>(1)? as usize,
@@ -365,10 +369,10 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
                 target: None,
                 places: absent.places,
             };
-            Ok(Short {
+            Ok(UnderReplicated {
                 kept,
                 part: None,
-                drained: false,
+                staged_out: false,
                 not_written: Vec::new(),
                 deleted: row.get(3)?,
                 ino: row.get::<_, i64>(4)?.cast_unsigned(),
@@ -381,11 +385,11 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
         })
         .optional()?;
     let Some(mut short) = found else {
-        return Ok(Short::deleted(object));
+        return Ok(UnderReplicated::deleted(object));
     };
     short.part = parts::part_of(db, object)?;
-    short.drained = !absent.bursts.is_empty() && burst::is_drained(db, object)?;
-    short.not_written = bound::not_written(db, &short.path)?;
+    short.staged_out = !absent.bursts.is_empty() && burst::is_staged_out(db, object)?;
+    short.not_written = attached::not_written(db, &short.path)?;
     let first = &mut short.kept.holders[0];
     first.1 = state_of_first(db, object, first.0.0)?;
     let others = others(db, object)?.into_iter();
@@ -441,10 +445,10 @@ fn staged(
     (!has).then_some(target)
 }
 
-impl Short {
+impl UnderReplicated {
     fn deleted(object: u64) -> Self {
         Self {
-            kept: Kept {
+            kept: ReplicaSet {
                 object: ObjectId(object),
                 size: 0,
                 wanted: 0,
@@ -456,20 +460,20 @@ impl Short {
             ino: 0,
             path: String::new(),
             part: None,
-            drained: false,
+            staged_out: false,
             deleted: true,
             not_written: Vec::new(),
         }
     }
 
     /// Returns the next step for the version while these nodes are up.
-    pub(crate) fn next(&self, sites: &[Site]) -> Next {
+    pub(crate) fn next(&self, sites: &[OnlineNode]) -> ReplicaStep {
         if self.not_written.is_empty() {
             return self.kept.next(sites);
         }
         let mut sites = sites.to_vec();
         for site in &mut sites {
-            site.takes &= !(site.outside && self.not_written.contains(&site.node.0));
+            site.takes &= !(site.backend && self.not_written.contains(&site.node.0));
         }
         self.kept.next(&sites)
     }
@@ -480,21 +484,21 @@ impl Short {
     }
 
     /// Whether the version is no longer stored outside the burst tier.
-    pub(crate) fn drains_again(&self) -> bool {
-        self.drained && !self.deleted && !self.kept.is_stored()
+    pub(crate) fn stages_out_again(&self) -> bool {
+        self.staged_out && !self.deleted && !self.kept.is_stored()
     }
 
     /// Returns the operation of a node that is to create a replica.
     pub(crate) fn operation(&self, from: NodeId) -> Operation {
         Operation::Copy {
-            from: Input {
+            from: LabelInput {
                 name: String::new(),
                 object: self.kept.object,
                 node: from,
                 size: self.kept.size,
                 selection: Selection::WHOLE,
             },
-            to: Output {
+            to: LabelOutput {
                 name: String::new(),
                 object: self.kept.object,
                 inode: Inode(self.ino),
@@ -628,7 +632,7 @@ pub(crate) fn ended(
     let row = params![object.0.cast_signed(), node.0, CURRENT];
     if db.prepare_cached(sql)?.execute(row)? > 0 {
         notes::copied(db, object.0, node.0)?;
-        burst::brought(db, object.0.cast_signed(), node.0, now)?;
+        burst::staged_in(db, object.0.cast_signed(), node.0, now)?;
         if leaving.is_emptied(node.0) {
             leaves(db, object.0, node.0, now)?;
         }
@@ -642,24 +646,24 @@ pub(crate) fn ended(
 pub(crate) fn found(
     db: &Connection,
     object: ObjectId,
-    found: &Found,
+    found: &ReplicaFinding,
     now: i64,
 ) -> Result<Option<Change>, Fault> {
     match found {
-        Found::Enough => enough(db, object.0, now).map(|()| None),
-        Found::Stay => {
+        ReplicaFinding::Enough => enough(db, object.0, now).map(|()| None),
+        ReplicaFinding::Stay => {
             migrations::stay(db, object.0)?;
             look_again(db, object.0, now)?;
             Ok(None)
         }
-        Found::Rest { has, stored } => {
+        ReplicaFinding::Rest { has, stored } => {
             if *stored {
-                burst::drained(db, object.0.cast_signed())?;
+                burst::staged_out(db, object.0.cast_signed())?;
             }
             look_later(db, object, *has, now)?;
             Ok(None)
         }
-        Found::Surplus { goes, first } => remove(db, object.0, (goes, first.0), now),
+        ReplicaFinding::Surplus { goes, first } => remove(db, object.0, (goes, first.0), now),
     }
 }
 
@@ -678,7 +682,7 @@ fn enough(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     ] {
         db.prepare_cached(sql)?.execute([object])?;
     }
-    burst::drained(db, object)
+    burst::staged_out(db, object)
 }
 
 /// Removes replicas. If the first replica is one of them, another replica becomes the first.

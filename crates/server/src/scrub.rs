@@ -8,11 +8,11 @@
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::corruption;
-use crate::jobs::Incoming;
+use crate::jobs::DriverMessage;
 use crate::names::Fault;
 use crate::names::commit::Database;
 use crate::names::replicas::CURRENT;
-use crate::names::shared::Shared;
+use crate::names::shared::NamesShared;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -36,7 +36,7 @@ const LISTING: i64 = -1;
 
 /// Position at which a scrub continues.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Open {
+pub(crate) struct ScrubPosition {
     id: i64,
     pub(crate) node: NodeId,
     listed: bool,
@@ -45,12 +45,12 @@ pub(crate) struct Open {
 }
 
 /// Returns the scrubs that have no label in progress.
-pub(crate) fn open(db: &Connection) -> Result<Vec<Open>, Fault> {
+pub(crate) fn open(db: &Connection) -> Result<Vec<ScrubPosition>, Fault> {
     let sql = "SELECT scrub, node, listed, idle, after FROM scrub \
                WHERE ended = 0 AND labels = 0 ORDER BY idle, scrub";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
-        Ok(Open {
+        Ok(ScrubPosition {
             id: row.get(0)?,
             node: NodeId(row.get(1)?),
             listed: row.get(2)?,
@@ -61,7 +61,7 @@ pub(crate) fn open(db: &Connection) -> Result<Vec<Open>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-impl Open {
+impl ScrubPosition {
     pub(crate) fn id(&self) -> u64 {
         self.id.cast_unsigned()
     }
@@ -114,7 +114,7 @@ pub(crate) fn labelled(db: &Connection, scrub: u64, last: Option<ObjectId>) -> R
 
 /// Result of a label.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Read {
+pub(crate) struct ScrubbedLabel {
     pub(crate) bytes: u64,
     pub(crate) corrupt: Vec<Corrupt>,
 }
@@ -122,10 +122,10 @@ pub(crate) struct Read {
 /// Records the end of a label. If it has failed, only its corrupt objects are known.
 pub(crate) fn ended(
     db: &Connection,
-    shared: &Shared,
+    shared: &NamesShared,
     (scrub, node): (u64, NodeId),
     objects: &[ObjectId],
-    (read, well): (&Read, bool),
+    (read, well): (&ScrubbedLabel, bool),
     now: i64,
 ) -> Result<(), Fault> {
     let corrupt = corruption::found(db, shared, node, &read.corrupt, now)?;
@@ -299,7 +299,7 @@ pub(crate) async fn watch(
     database: Arc<Database>,
     cluster: Arc<Cluster>,
     every: Option<Duration>,
-    driver: Sender<Incoming>,
+    driver: Sender<DriverMessage>,
 ) {
     if let Err(fault) = database.write(clean).await {
         fault.put_off("what is left of scrubs stays until the next start");
@@ -317,7 +317,7 @@ pub(crate) async fn watch(
             }
         }
         let open = database.read(|db| Ok(!open(db)?.is_empty()));
-        if open.unwrap_or(false) && driver.send(Incoming::Scrub).is_err() {
+        if open.unwrap_or(false) && driver.send(DriverMessage::Scrub).is_err() {
             return;
         }
     }

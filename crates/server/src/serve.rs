@@ -2,45 +2,45 @@
 //! other modules.
 
 use crate::access::Access;
-use crate::arrivals::ArrivalService;
-use crate::bridges::BridgeService;
+use crate::authentication::Gates;
 use crate::ca::{Ca, CaError};
 use crate::check::Check;
-use crate::cluster::{Cluster, Settings};
+use crate::cluster::{Cluster, ClusterSettings};
 use crate::cluster_service::ClusterService;
-use crate::conditions::Conditions;
+use crate::conditions::ConditionService;
 use crate::elastic::Elastic;
 use crate::elastic::manager::Manager;
-use crate::ends::Ends;
-use crate::files::Files;
+use crate::events::EventService;
+use crate::files::FileService;
 use crate::find::FindService;
-use crate::gate::Gates;
 use crate::health::HealthService;
-use crate::jobs::Incoming;
+use crate::jobs::DriverMessage;
 use crate::jobs::driver::{Driver, Repairing, Signals};
 use crate::jobs::service::JobService;
 use crate::jobs::{expiry, finished};
-use crate::limits::Limits;
+use crate::lease_recall::LeaseRecalls;
+use crate::limits::UserLimits;
 use crate::lineage::LineageService;
-use crate::local_names::LocalNames;
+use crate::local_names::LocalNamesService;
 use crate::locks::Locks;
-use crate::migrations::promises;
+use crate::migrations::reservations;
 use crate::migrator::{Migrator, PlaceService};
 use crate::names::changes::Teller;
-use crate::names::{Fault, OpenError, SqliteNames, lent};
+use crate::names::{Fault, OpenError, SqliteNames, granted_capabilities};
 use crate::namespace_service::NamespaceService;
+use crate::orphaned_versions::OrphanedVersions;
 #[cfg(feature = "nats")]
 use crate::queue::Nats;
-use crate::queue::{Journal, Place, Queue};
-use crate::recall::Recalls;
+use crate::queue::{Journal, LabelQueue, QueueLocation};
 use crate::reductions::Reductions;
+use crate::remotes::RemoteService;
 use crate::removal::Garbage;
-use crate::rooms::{self, RoomService};
-use crate::rules::driver::Firer;
+use crate::rules::driver::RuleRunner;
 use crate::rules::service::RuleService;
 use crate::session::Sessions;
 use crate::token_service::TokenService;
 use crate::tokens::{Tokens, TokensError};
+use crate::workspaces::{self, WorkspaceService};
 use crate::{clock, names, notes, replicas, scrub};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeSet;
@@ -51,27 +51,27 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 use tidemill_client::Trust;
+use tidemill_client::concurrency_limit::UserPermits;
+use tidemill_client::connections::{Guests, Seated};
 use tidemill_client::credential::CredentialError;
-use tidemill_client::guests::{Guests, Seated};
 use tidemill_client::objects::Objects;
-use tidemill_client::tls::{self, Identity, Listener, Problem, Stream};
-use tidemill_client::turns::Turns;
+use tidemill_client::tls::{self, Listener, ServerIdentity, SocketStream, TlsProblem};
 use tidemill_core::burst;
-use tidemill_core::replicas::Wanted;
+use tidemill_core::replicas::WantedReplicas;
 use tidemill_wire::MESSAGE_BYTES_MAX;
-use tidemill_wire::local::Short;
-use tidemill_wire::v1::arrivals_server::ArrivalsServer;
-use tidemill_wire::v1::bridges_server::BridgesServer;
+use tidemill_wire::local::ShortPath;
 use tidemill_wire::v1::cluster_server::ClusterServer;
+use tidemill_wire::v1::events_server::EventsServer;
 use tidemill_wire::v1::find_server::FindServer;
 use tidemill_wire::v1::health_server::HealthServer;
 use tidemill_wire::v1::jobs_server::JobsServer;
 use tidemill_wire::v1::lineage_server::LineageServer;
 use tidemill_wire::v1::names_server::NamesServer;
 use tidemill_wire::v1::places_server::PlacesServer;
-use tidemill_wire::v1::rooms_server::RoomsServer;
+use tidemill_wire::v1::remotes_server::RemotesServer;
 use tidemill_wire::v1::rules_server::RulesServer;
 use tidemill_wire::v1::tokens_server::TokensServer;
+use tidemill_wire::v1::workspaces_server::WorkspacesServer;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tonic::service::Routes;
 
@@ -91,7 +91,7 @@ pub const MOVE_BYTES_PER_SEC: u64 = 250_000_000;
 
 /// Settings of a server.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ServeConfig {
     /// Directory of the server: database, token, socket. The server creates it if it is missing.
     pub dir: PathBuf,
     /// TCP address to listen on. Port 0 selects a free port.
@@ -110,10 +110,10 @@ pub struct Config {
     pub mount_timeout: Duration,
     /// Time for which finished jobs stay on the list; `None` for until somebody deletes them.
     pub keep_jobs: Option<Duration>,
-    /// Assumed rate at which nodes pull from each other if they report none, in bytes per second.
+    /// Assumed rate at which nodes fetch from each other if they report none, in bytes per second.
     pub link_bytes_per_sec: u64,
     /// Wanted number of replicas of versions for which no directory sets a number.
-    pub replicas: Wanted,
+    pub replicas: WantedReplicas,
     /// Time for which a node may be offline before its replicas are recreated on other nodes.
     pub repair_after: Duration,
     /// Interval in which all objects of each node are read and compared with their hashes; `None`: only on request.
@@ -121,19 +121,19 @@ pub struct Config {
     /// Rate limit of recreated replicas and of migrations in the whole cluster, in bytes per second; 0 for no limit.
     pub move_bytes_per_sec: u64,
     /// Place where labels wait for their nodes.
-    pub queue: Place,
+    pub queue: QueueLocation,
     /// Settings of suspending nodes.
     pub elastic: Elastic,
     /// Limits of each user.
-    pub limits: Limits,
-    /// Fill levels at which the burst tier drains.
-    pub burst: burst::Limits,
+    pub limits: UserLimits,
+    /// Fill levels at which the burst tier evicts files.
+    pub burst: burst::TierLimits,
 }
 
 /// Default interval in which all objects of a node are read.
 const SCRUB_EVERY_DEFAULT: Duration = Duration::from_secs(7 * 86_400);
 
-impl Config {
+impl ServeConfig {
     /// Returns the settings of a server in `dir` with all else at its default: a free port on the loopback address, 10 s node timeout,
     /// 1 Gbit/s links.
     #[must_use]
@@ -149,14 +149,14 @@ impl Config {
             mount_timeout: Duration::from_secs(10),
             keep_jobs: None,
             link_bytes_per_sec: 125_000_000,
-            replicas: Wanted::ONE,
+            replicas: WantedReplicas::ONE,
             repair_after: Duration::from_secs(600),
             scrub_every: Some(SCRUB_EVERY_DEFAULT),
             move_bytes_per_sec: MOVE_BYTES_PER_SEC,
-            queue: Place::Own,
+            queue: QueueLocation::Own,
             elastic: Elastic::default(),
-            limits: Limits::default(),
-            burst: burst::Limits::default(),
+            limits: UserLimits::default(),
+            burst: burst::TierLimits::default(),
         }
     }
 }
@@ -196,7 +196,7 @@ pub enum StartError {
     Tokens(#[from] TokensError),
     /// The server's own certificate can't be used.
     #[error(transparent)]
-    Tls(#[from] Problem),
+    Tls(#[from] TlsProblem),
     /// Another server uses the directory.
     #[error("{0}: another server runs in this directory; stop it first")]
     InUse(String),
@@ -222,27 +222,27 @@ pub enum StartError {
     Fault(#[from] Fault),
 }
 
-/// A running server. Dropping it without [`Server::shutdown`] leaves the state that a crash would leave.
+/// A running server. Dropping it without [`RunningServer::shutdown`] leaves the state that a crash would leave.
 #[derive(Debug)]
-pub struct Server {
+pub struct RunningServer {
     address: SocketAddr,
     socket: PathBuf,
     token: PathBuf,
     runtime: Option<tokio::runtime::Runtime>,
-    local: Option<LocalNames>,
+    local: Option<LocalNamesService>,
     names: Arc<SqliteNames>,
-    driver: Sender<Incoming>,
+    driver: Sender<DriverMessage>,
     worker: Option<std::thread::JoinHandle<()>>,
     // The lock is held as long as the server runs.
     _lock: std::fs::File,
 }
 
-impl Server {
+impl RunningServer {
     /// Opens the directory and begins to serve.
     ///
     /// # Errors
     /// If the directory, its database, the socket or the address can't be used.
-    pub async fn start(config: Config) -> Result<Self, StartError> {
+    pub async fn start(config: ServeConfig) -> Result<Self, StartError> {
         // The server has a runtime of its own, so that no task of the server outlives it. Ending only the tasks that accept connections
         // would leave the tasks that serve them.
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -263,7 +263,7 @@ impl Server {
         }
     }
 
-    async fn begin(config: Config) -> Result<Self, StartError> {
+    async fn begin(config: ServeConfig) -> Result<Self, StartError> {
         let dir = config.dir.clone();
         let lock = prepare(&dir)?;
         let (ca, identity) = open_ca(&dir.join("ca.pem"), &config)?;
@@ -281,29 +281,35 @@ impl Server {
         let cluster = Arc::new(Cluster::new(&names, settings, driver.clone())?);
         cluster.read_by(Objects::new(Some(&trust)));
         let signals = Signals::default();
-        let told = (driver.clone(), incoming);
-        let worker = start_driver(&names, &cluster, &signals, Decides::of(&config), told).await?;
+        let inbox_ends = (driver.clone(), incoming);
+        let worker =
+            start_driver(&names, &cluster, &signals, Decides::of(&config), inbox_ends).await?;
         cluster.expect_known();
         // Files that jobs wait for may have appeared while the server was down.
-        let _ = driver.send(Incoming::NamesChanged);
+        let _ = driver.send(DriverMessage::NamesChanged);
         let manager = Manager::start(&names, &cluster, config.elastic.clone());
         let sessions = Sessions::new(config.mount_timeout);
         let locks = Locks::new(names.clone(), sessions.clone())?;
-        let ends = Ends::new(names.clone(), &locks, &cluster, &sessions, &trust);
-        let recalls = Recalls::new(names.clone(), locks);
-        let files = Files::new(&names, &recalls, &access, &cluster, &trust);
-        let parts = Parts {
-            firer: Firer::start((&names, &recalls, &cluster), Some(&files), &driver),
+        let orphaned_versions =
+            OrphanedVersions::new(names.clone(), &locks, &cluster, &sessions, &trust);
+        let lease_recalls = LeaseRecalls::new(names.clone(), locks);
+        let files = FileService::new(&names, &lease_recalls, &access, &cluster, &trust);
+        let parts = ServiceParts {
+            rule_runner: RuleRunner::start(
+                (&names, &lease_recalls, &cluster),
+                Some(&files),
+                &driver,
+            ),
             files,
             names: names.clone(),
-            recalls: recalls.clone(),
+            lease_recalls: lease_recalls.clone(),
             cluster: cluster.clone(),
             access: access.clone(),
             driver: driver.clone(),
             signals: signals.clone(),
-            conditions: Conditions::start((&names, &cluster, &ends), &signals),
+            conditions: ConditionService::start((&names, &cluster, &orphaned_versions), &signals),
             sessions,
-            ends: ends.clone(),
+            orphaned_versions: orphaned_versions.clone(),
             check: Check::new(names.clone(), cluster.clone(), &trust),
             migrator: Migrator::new(&names, &cluster, &driver, signals.running.clone()),
             manager: manager.clone(),
@@ -311,11 +317,11 @@ impl Server {
         let routes = parts.routes(hosts(&config), config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes, &access).await?;
-        let local = start_local(&socket, recalls, access)?;
+        let local = start_local(&socket, lease_recalls, access)?;
         keep_up(
             (&names, config.keep_jobs),
             cluster,
-            ends,
+            orphaned_versions,
             (signals, driver.clone()),
         );
         tracing::info!(%address, socket = %socket.display(), "server is up");
@@ -352,7 +358,7 @@ impl Server {
 
     /// Ends all connections, commits the accepted changes and closes the database.
     pub async fn shutdown(mut self) {
-        let _ = self.driver.send(Incoming::Stop);
+        let _ = self.driver.send(DriverMessage::Stop);
         let (names, worker) = (self.names.clone(), self.worker.take());
         let local = self.local.take();
         let runtime = self.runtime.take();
@@ -369,17 +375,21 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for RunningServer {
     fn drop(&mut self) {
-        let _ = self.driver.send(Incoming::Stop);
+        let _ = self.driver.send(DriverMessage::Stop);
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-fn settings(names: &SqliteNames, config: &Config, ca: &Arc<Ca>) -> Result<Settings, StartError> {
-    Ok(Settings {
+fn settings(
+    names: &SqliteNames,
+    config: &ServeConfig,
+    ca: &Arc<Ca>,
+) -> Result<ClusterSettings, StartError> {
+    Ok(ClusterSettings {
         cluster_id: names.database().read(names::cluster_id)?,
         node_timeout: config.node_timeout,
         link_bytes_per_sec: config.link_bytes_per_sec,
@@ -392,8 +402,8 @@ fn settings(names: &SqliteNames, config: &Config, ca: &Arc<Ca>) -> Result<Settin
 fn keep_up(
     (names, keep_jobs): (&Arc<SqliteNames>, Option<Duration>),
     cluster: Arc<Cluster>,
-    ends: Arc<Ends>,
-    (signals, driver): (Signals, Sender<Incoming>),
+    orphaned_versions: Arc<OrphanedVersions>,
+    (signals, driver): (Signals, Sender<DriverMessage>),
 ) {
     if let Some(keep) = keep_jobs {
         tokio::spawn(finished::run(names.clone(), keep));
@@ -401,21 +411,24 @@ fn keep_up(
     let teller = names.teller().clone();
     tokio::spawn(forward_changes(teller, signals, driver));
     tokio::spawn(notes::run(names.database().clone(), cluster.clone()));
-    tokio::spawn(lent::run(names.shared().clone(), cluster.clone()));
-    tokio::spawn(rooms::channels::run(names.clone(), cluster));
-    tokio::spawn(ends.run());
+    tokio::spawn(granted_capabilities::run(
+        names.shared().clone(),
+        cluster.clone(),
+    ));
+    tokio::spawn(workspaces::channels::run(names.clone(), cluster));
+    tokio::spawn(orphaned_versions.run());
     tokio::spawn(expiry::run(names.clone()));
-    tokio::spawn(rooms::run(names.clone()));
-    tokio::spawn(promises::run(names.clone()));
+    tokio::spawn(workspaces::run(names.clone()));
+    tokio::spawn(reservations::run(names.clone()));
 }
 
 fn start_local(
     socket: &Path,
-    recalls: Recalls,
+    lease_recalls: LeaseRecalls,
     access: Arc<Access>,
-) -> Result<LocalNames, StartError> {
+) -> Result<LocalNamesService, StartError> {
     let path = tidemill_wire::local::socket(socket);
-    LocalNames::start(&path, recalls, access).map_err(|source| file(&path, source))
+    LocalNamesService::start(&path, lease_recalls, access).map_err(|source| file(&path, source))
 }
 
 /// Settings by which the driver decides, and the place where it puts labels.
@@ -423,11 +436,11 @@ struct Decides {
     policy: String,
     repairing: Repairing,
     scrub_every: Option<Duration>,
-    queue: Place,
+    queue: QueueLocation,
 }
 
 impl Decides {
-    fn of(config: &Config) -> Self {
+    fn of(config: &ServeConfig) -> Self {
         Self {
             policy: config.default_policy.clone(),
             scrub_every: config.scrub_every,
@@ -446,7 +459,10 @@ async fn start_driver(
     cluster: &Arc<Cluster>,
     signals: &Signals,
     decides: Decides,
-    (driver, incoming): (Sender<Incoming>, std::sync::mpsc::Receiver<Incoming>),
+    (driver, incoming): (
+        Sender<DriverMessage>,
+        std::sync::mpsc::Receiver<DriverMessage>,
+    ),
 ) -> Result<std::thread::JoinHandle<()>, StartError> {
     let Decides {
         policy,
@@ -459,11 +475,12 @@ async fn start_driver(
     let database = names.database().clone();
     let garbage = Garbage::new(database.clone(), names.shared().clone());
     tokio::spawn(garbage.clone().watch(cluster.clone(), driver.clone()));
-    let watched = |driver: &Sender<Incoming>| (database.clone(), cluster.clone(), driver.clone());
-    let (of, on, told) = watched(&driver);
-    tokio::spawn(replicas::watch(of, on, repairing.after, told));
-    let (of, on, told) = watched(&driver);
-    tokio::spawn(scrub::watch(of, on, scrub_every, told));
+    let watched =
+        |driver: &Sender<DriverMessage>| (database.clone(), cluster.clone(), driver.clone());
+    let (of, on, inbox_ends) = watched(&driver);
+    tokio::spawn(replicas::watch(of, on, repairing.after, inbox_ends));
+    let (of, on, inbox_ends) = watched(&driver);
+    tokio::spawn(scrub::watch(of, on, scrub_every, inbox_ends));
     let queue = open_queue(queue, &names)?;
     let made = tokio::task::spawn_blocking(move || {
         Driver::new(
@@ -479,76 +496,82 @@ async fn start_driver(
     Ok(std::thread::spawn(move || driver.run(incoming)))
 }
 
-fn open_queue(place: Place, names: &Arc<SqliteNames>) -> Result<Arc<dyn Queue>, StartError> {
+fn open_queue(
+    place: QueueLocation,
+    names: &Arc<SqliteNames>,
+) -> Result<Arc<dyn LabelQueue>, StartError> {
     Ok(match place {
-        Place::Own => Arc::new(Journal::new(names.database().clone())),
-        Place::Given(queue) => queue,
+        QueueLocation::Own => Arc::new(Journal::new(names.database().clone())),
+        QueueLocation::Given(queue) => queue,
         #[cfg(feature = "nats")]
-        Place::Nats(address) => {
+        QueueLocation::Nats(address) => {
             let cluster = names.database().read(names::cluster_id)?;
             let queue = Nats::start(address, cluster, names.shared().key().as_bytes());
             Arc::new(queue.map_err(StartError::Queue)?)
         }
         #[cfg(not(feature = "nats"))]
-        Place::Nats(_) => return Err(StartError::NoNats),
+        QueueLocation::Nats(_) => return Err(StartError::NoNats),
     })
 }
 
 /// Objects from which the services are built.
-struct Parts {
+struct ServiceParts {
     names: Arc<SqliteNames>,
-    recalls: Recalls,
+    lease_recalls: LeaseRecalls,
     cluster: Arc<Cluster>,
     access: Arc<Access>,
-    driver: Sender<Incoming>,
+    driver: Sender<DriverMessage>,
     signals: Signals,
-    conditions: Conditions,
+    conditions: ConditionService,
     sessions: Sessions,
-    ends: Arc<Ends>,
+    orphaned_versions: Arc<OrphanedVersions>,
     check: Check,
     migrator: Migrator,
     manager: Manager,
-    files: Files,
-    firer: Firer,
+    files: FileService,
+    rule_runner: RuleRunner,
 }
 
-impl Parts {
+impl ServiceParts {
     fn routes(self, hosts: Vec<String>, default_policy: String) -> Routes {
         let namespace = NamespaceService {
             names: self.names.clone(),
             access: self.access.clone(),
             sessions: self.sessions.clone(),
-            recalls: self.recalls.clone(),
+            lease_recalls: self.lease_recalls.clone(),
         };
         let names = self.names.clone();
         let jobs = JobService {
             names: self.names.clone(),
-            recalls: self.recalls.clone(),
+            lease_recalls: self.lease_recalls.clone(),
             cluster: self.cluster.clone(),
             access: self.access.clone(),
             driver: self.driver,
             signals: self.signals,
-            submissions: Arc::new(Turns::new(1)),
+            submissions: Arc::new(UserPermits::new(1)),
         };
         let lineage = lineage(self.names, &self.access);
-        let (rooms, arrivals) = waits(&jobs.names, &self.access, &self.cluster);
+        let (workspaces, events) = waits(&jobs.names, &self.access, &self.cluster);
         let tokens = TokenService {
             access: self.access.clone(),
             ca: self.cluster.ca().clone(),
         };
-        let bridges = bridges(&jobs.names, &self.access);
+        let remotes = remotes(&jobs.names, &self.access);
         let health = HealthService {
             names: jobs.names.clone(),
             cluster: self.cluster.clone(),
             access: self.access.clone(),
         };
-        let (firer, access) = (self.firer, self.access.clone());
-        let rules = RuleService { firer, access };
+        let (rule_runner, access) = (self.rule_runner, self.access.clone());
+        let rules = RuleService {
+            rule_runner,
+            access,
+        };
         let find = FindService::start(&health.names, &self.access, &self.files);
         let places = PlaceService::new(
             self.migrator,
             self.manager,
-            self.recalls,
+            self.lease_recalls,
             self.access.clone(),
         );
         let cluster = ClusterService {
@@ -558,7 +581,7 @@ impl Parts {
             policies: policies(),
             started: clock::now_ns(),
             sessions: self.sessions,
-            ends: self.ends,
+            orphaned_versions: self.orphaned_versions,
             check: self.check,
             names,
             conditions: self.conditions,
@@ -578,11 +601,11 @@ impl Parts {
             .add_service(LineageServer::new(lineage).max_encoding_message_size(max))
             .add_service(FindServer::new(find).max_encoding_message_size(max))
             .add_service(TokensServer::new(tokens))
-            .add_service(bridges)
+            .add_service(remotes)
             .add_service(HealthServer::new(health).max_encoding_message_size(max))
             .add_service(PlacesServer::new(places))
-            .add_service(rooms)
-            .add_service(arrivals)
+            .add_service(workspaces)
+            .add_service(events)
             .add_service(RulesServer::new(rules).max_encoding_message_size(max))
             .add_service(cluster);
         let reductions = Reductions::new(&self.files, hosts).routes();
@@ -592,7 +615,7 @@ impl Parts {
 }
 
 /// Passes the settings to the operations on names.
-fn tell(names: &SqliteNames, config: &Config) {
+fn tell(names: &SqliteNames, config: &ServeConfig) {
     names.shared().set_replicas(config.replicas);
     names.shared().bursts.set_limits(config.burst);
     names.shared().limits.set(config.limits);
@@ -603,10 +626,10 @@ fn lineage(names: Arc<SqliteNames>, access: &Arc<Access>) -> LineageService {
     LineageService { names, access }
 }
 
-fn bridges(names: &Arc<SqliteNames>, access: &Arc<Access>) -> BridgesServer<BridgeService> {
+fn remotes(names: &Arc<SqliteNames>, access: &Arc<Access>) -> RemotesServer<RemoteService> {
     let (names, access) = (names.clone(), access.clone());
     let looks = Arc::default();
-    BridgesServer::new(BridgeService {
+    RemotesServer::new(RemoteService {
         names,
         access,
         looks,
@@ -618,10 +641,13 @@ fn waits(
     names: &Arc<SqliteNames>,
     access: &Arc<Access>,
     cluster: &Arc<Cluster>,
-) -> (RoomsServer<RoomService>, ArrivalsServer<ArrivalService>) {
+) -> (
+    WorkspacesServer<WorkspaceService>,
+    EventsServer<EventService>,
+) {
     (
-        RoomsServer::new(RoomService::new(names, access, cluster)),
-        ArrivalsServer::new(ArrivalService::new(names, access)),
+        WorkspacesServer::new(WorkspaceService::new(names, access, cluster)),
+        EventsServer::new(EventService::new(names, access)),
     )
 }
 
@@ -631,21 +657,25 @@ fn policies() -> Vec<String> {
 }
 
 /// Notifies the driver of changes in the namespace while jobs wait for files. Many changes at once cause one notification.
-pub(crate) async fn forward_changes(teller: Teller, signals: Signals, driver: Sender<Incoming>) {
+pub(crate) async fn forward_changes(
+    teller: Teller,
+    signals: Signals,
+    driver: Sender<DriverMessage>,
+) {
     loop {
         teller.files().await;
         if !signals.awaiting.load(std::sync::atomic::Ordering::Relaxed) {
             continue;
         }
         tokio::time::sleep(COALESCE).await;
-        if driver.send(Incoming::NamesChanged).is_err() {
+        if driver.send(DriverMessage::NamesChanged).is_err() {
             return;
         }
     }
 }
 
 /// Opens the cluster's CA and the identity that it has signed for this server.
-fn open_ca(path: &Path, config: &Config) -> Result<(Arc<Ca>, Identity), StartError> {
+fn open_ca(path: &Path, config: &ServeConfig) -> Result<(Arc<Ca>, ServerIdentity), StartError> {
     let at = |reason| StartError::Ca {
         path: path.display().to_string(),
         reason,
@@ -669,7 +699,7 @@ fn own_user() -> (u32, u32) {
 }
 
 /// Returns the names by which programs without knowledge of clusters may reach the server.
-fn hosts(config: &Config) -> Vec<String> {
+fn hosts(config: &ServeConfig) -> Vec<String> {
     let mut hosts = vec!["localhost".into(), "127.0.0.1".into(), "::1".into()];
     let address = config.listen.ip();
     if !address.is_unspecified() {
@@ -733,7 +763,7 @@ pub(crate) fn private() -> std::fs::OpenOptions {
 
 async fn listen(
     address: SocketAddr,
-    identity: Option<Identity>,
+    identity: Option<ServerIdentity>,
     socket: &Path,
     routes: Routes,
     access: &Arc<Access>,
@@ -746,7 +776,7 @@ async fn listen(
     let bound = tcp.local_addr().map_err(refused)?;
     // This process holds the directory's lock, so an existing socket file was left by a server that has ended.
     let _ = std::fs::remove_file(socket);
-    let short = Short::of(socket).map_err(|source| file(socket, source))?;
+    let short = ShortPath::of(socket).map_err(|source| file(socket, source))?;
     let unix = UnixListener::bind(&short).map_err(|source| file(socket, source))?;
     // Every user may connect: the server knows the user of each connection.
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666))
@@ -755,7 +785,7 @@ async fn listen(
     let tcp = Listener::new(tcp, identity, CONNECTIONS_BY_TCP_EACH_MAX);
     let tcp = futures_util::stream::unfold(tcp, async |mut tcp| {
         let (stream, _) = tcp.accept().await;
-        Some((Ok::<Seated<Stream>, std::io::Error>(stream), tcp))
+        Some((Ok::<Seated<SocketStream>, std::io::Error>(stream), tcp))
     });
     let local = (unix, Guests::new(CONNECTIONS_EACH_MAX), access.clone());
     let local = futures_util::stream::unfold(local, async |(unix, guests, access)| {

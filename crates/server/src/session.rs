@@ -36,12 +36,12 @@ struct Offline {
 
 /// Stream of a mount. Dropping it makes the mount offline.
 #[derive(Debug)]
-pub(crate) struct Presence {
+pub(crate) struct MountStream {
     session: u64,
     sessions: Sessions,
 }
 
-impl Drop for Presence {
+impl Drop for MountStream {
     fn drop(&mut self) {
         let mut mounts = self.sessions.mounts.lock();
         let Some(present) = mounts.present.get_mut(&self.session) else {
@@ -77,13 +77,13 @@ impl Sessions {
     }
 
     /// Registers the beginning of a mount's stream.
-    pub(crate) fn arrive(&self, mount: v1::Mount) -> Presence {
+    pub(crate) fn arrive(&self, mount: v1::Mount) -> MountStream {
         let session = mount.session;
         let mut mounts = self.mounts.lock();
         mounts.offline.remove(&session);
         let known = mounts.present.entry(session);
         known.or_insert(Present { mount, streams: 0 }).streams += 1;
-        Presence {
+        MountStream {
             session,
             sessions: self.clone(),
         }

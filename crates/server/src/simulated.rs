@@ -1,37 +1,39 @@
-//! The server of a simulated cluster: names, jobs, driver, nodes and all background work, as in [`crate::Server`], but without
+//! The server of a simulated cluster: names, jobs, driver, nodes and all background work, as in [`crate::RunningServer`], but without
 //! connections and threads, on one database connection, in virtual time and with random numbers from a seed.
 //!
 //! The server's timers run on a runtime of its own whose clock is moved by [`Simulated::advance`]. Time has a resolution of one
 //! millisecond. No other code of the server is duplicated here: the simulation calls the same functions as the services.
 
 use crate::ca::Ca;
-use crate::cluster::{Cluster, Settings, outbox};
+use crate::cluster::{Cluster, ClusterSettings, outbox};
 use crate::elastic::Elastic;
 use crate::elastic::manager::Manager;
-use crate::jobs::asked::Programs;
 use crate::jobs::driver::{Driver, Repairing, Signals};
 use crate::jobs::inbox::Inbox;
-use crate::jobs::submit::{Refused, Submission, submit};
-use crate::jobs::way::Links;
-use crate::jobs::{Incoming, expiry};
+use crate::jobs::mapper_jobs::ProgramMappers;
+use crate::jobs::output_paths::Links;
+use crate::jobs::submit::{JobRefusal, Submission, submit};
+use crate::jobs::{DriverMessage, expiry};
+use crate::lease_recall::LeaseRecalls;
 use crate::locks::Locks;
 use crate::migrator::Migrator;
-use crate::names::rooms::Done;
 use crate::names::transaction::Tx;
-use crate::names::{Caller, Fault, Names, OpenError, Request, SqliteNames, Unfinished, cluster_id};
-use crate::queue::{Journal, Queue};
-use crate::recall::Recalls;
+use crate::names::workspaces::WorkspaceResult;
+use crate::names::{
+    Caller, Fault, Names, NamesRequest, OpenError, SqliteNames, Unfinished, cluster_id,
+};
+use crate::queue::{Journal, LabelQueue};
 use crate::removal::Garbage;
-use crate::rules::driver::Firer;
+use crate::rules::driver::RuleRunner;
 use crate::session::Sessions;
-use crate::{namespace_service, notes, replicas, rooms, scrub};
+use crate::{namespace_service, notes, replicas, scrub, workspaces};
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tidemill_core::burst::Limits;
+use tidemill_core::burst::TierLimits;
 use tidemill_core::id::JobId;
-use tidemill_core::replicas::Wanted;
+use tidemill_core::replicas::WantedReplicas;
 use tidemill_wire::v1::{self, from_node::Message as From};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -39,8 +41,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 /// Maximum number of versions that a mount writes on one node.
 const UNFINISHED_MAX: usize = 4096;
 
-/// Time limit for a woken node to connect.
-const WAKE_LIMIT: Duration = Duration::from_secs(5);
+/// Time limit for a resumed node to connect.
+const RESUME_LIMIT: Duration = Duration::from_secs(5);
 
 /// Virtual time.
 pub mod time {
@@ -82,14 +84,14 @@ pub mod time {
 /// Random numbers from a seed.
 pub(crate) mod chance {
     use std::cell::RefCell;
-    use tidemill_core::random::Source;
+    use tidemill_core::random::RandomSource;
 
     thread_local! {
-        static SOURCE: RefCell<Option<Source>> = const { RefCell::new(None) };
+        static SOURCE: RefCell<Option<RandomSource>> = const { RefCell::new(None) };
     }
 
     pub(super) fn seed(seed: u64) {
-        SOURCE.set(Some(Source::seeded(seed)));
+        SOURCE.set(Some(RandomSource::seeded(seed)));
     }
 
     /// Fills `bytes` with random numbers if this thread simulates. Returns whether it does.
@@ -106,7 +108,7 @@ pub(crate) mod chance {
 
 /// Settings of a simulated server.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SimulatedOptions {
     /// Seed of all random numbers.
     pub seed: u64,
     /// Time for which a node may be offline before its labels are assigned to other nodes.
@@ -123,15 +125,15 @@ pub struct Options {
     pub move_bytes_per_sec: u64,
     /// Idle time after which a node is suspended; `None`: nodes are suspended only on request.
     pub suspend_after: Option<Duration>,
-    /// Fill levels at which the burst tier drains.
-    pub burst: Limits,
+    /// Fill levels at which the burst tier evicts files.
+    pub burst: TierLimits,
     /// Queue where labels wait; `None` for the server's own database.
-    pub queue: Option<Arc<dyn Queue>>,
+    pub queue: Option<Arc<dyn LabelQueue>>,
 }
 
 /// Reason why a simulated server can't be started.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum SimulatedStartError {
     /// The database can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -142,7 +144,7 @@ pub enum StartError {
 
 /// Stream of one node.
 #[derive(Debug)]
-pub struct Link {
+pub struct NodeStream {
     /// Number of the node's connection.
     pub epoch: u64,
     /// Messages from the server.
@@ -152,13 +154,13 @@ pub struct Link {
 }
 
 /// Answer to a mount's request.
-pub type Answered = oneshot::Receiver<Result<Vec<v1::NameResult>, Fault>>;
+pub type PendingNames = oneshot::Receiver<Result<Vec<v1::NameResult>, Fault>>;
 
 /// Stream of changes to a mount.
 #[derive(Debug)]
-pub struct Changes(mpsc::Receiver<Result<v1::Invalidation, tonic::Status>>);
+pub struct ChangeStream(mpsc::Receiver<Result<v1::Invalidation, tonic::Status>>);
 
-impl Changes {
+impl ChangeStream {
     /// Returns the next change, if one has arrived.
     pub fn next_now(&mut self) -> Option<v1::Invalidation> {
         self.0.try_recv().ok()?.ok()
@@ -172,16 +174,16 @@ pub type Submitted = oneshot::Receiver<Result<u64, String>>;
 #[derive(Debug)]
 pub struct Simulated {
     names: Arc<SqliteNames>,
-    recalls: Recalls,
+    lease_recalls: LeaseRecalls,
     sessions: Sessions,
     cluster: Arc<Cluster>,
     manager: Manager,
     driver: Driver,
     inbox: Inbox,
-    firer: Firer,
+    rule_runner: RuleRunner,
     /// Whether the driver has handled the consequences of the jobs that it read at its start.
     begun: bool,
-    told: Sender<Incoming>,
+    sender: Sender<DriverMessage>,
     /// The runtime is the last field, so that its tasks are dropped after all else.
     runtime: Runtime,
     started: tokio::time::Instant,
@@ -199,8 +201,8 @@ impl Simulated {
     pub fn start(
         disk: Connection,
         since_epoch: Duration,
-        options: &Options,
-    ) -> Result<Self, (Connection, StartError)> {
+        options: &SimulatedOptions,
+    ) -> Result<Self, (Connection, SimulatedStartError)> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
@@ -213,8 +215,8 @@ impl Simulated {
             Ok(names) => Arc::new(names),
             Err((disk, error)) => return Err((disk, error.into())),
         };
-        let (told, incoming) = std::sync::mpsc::channel();
-        match Self::parts(&names, options, told.clone()) {
+        let (sender, incoming) = std::sync::mpsc::channel();
+        match Self::parts(&names, options, sender.clone()) {
             Ok((cluster, manager, driver)) => {
                 let started = tokio::time::Instant::now();
                 // Mounts of the simulation take no locks, so there are no locks to read.
@@ -224,21 +226,22 @@ impl Simulated {
                     Ok(locks) => locks,
                     Err(fault) => return Err((names.database().take_connection(), fault.into())),
                 };
-                let recalls = Recalls::new(names.clone() as Arc<dyn Names>, locks);
-                // The firer runs on the runtime for as long as the runtime exists.
-                let firer = Firer::start((&names, &recalls, &cluster), None, &told);
+                let lease_recalls = LeaseRecalls::new(names.clone() as Arc<dyn Names>, locks);
+                // The rule runner runs on the runtime for as long as the runtime exists.
+                let rule_runner =
+                    RuleRunner::start((&names, &lease_recalls, &cluster), None, &sender);
                 drop(entered);
                 Ok(Self {
                     names,
-                    recalls,
+                    lease_recalls,
                     sessions,
                     cluster,
                     manager,
                     driver,
                     inbox: Inbox::new(incoming),
-                    firer,
+                    rule_runner,
                     begun: false,
-                    told,
+                    sender,
                     runtime,
                     started,
                 })
@@ -250,22 +253,22 @@ impl Simulated {
     /// Creates the parts of a server as a server does at its start.
     fn parts(
         names: &Arc<SqliteNames>,
-        options: &Options,
-        told: Sender<Incoming>,
+        options: &SimulatedOptions,
+        sender: Sender<DriverMessage>,
     ) -> Result<(Arc<Cluster>, Manager, Driver), Fault> {
-        let settings = Settings {
+        let settings = ClusterSettings {
             cluster_id: names.database().read(cluster_id)?,
             node_timeout: options.node_timeout,
             link_bytes_per_sec: 125_000_000,
             tls: false,
             ca: ca(),
         };
-        names.shared().set_replicas(Wanted {
+        names.shared().set_replicas(WantedReplicas {
             replicas: options.replicas,
             now: false,
         });
         names.shared().bursts.set_limits(options.burst);
-        let cluster = Arc::new(Cluster::new(names, settings, told.clone())?);
+        let cluster = Arc::new(Cluster::new(names, settings, sender.clone())?);
         let signals = Signals::default();
         let database = names.database().clone();
         let garbage = Garbage::new(database.clone(), names.shared().clone());
@@ -273,7 +276,7 @@ impl Simulated {
             after: options.repair_after,
             bytes_per_sec: options.move_bytes_per_sec,
         };
-        let own = || Arc::new(Journal::new(database.clone())) as Arc<dyn Queue>;
+        let own = || Arc::new(Journal::new(database.clone())) as Arc<dyn LabelQueue>;
         let driver = Driver::new(
             names.clone(),
             cluster.clone(),
@@ -284,24 +287,24 @@ impl Simulated {
         )?;
         let elastic = Elastic {
             after: options.suspend_after,
-            wake_limit: WAKE_LIMIT,
+            resume_limit: RESUME_LIMIT,
             ..Elastic::default()
         };
         let manager = Manager::start(names, &cluster, elastic);
         cluster.expect_known();
-        let _ = told.send(Incoming::NamesChanged);
+        let _ = sender.send(DriverMessage::NamesChanged);
         let after = options.repair_after;
-        let copying = replicas::watch(database.clone(), cluster.clone(), after, told.clone());
+        let copying = replicas::watch(database.clone(), cluster.clone(), after, sender.clone());
         tokio::spawn(copying);
         let every = Some(options.scrub_every);
-        let scrubbing = scrub::watch(database.clone(), cluster.clone(), every, told.clone());
+        let scrubbing = scrub::watch(database.clone(), cluster.clone(), every, sender.clone());
         tokio::spawn(scrubbing);
         tokio::spawn(notes::run(database, cluster.clone()));
-        tokio::spawn(garbage.watch(cluster.clone(), told.clone()));
+        tokio::spawn(garbage.watch(cluster.clone(), sender.clone()));
         tokio::spawn(expiry::run(names.clone()));
-        tokio::spawn(rooms::run(names.clone()));
+        tokio::spawn(workspaces::run(names.clone()));
         let teller = names.teller().clone();
-        tokio::spawn(crate::serve::forward_changes(teller, signals, told));
+        tokio::spawn(crate::serve::forward_changes(teller, signals, sender));
         Ok((cluster, manager, driver))
     }
 
@@ -318,7 +321,7 @@ impl Simulated {
     }
 
     /// Whether messages wait for the driver.
-    pub fn told(&mut self) -> bool {
+    pub fn has_messages(&mut self) -> bool {
         !self.begun || self.inbox.has_more()
     }
 
@@ -337,12 +340,12 @@ impl Simulated {
     ///
     /// # Errors
     /// If the cluster refuses the node.
-    pub fn join(&self, hello: v1::Hello) -> Result<Link, String> {
+    pub fn join(&self, hello: v1::Hello) -> Result<NodeStream, String> {
         let _entered = self.runtime.enter();
         let (sender, outbox) = outbox();
         let joined = self.cluster.join(hello, sender);
         let (_, epoch, ended) = joined.map_err(|status| status.to_string())?;
-        Ok(Link {
+        Ok(NodeStream {
             epoch,
             outbox,
             ended,
@@ -365,19 +368,19 @@ impl Simulated {
     ///
     /// # Errors
     /// If the cluster refuses the process.
-    pub fn keep(&self, hello: &v1::Hello) -> Result<Link, String> {
+    pub fn keep(&self, hello: &v1::Hello) -> Result<NodeStream, String> {
         let _entered = self.runtime.enter();
         let (sender, outbox) = outbox();
         let kept = self.cluster.keep(hello, sender);
         let (_, epoch, ended) = kept.map_err(|status| status.to_string())?;
-        Ok(Link {
+        Ok(NodeStream {
             epoch,
             outbox,
             ended,
         })
     }
 
-    /// Disconnects a process that waits to wake a node.
+    /// Disconnects a process that waits to resume a node.
     pub fn unkeep(&self, node: u32, number: u64) {
         self.cluster.unkeep(node, number);
     }
@@ -389,15 +392,15 @@ impl Simulated {
             .spawn(async move { manager.suspend(node).await });
     }
 
-    /// Requests that a node is woken.
-    pub fn wake_node(&self, node: u32) {
+    /// Requests that a node is resumed.
+    pub fn resume_node(&self, node: u32) {
         let _entered = self.runtime.enter();
-        self.names.shared().sleepers.want(node);
+        self.names.shared().suspensions.want(node);
     }
 
     /// Whether a node is up.
     #[must_use]
-    pub fn is_awake(&self, node: u32) -> bool {
+    pub fn is_active(&self, node: u32) -> bool {
         self.cluster.up().contains(&node)
     }
 
@@ -405,18 +408,18 @@ impl Simulated {
     ///
     /// # Errors
     /// If the request could not be carried out as a whole.
-    pub fn apply(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
+    pub fn apply(&self, request: NamesRequest) -> Result<Vec<v1::NameResult>, Fault> {
         let _entered = self.runtime.enter();
         self.names.apply_blocking(request)
     }
 
-    /// Begins to carry out a mount's request as `recall` does. The answer arrives as time passes.
-    pub fn ask(&self, request: Request) -> Answered {
+    /// Begins to carry out a mount's request as `lease_recall` does. The answer arrives as time passes.
+    pub fn ask(&self, request: NamesRequest) -> PendingNames {
         let (answer, answered) = oneshot::channel();
-        let recalls = self.recalls.clone();
+        let lease_recalls = self.lease_recalls.clone();
         self.runtime.spawn(async move {
             // The asker may have disconnected.
-            let _ = answer.send(recalls.apply(request).await);
+            let _ = answer.send(lease_recalls.apply(request).await);
         });
         answered
     }
@@ -425,14 +428,14 @@ impl Simulated {
     ///
     /// # Errors
     /// If the database fails.
-    pub fn watch(&self, session: u64) -> Result<Changes, Fault> {
+    pub fn watch(&self, session: u64) -> Result<ChangeStream, Fault> {
         let request = v1::WatchRequest {
             session,
             ..v1::WatchRequest::default()
         };
-        let (names, recalls) = (&*self.names, &self.recalls);
-        let watched = namespace_service::watch(names, recalls, &self.sessions, request);
-        self.runtime.block_on(watched).map(Changes)
+        let (names, lease_recalls) = (&*self.names, &self.lease_recalls);
+        let watched = namespace_service::watch(names, lease_recalls, &self.sessions, request);
+        self.runtime.block_on(watched).map(ChangeStream)
     }
 
     /// Repeats a mount's report of a version that it writes, as a mount does after a start of the server.
@@ -492,22 +495,24 @@ impl Simulated {
             strict: false,
             no_cache: false,
             bounded: false,
-            programs: Programs::Refused,
+            programs: ProgramMappers::Refused,
             links: Links::All,
         };
         let (answer, answered) = oneshot::channel();
-        let (names, recalls) = (self.names.clone(), self.recalls.clone());
-        let (cluster, told) = (self.cluster.clone(), self.told.clone());
+        let (names, lease_recalls) = (self.names.clone(), self.lease_recalls.clone());
+        let (cluster, sender) = (self.cluster.clone(), self.sender.clone());
         self.runtime.spawn(async move {
-            let result = match submit(&names, &recalls, &cluster, submission).await {
+            let result = match submit(&names, &lease_recalls, &cluster, submission).await {
                 Ok((accepted, _)) => {
                     let job = accepted.spec.job.0;
-                    let _ = told.send(Incoming::Submitted(Box::new(accepted)));
+                    let _ = sender.send(DriverMessage::Submitted(Box::new(accepted)));
                     Ok(job)
                 }
-                Err(Refused::Script(errors) | Refused::Claimed(errors)) => Err(errors.join("\n")),
-                Err(Refused::Known(job)) => Ok(job.0),
-                Err(Refused::Fault(fault)) => Err(fault.to_string()),
+                Err(JobRefusal::Script(errors) | JobRefusal::Claimed(errors)) => {
+                    Err(errors.join("\n"))
+                }
+                Err(JobRefusal::Known(job)) => Ok(job.0),
+                Err(JobRefusal::Fault(fault)) => Err(fault.to_string()),
             };
             // The asker may have disconnected.
             let _ = answer.send(result);
@@ -517,86 +522,89 @@ impl Simulated {
 
     /// Stores a rule of root's, which replaces any rule of the same name. Returns the rule's number, or `None` on failure.
     pub fn put_rule(&self, text: &str) -> Option<u64> {
-        self.runtime.block_on(self.firer.put_rule(text)).ok()
+        self.runtime.block_on(self.rule_runner.put_rule(text)).ok()
     }
 
     /// Removes a rule of root's. Returns whether that succeeded.
     pub fn remove_rule(&self, name: &str) -> bool {
-        self.runtime.block_on(self.firer.remove_rule(name)).is_ok()
+        self.runtime
+            .block_on(self.rule_runner.remove_rule(name))
+            .is_ok()
     }
 
     /// Retries the failed runs of a rule.
     pub fn retry_rule(&self, name: &str) {
         // The database may be full.
-        let _ = self.runtime.block_on(self.firer.retry_rule(name));
+        let _ = self.runtime.block_on(self.rule_runner.retry_rule(name));
     }
 
-    /// Ends the open round of a hook. Returns whether there was one.
-    pub fn end_round(&self, name: &str) -> bool {
-        let ended = self.runtime.block_on(self.firer.end_round(name));
-        ended.is_ok_and(|round| round.is_some())
+    /// Ends the open batch of a hook. Returns whether there was one.
+    pub fn end_batch(&self, name: &str) -> bool {
+        let ended = self.runtime.block_on(self.rule_runner.end_batch(name));
+        ended.is_ok_and(|batch| batch.is_some())
     }
 
-    fn in_rooms<T: Send + 'static>(
+    fn in_workspaces<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Tx<'_>) -> Done<T> + Send + 'static,
+        work: impl FnOnce(&mut Tx<'_>) -> WorkspaceResult<T> + Send + 'static,
     ) -> Option<T> {
-        let written = rooms::write(&self.names, Caller::root(), work);
+        let written = workspaces::write(&self.names, Caller::root(), work);
         self.runtime.block_on(written).ok()?.ok()
     }
 
-    /// Creates a room in which everybody may write. Returns the inode of its directory, or `None` on failure.
-    pub fn create_room(&self, name: &str, ttl: Option<Duration>) -> Option<u64> {
+    /// Creates a workspace in which everybody may write. Returns the inode of its directory, or `None` on failure.
+    pub fn create_workspace(&self, name: &str, ttl: Option<Duration>) -> Option<u64> {
         let ttl_ns = ttl.map_or(0, |ttl| ttl.as_nanos());
-        let room = v1::CreateRoomRequest {
+        let workspace = v1::CreateWorkspaceRequest {
             name: name.into(),
             mode: 0o777,
             ttl_ns: i64::try_from(ttl_ns).unwrap_or(i64::MAX),
-            ..v1::CreateRoomRequest::default()
+            ..v1::CreateWorkspaceRequest::default()
         };
-        let path = format!("/rooms/{name}");
-        self.in_rooms(move |tx| {
-            let made = tx.create_room(&room)?;
+        let path = format!("/workspaces/{name}");
+        self.in_workspaces(move |tx| {
+            let made = tx.create_workspace(&workspace)?;
             let ino = tx.resolve(path.as_bytes(), true)?.ino;
             Ok(made.map(|_| ino))
         })
     }
 
-    /// Removes a room. Returns whether the room existed.
-    pub fn end_room(&self, name: &str) -> bool {
+    /// Removes a workspace. Returns whether the workspace existed.
+    pub fn end_workspace(&self, name: &str) -> bool {
         let name = name.to_owned();
-        self.in_rooms(move |tx| tx.end_room(&name)).is_some()
+        self.in_workspaces(move |tx| tx.end_workspace(&name))
+            .is_some()
     }
 
     fn member(&self, name: &str, member: u64) -> Option<u64> {
-        let join = v1::JoinRoomRequest {
+        let join = v1::JoinWorkspaceRequest {
             name: name.into(),
             member,
-            ..v1::JoinRoomRequest::default()
+            ..v1::JoinWorkspaceRequest::default()
         };
-        let joined = self.in_rooms(move |tx| tx.join_room(&join))?;
+        let joined = self.in_workspaces(move |tx| tx.join_workspace(&join))?;
         Some(joined.member)
     }
 
-    /// Adds a member to a room. Returns the member's number, or `None` if the room does not exist.
-    pub fn join_room(&self, name: &str) -> Option<u64> {
+    /// Adds a lease holder to a workspace. Returns the lease holder's number, or `None` if the workspace does not exist.
+    pub fn join_workspace(&self, name: &str) -> Option<u64> {
         self.member(name, 0)
     }
 
-    /// Renews a member's presence in a room. Returns whether it is a member.
-    pub fn stay_in_room(&self, name: &str, member: u64) -> bool {
+    /// Renews a lease holder's presence in a workspace. Returns whether it is a lease holder.
+    pub fn stay_in_workspace(&self, name: &str, member: u64) -> bool {
         self.member(name, member).is_some()
     }
 
-    /// Removes a member from a room.
-    pub fn leave_room(&self, name: &str, member: u64) {
-        let leave = v1::LeaveRoomRequest {
+    /// Removes a lease holder from a workspace.
+    pub fn leave_workspace(&self, name: &str, member: u64) {
+        let leave = v1::LeaveWorkspaceRequest {
             name: name.into(),
             member,
-            ..v1::LeaveRoomRequest::default()
+            ..v1::LeaveWorkspaceRequest::default()
         };
-        // The room may have ended.
-        let _ = self.in_rooms(move |tx| tx.leave_room(&leave));
+        // The workspace may have ended.
+        let _ = self.in_workspaces(move |tx| tx.leave_workspace(&leave));
     }
 
     /// Starts or cancels the emptying of a node. Returns whether that succeeded.
@@ -629,12 +637,12 @@ impl Simulated {
     }
 
     fn migrator(&self) -> Migrator {
-        Migrator::new(&self.names, &self.cluster, &self.told, Arc::default())
+        Migrator::new(&self.names, &self.cluster, &self.sender, Arc::default())
     }
 
     /// Cancels a job as its owner does.
     pub fn cancel(&self, job: u64) {
-        let _ = self.told.send(Incoming::Cancel(JobId(job)));
+        let _ = self.sender.send(DriverMessage::Cancel(JobId(job)));
     }
 
     /// Reads committed data.
@@ -692,7 +700,7 @@ mod tests {
         fetched: AtomicUsize,
     }
 
-    impl Queue for Offline {
+    impl LabelQueue for Offline {
         fn enqueue(&self, _: NodeId, _: Vec<Label>) -> Result<(), Unavailable> {
             Ok(())
         }
@@ -736,7 +744,7 @@ mod tests {
     #[test]
     fn unreachable_queue_is_logged_once_and_retried() {
         let queue = Arc::new(Offline::default());
-        let options = Options {
+        let options = SimulatedOptions {
             seed: 1,
             node_timeout: Duration::from_secs(10),
             policy: tidemill_core::policy::DEFAULT.into(),
@@ -745,7 +753,7 @@ mod tests {
             scrub_every: Duration::from_secs(7 * 86_400),
             move_bytes_per_sec: 0,
             suspend_after: None,
-            burst: Limits::default(),
+            burst: TierLimits::default(),
             queue: Some(queue.clone()),
         };
         let errors = Arc::new(AtomicUsize::new(0));
@@ -763,7 +771,7 @@ mod tests {
             ..v1::Hello::default()
         };
         let _link = server.join(hello).unwrap();
-        while server.told() {
+        while server.has_messages() {
             server.turn();
         }
         for job in 0..100 {

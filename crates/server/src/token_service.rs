@@ -2,7 +2,7 @@
 
 use crate::access::{Access, Peer};
 use crate::ca::Ca;
-use crate::tokens::{TokensError, Wanted};
+use crate::tokens::{NewToken, TokensError};
 use std::sync::Arc;
 use tidemill_client::Credential;
 use tidemill_wire::v1;
@@ -71,7 +71,7 @@ impl v1::tokens_server::Tokens for TokenService {
                 "a token that only reads is a user's: say whose",
             ));
         }
-        let wanted = Wanted {
+        let wanted = NewToken {
             uid,
             read_only,
             expires,

@@ -68,7 +68,7 @@ pub enum TokensError {
 
 /// Stored data of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Record {
+struct TokenRecord {
     token: u64,
     /// BLAKE3 hash of the secret, in hexadecimal.
     hash: String,
@@ -84,17 +84,17 @@ struct Record {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct File {
+struct TokenFile {
     version: u32,
     /// Number of the next token.
     next: u64,
-    tokens: Vec<Record>,
+    tokens: Vec<TokenRecord>,
 }
 
 /// A valid token.
 #[derive(Debug)]
 pub(crate) struct Token {
-    record: Record,
+    record: TokenRecord,
     used: AtomicI64,
     revoked: watch::Sender<bool>,
 }
@@ -113,7 +113,7 @@ type ByHash = HashMap<String, Arc<Token>>;
 
 /// Properties of a new token.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct NewToken {
     pub(crate) uid: Option<u32>,
     pub(crate) read_only: bool,
     pub(crate) expires: i64,
@@ -166,7 +166,7 @@ impl Token {
         }
     }
 
-    fn of(record: Record) -> Self {
+    fn of(record: TokenRecord) -> Self {
         Self {
             record,
             used: AtomicI64::new(0),
@@ -179,8 +179,8 @@ fn hash(secret: &str) -> String {
     blake3::hash(secret.as_bytes()).to_hex().to_string()
 }
 
-/// Makes room for one more token of a kind by deleting expired ones. Fails if there are `most` valid ones already.
-fn make_room(
+/// Makes space for one more token of a kind by deleting expired ones. Fails if there are `most` valid ones already.
+fn make_space(
     by_hash: &mut ByHash,
     now: i64,
     most: usize,
@@ -205,7 +205,7 @@ impl Tokens {
             reason,
         };
         let file = match std::fs::read(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => File {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => TokenFile {
                 version: VERSION,
                 next: 1,
                 tokens: Vec::new(),
@@ -216,9 +216,8 @@ impl Tokens {
                     reason,
                 });
             }
-            Ok(text) => {
-                serde_json::from_slice::<File>(&text).map_err(|error| broken(error.to_string()))?
-            }
+            Ok(text) => serde_json::from_slice::<TokenFile>(&text)
+                .map_err(|error| broken(error.to_string()))?,
         };
         if file.version != VERSION {
             return Err(broken(format!("version {}", file.version)));
@@ -242,7 +241,7 @@ impl Tokens {
     }
 
     /// Creates a token. Returns it with its secret, which is stored nowhere.
-    pub(crate) fn create(&self, wanted: Wanted) -> Result<(Arc<Token>, String), TokensError> {
+    pub(crate) fn create(&self, wanted: NewToken) -> Result<(Arc<Token>, String), TokensError> {
         let now = clock::now_ns();
         if wanted.note.len() > NOTE_BYTES_MAX || wanted.note.contains(char::is_control) {
             return Err(TokensError::Note);
@@ -255,12 +254,12 @@ impl Tokens {
         let mut by_hash = self.by_hash.read().clone();
         by_hash.retain(|_, token| token.good_at(now.saturating_sub(EXPIRED_KEPT_NS)));
         if wanted.uid.is_some() {
-            make_room(&mut by_hash, now, OWN_MAX, |token| {
+            make_space(&mut by_hash, now, OWN_MAX, |token| {
                 token.uid() == wanted.uid
             })?;
         }
-        make_room(&mut by_hash, now, TOKENS_MAX, |_| true)?;
-        let token = Arc::new(Token::of(Record {
+        make_space(&mut by_hash, now, TOKENS_MAX, |_| true)?;
+        let token = Arc::new(Token::of(TokenRecord {
             token: *next,
             hash: hash(&secret),
             uid: wanted.uid,
@@ -306,7 +305,7 @@ impl Tokens {
     fn keep(&self, next: u64, by_hash: ByHash) -> Result<(), TokensError> {
         let mut tokens: Vec<_> = by_hash.values().map(|one| one.record.clone()).collect();
         tokens.sort_by_key(|record| record.token);
-        let file = File {
+        let file = TokenFile {
             version: VERSION,
             next,
             tokens,
@@ -327,10 +326,10 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    fn of(uid: u32) -> Wanted {
-        Wanted {
+    fn of(uid: u32) -> NewToken {
+        NewToken {
             uid: Some(uid),
-            ..Wanted::default()
+            ..NewToken::default()
         }
     }
 
@@ -363,14 +362,14 @@ mod tests {
     fn expired_token_is_not_created_and_not_valid() {
         let dir = tempfile::tempdir().unwrap();
         let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
-        let past = Wanted {
+        let past = NewToken {
             expires: clock::now_ns() - 1,
             ..of(7)
         };
         assert!(matches!(tokens.create(past), Err(TokensError::Expired)));
         let far = clock::now_ns() + 1_000_000_000_000;
         let (token, _) = tokens
-            .create(Wanted {
+            .create(NewToken {
                 expires: far,
                 ..of(7)
             })
@@ -387,7 +386,7 @@ mod tests {
         }
         assert!(matches!(tokens.create(of(7)), Err(TokensError::Full(_))));
         tokens.create(of(8)).unwrap();
-        let noted = Wanted {
+        let noted = NewToken {
             note: "a\x1b[2Jb".into(),
             ..of(8)
         };
@@ -414,7 +413,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
         let write = |numbers: std::ops::RangeInclusive<usize>, uid| {
-            let expired = numbers.map(|number| Record {
+            let expired = numbers.map(|number| TokenRecord {
                 token: number as u64,
                 hash: number.to_string(),
                 uid: Some(uid),
@@ -423,7 +422,7 @@ mod tests {
                 expires: clock::now_ns() - 1,
                 note: String::new(),
             });
-            let file = File {
+            let file = TokenFile {
                 version: VERSION,
                 next: TOKENS_MAX as u64 + 1,
                 tokens: expired.collect(),

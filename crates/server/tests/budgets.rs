@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidemill_client::Credential;
-use tidemill_wire::shape::{self, Field, Kind};
+use tidemill_wire::descriptors::{self, Field, FieldKind};
 use tidemill_wire::v1;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
@@ -90,24 +90,24 @@ fn hostile(fields: &[Field], depth: usize) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     for &field in fields {
         match field.kind {
-            Kind::Message(of) => {
+            FieldKind::Message(of) => {
                 all.push(delimited(field, &[]).repeat(FLOOD));
                 if depth < DEPTH_MAX {
-                    let inner = hostile(shape::fields_at(of), depth + 1);
+                    let inner = hostile(descriptors::fields_at(of), depth + 1);
                     all.extend(inner.iter().map(|inner| delimited(field, inner)));
                 }
             }
-            Kind::Bytes => {
+            FieldKind::Bytes => {
                 all.push(delimited(field, &[]).repeat(FLOOD));
                 all.push(delimited(field, &b"/a/.."[..].repeat(LONG / 6)));
             }
-            Kind::Number => {
+            FieldKind::Number => {
                 let mut one = Vec::new();
                 varint(u64::from(field.number) << 3, &mut one);
                 one.push(1);
                 all.push(one.repeat(FLOOD));
             }
-            Kind::Numbers => all.push(delimited(field, &vec![1; FLOOD])),
+            FieldKind::Numbers => all.push(delimited(field, &vec![1; FLOOD])),
         }
     }
     all
@@ -160,8 +160,8 @@ async fn every_call_ends_oversized_requests_of_user() {
     let administrator = running.client().await;
     let (channel, credential) = user(&running).await;
     let mut asked = 0;
-    for call in shape::methods() {
-        let fields = shape::fields(call.request).unwrap();
+    for call in descriptors::methods() {
+        let fields = descriptors::fields(call.request).unwrap();
         let mut messages = hostile(fields, 0);
         messages.push(Vec::new());
         asked += messages.len();
@@ -243,17 +243,17 @@ impl Draw {
         for _ in 0..self.0.random_range(0..=(fields.len() + 1).min(8)) {
             let field = fields[self.0.random_range(0..fields.len())];
             let content = match field.kind {
-                Kind::Number => {
+                FieldKind::Number => {
                     varint(u64::from(field.number) << 3, &mut message);
                     varint(self.number(), &mut message);
                     continue;
                 }
-                Kind::Message(of) if depth < 2 * DEPTH_MAX => {
-                    self.message(shape::fields_at(of), depth + 1)
+                FieldKind::Message(of) if depth < 2 * DEPTH_MAX => {
+                    self.message(descriptors::fields_at(of), depth + 1)
                 }
-                Kind::Message(_) => Vec::new(),
-                Kind::Bytes => self.bytes(),
-                Kind::Numbers => {
+                FieldKind::Message(_) => Vec::new(),
+                FieldKind::Bytes => self.bytes(),
+                FieldKind::Numbers => {
                     let mut numbers = Vec::new();
                     for _ in 0..self.0.random_range(0..5) {
                         varint(self.number(), &mut numbers);
@@ -297,8 +297,8 @@ async fn server_survives_random_requests_of_every_call() {
     let (channel, credential) = user(&running).await;
     let own = Credential::read(running.server().token_file()).unwrap();
     for round in 0..cases {
-        let calls = shape::methods().iter().map(|call| {
-            let fields = shape::fields(call.request).unwrap();
+        let calls = descriptors::methods().iter().map(|call| {
+            let fields = descriptors::fields(call.request).unwrap();
             let who = if round % 4 == 0 { &own } else { &credential };
             let asked = ask(channel.clone(), who, call.path, draw.message(fields, 0));
             // The caller cancels calls that wait.

@@ -122,14 +122,14 @@ async fn directory_output_is_published_and_read_whole() {
     let reply = submit(&client, 1000, &again).await;
     assert_eq!(reply.errors, Vec::<String>::new());
     let (_, analyse) = next(&mut node, "make").await;
-    let remembered = analyse.remembered.unwrap();
-    let offered: Vec<_> = remembered
+    let cached_result = analyse.cached_result.unwrap();
+    let offered: Vec<_> = cached_result
         .outputs
         .iter()
         .map(|one| one.name.as_str())
         .collect();
     assert_eq!(offered[1..], whole);
-    assert_eq!(remembered.outputs[3].object, first + 3);
+    assert_eq!(cached_result.outputs[3].object, first + 3);
 }
 
 async fn dry_run(client: &tidemill_client::Server, script: &str) -> v1::SubmitReply {

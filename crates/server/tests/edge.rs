@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tidemill_client::{Credential, Endpoint, Server as Client};
 use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_server::Config;
-use tidemill_wire::bounded::OPS_MAX;
-use tidemill_wire::capability::{Key, Refusal, rights};
+use tidemill_server::ServeConfig;
+use tidemill_wire::capability::{CapabilityKey, CapabilityRefusal, rights};
+use tidemill_wire::size_limits::OPS_MAX;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer, to_node::Message as To};
 use tidemill_wire::{USER_MESSAGE_BYTES_MAX, USER_SCRIPT_BYTES_MAX, local};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -84,9 +84,9 @@ async fn send_raw(server: &Running, token: Option<&str>, bytes: Vec<u8>) -> Stat
 }
 
 async fn plain(dir: &Path) -> Running {
-    let config = Config {
+    let config = ServeConfig {
         tls: false,
-        ..Config::new(dir)
+        ..ServeConfig::new(dir)
     };
     Running::start_with(config).await
 }
@@ -97,8 +97,12 @@ async fn server_authenticates_caller_before_parsing_request() {
     let server = plain(dir.path()).await;
     let nonsense = vec![0xff; 1 << 20];
     // A server that reads the bytes would report that they are no request.
-    let stranger = send_raw(&server, None, nonsense.clone()).await;
-    assert_eq!(stranger.code(), Code::Unauthenticated, "{stranger}");
+    let unauthenticated = send_raw(&server, None, nonsense.clone()).await;
+    assert_eq!(
+        unauthenticated.code(),
+        Code::Unauthenticated,
+        "{unauthenticated}"
+    );
     let wrong = send_raw(&server, Some("0123"), nonsense.clone()).await;
     assert_eq!(wrong.code(), Code::Unauthenticated, "{wrong}");
     let token = Credential::read(server.server().token_file())
@@ -495,11 +499,11 @@ async fn right_ends_with_owner_even_if_node_is_offline() {
     };
     let (_, credential) = token(&server, of(ALICE)).await;
     let alice = bearer(&server, &credential).await.unwrap();
-    let key = Key::from_slice(&node.key).unwrap();
+    let key = CapabilityKey::from_slice(&node.key).unwrap();
     let good_at = |right: &[u8], now_ns: u64| {
-        let said = key.read(right)?;
-        let allows = said.allows(NodeId(3), ObjectId(object), rights::READ, now_ns);
-        allows.map(|()| said)
+        let reported = key.read(right)?;
+        let allows = reported.allows(NodeId(3), ObjectId(object), rights::READ, now_ns);
+        allows.map(|()| reported)
     };
     let now = || {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -511,23 +515,26 @@ async fn right_ends_with_owner_even_if_node_is_offline() {
     let ends = good_at(&given, now()).unwrap().expires_at_ns;
     change(0o600, BOB).await;
     assert!(right(&alice, ALICE, ino).await.is_none());
-    let told = revoked(&mut node).await;
-    assert_eq!((told.len(), told[0].object), (1, object));
-    assert!(told[0].until_ns >= ends);
+    let reported = revoked(&mut node).await;
+    assert_eq!((reported.len(), reported[0].object), (1, object));
+    assert!(reported[0].until_ns >= ends);
 
     // Without the node, the right ends by itself. The node is notified when it reconnects.
     change(0o600, ALICE).await;
     let given = right(&alice, ALICE, ino).await.unwrap();
     let ends = good_at(&given, now()).unwrap().expires_at_ns;
     assert!(ends <= now() + 300 * 1_000_000_000, "{ends}");
-    assert_eq!(good_at(&given, ends).unwrap_err(), Refusal::Expired);
+    assert_eq!(
+        good_at(&given, ends).unwrap_err(),
+        CapabilityRefusal::Expired
+    );
     drop(node);
     change(0o600, BOB).await;
     assert!(right(&alice, ALICE, ino).await.is_none());
     let mut node = server.node(3).await;
-    let told = revoked(&mut node).await;
-    assert_eq!((told.len(), told[0].object), (1, object));
-    assert!(told[0].until_ns >= ends);
+    let reported = revoked(&mut node).await;
+    assert_eq!((reported.len(), reported[0].object), (1, object));
+    assert!(reported[0].until_ns >= ends);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -590,7 +597,7 @@ async fn kernel_names_are_hidden_from_other_users() {
     let history = [
         "max",
         "/tidemill-kernels/4000002/secret@1.so",
-        "secret-stack",
+        "secret-pipeline",
     ];
     let history = history.map(|name| (name.to_owned(), v1::KernelHistory::default()));
     let known = v1::Node {
@@ -669,7 +676,7 @@ async fn asked_through(server: &Running, at: usize) -> Result<Vec<String>, tidem
 #[tokio::test(flavor = "multi_thread")]
 async fn changed_bytes_on_network_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
-    let server = Running::start_with(Config::new(dir.path())).await;
+    let server = Running::start_with(ServeConfig::new(dir.path())).await;
     let administrator = server.client().await;
     administrator.one(&root(), file_op("honest")).await.unwrap();
     let right = asked_through(&server, usize::MAX).await.unwrap();
@@ -714,13 +721,13 @@ impl tracing::Subscriber for &'static Lines {
 async fn log_lines_of_refused_connections_are_bounded() {
     tracing::subscriber::set_global_default(&LINES).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let server = Running::start_with(Config::new(dir.path())).await;
+    let server = Running::start_with(ServeConfig::new(dir.path())).await;
     let mut heard = Vec::new();
     for _ in 0..100 {
         // This connection uses no TLS, though the server requires it.
-        let mut stranger = TcpStream::connect(server.server().address()).await.unwrap();
-        let _ = stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").await;
-        let _ = stranger.read_to_end(&mut heard).await;
+        let mut unauthenticated = TcpStream::connect(server.server().address()).await.unwrap();
+        let _ = unauthenticated.write_all(b"GET / HTTP/1.1\r\n\r\n").await;
+        let _ = unauthenticated.read_to_end(&mut heard).await;
     }
     let names = dir.path().join("names.sock");
     let local = tokio::task::spawn_blocking(move || {

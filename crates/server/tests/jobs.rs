@@ -22,7 +22,7 @@ tasks = (
 fn may_read_all() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        require::skip("what other users have is told to root only");
+        require::skip("what other users have is shown to root only");
     }
     root
 }
@@ -419,7 +419,7 @@ async fn energy_of_run_is_counted_once_as_reported_at_its_end() {
     let mut node = FakeNode::attach_as(&client, drawing(100_000, 50_000), vec![]).await;
     mkdir(&client, "/w", 1000).await;
     write_file(&client, "/w/in", 100, 1000).await;
-    let reckoned = |microjoules, runs, unknown| v1::Reckoned {
+    let estimated = |microjoules, runs, unknown| v1::Estimated {
         microjoules,
         runs,
         unknown,
@@ -432,10 +432,10 @@ async fn energy_of_run_is_counted_once_as_reported_at_its_end() {
         (
             drawing(200_000, 50_000),
             4 * second,
-            reckoned(300_000_000, 1, 0),
+            estimated(300_000_000, 1, 0),
         ),
-        (drawing(200_000, 0), 4 * second, reckoned(0, 0, 1)),
-        (drawing(u64::MAX / 2, 1), lie, reckoned(most, 1, 0)),
+        (drawing(200_000, 0), 4 * second, estimated(0, 0, 1)),
+        (drawing(u64::MAX / 2, 1), lie, estimated(most, 1, 0)),
     ]
     .into_iter()
     .enumerate()
@@ -467,14 +467,14 @@ async fn energy_of_run_is_counted_once_as_reported_at_its_end() {
         let done = ended(&client, reply.job).await;
         let (before, after) = (before.tasks[0].energy.unwrap(), done.tasks[0].energy);
         assert_eq!((Some(before), done.tasks[1].energy), (after, Some(last)));
-        let sum = reckoned(
+        let sum = estimated(
             before.microjoules + last.microjoules,
             before.runs + last.runs,
             before.unknown + last.unknown,
         );
         assert_eq!(done.energy, Some(sum));
         if round == 0 {
-            assert_eq!(before, reckoned(25_000_000, 1, 0));
+            assert_eq!(before, estimated(25_000_000, 1, 0));
         }
     }
 }
@@ -603,7 +603,7 @@ async fn dry_run_predicts_job_without_effect() {
     let planned = again.planned.unwrap();
     let tasks = planned.job.unwrap().tasks;
     let reused: Vec<u64> = tasks.iter().map(|task| task.reused_job).collect();
-    assert_eq!(reused, [1, 1], "both results are remembered");
+    assert_eq!(reused, [1, 1], "both results are cached");
     let recomputed = |request: &mut v1::SubmitRequest| {
         request.replace = true;
         request.no_cache = true;
@@ -1007,7 +1007,7 @@ async fn again(
     cluster: (&mut FakeNode, &tidemill_client::Server),
     contents: [&str; 2],
     same: bool,
-) -> [Option<v1::Remembered>; 2] {
+) -> [Option<v1::CachedResult>; 2] {
     let (node, client) = cluster;
     let script = CHAIN.replace("workdir", "replace = true; workdir");
     let reply = submit(client, 1000, &script).await;
@@ -1021,10 +1021,10 @@ async fn again(
         let (label, analyse) = labels.remove(0);
         let mut outcome = success(&analyse, 5);
         outcome.contents = vec![contents[offers.len()].to_owned()];
-        if let Some(offer) = analyse.remembered.as_ref().filter(|_| same) {
+        if let Some(offer) = analyse.cached_result.as_ref().filter(|_| same) {
             outcome.reused_task = offer.task;
         }
-        offers.push(analyse.remembered.clone());
+        offers.push(analyse.cached_result.clone());
         node.finished(label, outcome).await;
     }
     let done = ended(client, reply.job).await;
@@ -1041,7 +1041,7 @@ async fn equal_bytes_in_another_object_reuse_result() {
         unlink(&client, parent, "in").await;
         write_file(&client, "/w/in", size, 1000).await;
     };
-    let conditions = |offers: &[Option<v1::Remembered>; 2]| {
+    let conditions = |offers: &[Option<v1::CachedResult>; 2]| {
         let conditions = offers.iter().map(|offer| offer.clone().map(|o| o.contents));
         conditions.collect::<Vec<_>>()
     };

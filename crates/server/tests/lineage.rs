@@ -137,14 +137,16 @@ async fn lineage_hides_all_but_numbers_of_foreign_versions() {
         ino: stat(&client, "/open/out").await.unwrap().ino,
         name: b"user.tidemill.lineage".to_vec(),
     };
-    let told = client.one(&user(BOB), Op::GetXattr(get)).await.unwrap();
-    let v1::name_result::Result::Bytes(told) = told else {
-        panic!("{told:?}")
+    let reported = client.one(&user(BOB), Op::GetXattr(get)).await.unwrap();
+    let v1::name_result::Result::Bytes(reported) = reported else {
+        panic!("{reported:?}")
     };
-    let told = String::from_utf8(told.value).unwrap();
+    let reported = String::from_utf8(reported.value).unwrap();
     assert!(
-        told.contains("\"max\"") && !told.contains("public") && !told.contains("secret"),
-        "{told}"
+        reported.contains("\"max\"")
+            && !reported.contains("public")
+            && !reported.contains("secret"),
+        "{reported}"
     );
 }
 
@@ -302,7 +304,7 @@ async fn annotation_belongs_to_version_sealed_next() {
         };
         client.one(&user(ALICE), Op::SetXattr(set)).await.unwrap();
     };
-    let told = async || {
+    let reported = async || {
         let question = v1::LineageRequest {
             credentials: Some(root()),
             path: b"/file".to_vec(),
@@ -332,13 +334,13 @@ async fn annotation_belongs_to_version_sealed_next() {
     // The version is abandoned: an annotation that was set during the write belongs to the remaining version.
     let object = write().await;
     annotate("meanwhile").await;
-    assert_eq!(told().await, [["first"]]);
+    assert_eq!(reported().await, [["first"]]);
     let abandon = v1::Abandon { ino, object };
     client
         .one(&user(ALICE), Op::Abandon(abandon))
         .await
         .unwrap();
-    assert_eq!(told().await, [["meanwhile"]]);
+    assert_eq!(reported().await, [["meanwhile"]]);
     // The version is sealed: the annotation belongs to the new version.
     let object = write().await;
     annotate("second").await;
@@ -350,12 +352,12 @@ async fn annotation_belongs_to_version_sealed_next() {
     };
     client.one(&user(ALICE), Op::Seal(seal)).await.unwrap();
     annotate("later").await;
-    assert_eq!(told().await, [["meanwhile"], ["later"]]);
+    assert_eq!(reported().await, [["meanwhile"], ["later"]]);
     let unlink = v1::Unlink {
         parent: 1,
         name: b"file".to_vec(),
         ..v1::Unlink::default()
     };
     client.one(&root(), Op::Unlink(unlink)).await.unwrap();
-    assert_eq!(told().await, [["meanwhile"], ["later"]]);
+    assert_eq!(reported().await, [["meanwhile"], ["later"]]);
 }

@@ -408,16 +408,16 @@ async fn invalid_drain_or_removal_is_refused_with_reason() {
     let client = running.client().await;
     let _first = node(&client, 0, "a").await;
     file(&client, "/f").await;
-    let told = |refused: Result<v1::Drain, Status>| refused.unwrap_err().message().to_owned();
-    assert!(told(drain(&client, 0, false).await).contains("the last one that keeps data"));
-    assert!(told(drain(&client, 7, false).await).contains("not part of the cluster"));
-    assert!(told(drain(&client, 0, true).await).contains("is not being emptied"));
+    let reported = |refused: Result<v1::Drain, Status>| refused.unwrap_err().message().to_owned();
+    assert!(reported(drain(&client, 0, false).await).contains("the last one that keeps data"));
+    assert!(reported(drain(&client, 7, false).await).contains("not part of the cluster"));
+    assert!(reported(drain(&client, 0, true).await).contains("is not being emptied"));
     let compute = v1::Node {
-        role: "host".into(),
+        role: "server-cores".into(),
         ..status(1000)
     };
     let _compute = FakeNode::attach_as(&client, compute, Vec::new()).await;
-    assert!(told(drain(&client, 0, false).await).contains("the last one that keeps data"));
+    assert!(reported(drain(&client, 0, false).await).contains("the last one that keeps data"));
     let full = v1::Node {
         free_bytes: 1000,
         ..status(1)
@@ -452,7 +452,7 @@ async fn invalid_drain_or_removal_is_refused_with_reason() {
     let onto = move_to(&client, (root(), "/f"), 1).await.unwrap_err();
     assert!(onto.message().contains("being emptied"), "{onto}");
     drain(&client, 2, false).await.unwrap();
-    assert!(told(drain(&client, 0, false).await).contains("the last one that keeps data"));
+    assert!(reported(drain(&client, 0, false).await).contains("the last one that keeps data"));
     drain(&client, 2, true).await.unwrap();
     drain(&client, 0, false).await.unwrap();
     // All remaining nodes are full or offline: the emptying waits, and reports that.
@@ -520,12 +520,12 @@ async fn directory_moves_to_node_unless_move_is_cancelled() {
     let first = copy(&mut new).await;
     let second = copy(&mut new).await;
     let labels = listed(&client).await;
-    let told: Vec<_> = labels
+    let reported: Vec<_> = labels
         .labels
         .iter()
         .map(|one| (one.kind.as_str(), one.why.as_str(), one.from))
         .collect();
-    assert_eq!(told, [("copy", "move", 0), ("copy", "move", 0)]);
+    assert_eq!(reported, [("copy", "move", 0), ("copy", "move", 0)]);
     assert_eq!(labels.labels[0].path, b"/f");
     assert_eq!(
         (labels.pending[0].why.as_str(), labels.pending[0].files),
@@ -586,7 +586,7 @@ async fn replica_finished_after_its_move_was_cancelled_is_removed() {
     let (_, object) = file(&client, "/f").await;
     drain(&client, 0, false).await.unwrap();
     let sent = copy(&mut new).await;
-    new.finished(sent.0, failure("device", "no room for the label"))
+    new.finished(sent.0, failure("device", "no space for the label"))
         .await;
     new.acknowledged(vec![sent.0]).await;
     drain(&client, 0, true).await.unwrap();
@@ -595,7 +595,7 @@ async fn replica_finished_after_its_move_was_cancelled_is_removed() {
     assert_eq!(new.removed().await, [object]);
 }
 
-/// Drains the objects in the burst tier. Returns the number of remaining objects.
+/// Stages out the objects in the burst tier. Returns the number of remaining objects.
 async fn staged(client: &Client, path: &str) -> u64 {
     let request = v1::StageRequest {
         credentials: Some(root()),
@@ -607,7 +607,7 @@ async fn staged(client: &Client, path: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_of_lost_storage_node_drain_again() {
+async fn files_of_lost_storage_node_are_staged_out_again() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;

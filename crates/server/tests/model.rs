@@ -5,14 +5,14 @@
 use proptest::prelude::*;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_server::names::{Caller, Names, Request, SqliteNames};
+use tidemill_server::names::{Caller, Names, NamesRequest, SqliteNames};
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// One operation. Directories and files are selected by their position among all inodes ever created.
 #[derive(Clone, Debug)]
-enum Step {
+enum ModelStep {
     Make {
         dir: usize,
         name: usize,
@@ -42,22 +42,22 @@ enum Flags {
     Exchange,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = ModelStep> {
     let place = || (0..12usize, 0..NAMES.len());
     let kind =
         prop_oneof![3 => Just(Kind::Directory), 2 => Just(Kind::File), 1 => Just(Kind::Fifo)];
     let flags = prop_oneof![3 => Just(Flags::None), 1 => Just(Flags::NoReplace), 1 => Just(Flags::Exchange)];
     prop_oneof![
-        5 => (place(), kind).prop_map(|((dir, name), kind)| Step::Make { dir, name, kind }),
-        1 => (0..12usize, place()).prop_map(|(of, (dir, name))| Step::Link { of, dir, name }),
-        2 => (place(), any::<bool>()).prop_map(|((dir, name), directory)| Step::Unlink { dir, name, directory }),
-        4 => (place(), place(), flags).prop_map(|(from, to, flags)| Step::Rename { from, to, flags }),
+        5 => (place(), kind).prop_map(|((dir, name), kind)| ModelStep::Make { dir, name, kind }),
+        1 => (0..12usize, place()).prop_map(|(of, (dir, name))| ModelStep::Link { of, dir, name }),
+        2 => (place(), any::<bool>()).prop_map(|((dir, name), directory)| ModelStep::Unlink { dir, name, directory }),
+        4 => (place(), place(), flags).prop_map(|(from, to, flags)| ModelStep::Rename { from, to, flags }),
     ]
 }
 
 /// The model: inodes by number; a directory has entries.
 #[derive(Debug)]
-struct Model {
+struct NamesModel {
     vnodes: BTreeMap<u64, Entry>,
     made: Vec<u64>,
 }
@@ -68,7 +68,7 @@ struct Entry {
     entries: BTreeMap<&'static str, u64>,
 }
 
-impl Model {
+impl NamesModel {
     fn new() -> Self {
         let root = Entry {
             kind: Kind::Directory,
@@ -247,23 +247,23 @@ impl Model {
         }
     }
 
-    fn op(&self, step: &Step) -> Op {
+    fn op(&self, step: &ModelStep) -> Op {
         let name = |index: usize| NAMES[index].as_bytes().to_vec();
         match *step {
-            Step::Make { dir, name: n, kind } => Op::Create(v1::Create {
+            ModelStep::Make { dir, name: n, kind } => Op::Create(v1::Create {
                 parent: self.pick(dir),
                 name: name(n),
                 kind: kind.into(),
                 mode: 0o755,
                 ..v1::Create::default()
             }),
-            Step::Link { of, dir, name: n } => Op::Link(v1::Link {
+            ModelStep::Link { of, dir, name: n } => Op::Link(v1::Link {
                 ino: self.pick(of),
                 parent: self.pick(dir),
                 name: name(n),
                 time: 0,
             }),
-            Step::Unlink {
+            ModelStep::Unlink {
                 dir,
                 name: n,
                 directory,
@@ -273,7 +273,7 @@ impl Model {
                 directory,
                 time: 0,
             }),
-            Step::Rename { from, to, flags } => Op::Rename(v1::Rename {
+            ModelStep::Rename { from, to, flags } => Op::Rename(v1::Rename {
                 parent: self.pick(from.0),
                 name: name(from.1),
                 new_parent: self.pick(to.0),
@@ -288,10 +288,10 @@ impl Model {
 
 async fn one(names: &SqliteNames, op: Op) -> Answer {
     let ops = vec![v1::NameOp { op: Some(op) }];
-    let request = Request {
+    let request = NamesRequest {
         caller: Caller::root(),
         ops,
-        ..Request::default()
+        ..NamesRequest::default()
     };
     names
         .apply(request)
@@ -303,7 +303,7 @@ async fn one(names: &SqliteNames, op: Op) -> Answer {
 }
 
 /// Compares all inodes that can be reached from a directory.
-async fn compare(names: &SqliteNames, model: &Model, ino: u64) {
+async fn compare(names: &SqliteNames, model: &NamesModel, ino: u64) {
     let mut dirs = vec![ino];
     while let Some(dir) = dirs.pop() {
         let Answer::Entries(listing) = one(
@@ -360,7 +360,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let path = dir.path().join("server.db");
         let names = SqliteNames::open(&path, (0, 0)).unwrap();
-        let mut model = Model::new();
+        let mut model = NamesModel::new();
         runtime.block_on(async {
             for step in &steps {
                 let op = model.op(step);

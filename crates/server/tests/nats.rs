@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use tidemill_core::id::{LabelId, NodeId, ObjectId};
 use tidemill_core::label::{Label, Operation, Owner};
-use tidemill_server::queue::{Nats, Place, Queue, Unavailable};
+use tidemill_server::queue::{LabelQueue, Nats, QueueLocation, Unavailable};
 use tidemill_wire::v1::{self, State};
 
 const CLUSTER: u64 = 0xa11a;
@@ -475,12 +475,12 @@ async fn trouble(client: &tidemill_client::Server) -> String {
 async fn in_trouble(client: &tidemill_client::Server) {
     let began = Instant::now();
     loop {
-        let told = trouble(client).await;
-        assert!(!told.contains("hush"), "{told}");
-        if told.contains("queue") {
+        let reported = trouble(client).await;
+        assert!(!reported.contains("hush"), "{reported}");
+        if reported.contains("queue") {
             return;
         }
-        assert!(began.elapsed() < Duration::from_secs(60), "{told}");
+        assert!(began.elapsed() < Duration::from_secs(60), "{reported}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -492,9 +492,9 @@ async fn names_work_without_queue_and_jobs_run_when_it_returns() {
     };
     let dir = tempfile::tempdir().unwrap();
     let start = async |url: String| {
-        let mut config = tidemill_server::Config::new(dir.path());
+        let mut config = tidemill_server::ServeConfig::new(dir.path());
         config.tls = false;
-        config.queue = Place::Nats(url.parse().unwrap());
+        config.queue = QueueLocation::Nats(url.parse().unwrap());
         Running::start_with(config).await
     };
     let running = start(broker.url()).await;

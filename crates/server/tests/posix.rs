@@ -4,7 +4,7 @@
 mod cluster;
 
 use rustix::io::Errno;
-use tidemill_server::names::{Caller, Names, Request, SqliteNames};
+use tidemill_server::names::{Caller, Names, NamesRequest, SqliteNames};
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
 struct Tree {
@@ -36,7 +36,7 @@ impl Tree {
             .into_iter()
             .map(|op| v1::NameOp { op: Some(op) })
             .collect();
-        let request = Request {
+        let request = NamesRequest {
             caller: caller.clone(),
             session,
             durable: false,
@@ -835,14 +835,14 @@ async fn rename_and_unlink_report_inode_they_changed() {
     let dir = tree.make(1, "d", Kind::Directory, 0o755, 0).await;
     let one = tree.make(dir, "one", Kind::File, 0o644, 0).await;
     let two = tree.make(dir, "two", Kind::File, 0o644, 0).await;
-    let told = async |op: Op| -> Vec<(u64, u32)> {
+    let reported = async |op: Op| -> Vec<(u64, u32)> {
         let Answer::Entries(answer) = tree.root(op).await else {
             panic!("no entries");
         };
         let attrs = answer.entries.iter().map(|entry| entry.attr.unwrap());
         attrs.map(|attr| (attr.ino, attr.nlink)).collect()
     };
-    assert_eq!(told(rename(dir, "one", 1, "moved")).await, [(one, 1)]);
+    assert_eq!(reported(rename(dir, "one", 1, "moved")).await, [(one, 1)]);
     let Op::Rename(op) = rename(1, "moved", dir, "two") else {
         unreachable!()
     };
@@ -851,9 +851,9 @@ async fn rename_and_unlink_report_inode_they_changed() {
         ..op.clone()
     };
     let exchanged = [(one, 1), (two, 1)];
-    assert_eq!(told(Op::Rename(exchange)).await, exchanged);
+    assert_eq!(reported(Op::Rename(exchange)).await, exchanged);
     let replaced = [(two, 1), (one, 0)];
-    assert_eq!(told(Op::Rename(op)).await, replaced);
+    assert_eq!(reported(Op::Rename(op)).await, replaced);
     let link = v1::Link {
         ino: two,
         parent: 1,
@@ -862,7 +862,7 @@ async fn rename_and_unlink_report_inode_they_changed() {
     };
     tree.root(Op::Link(link)).await;
     let same = [(two, 2), (two, 2)];
-    assert_eq!(told(rename(dir, "two", 1, "second")).await, same);
+    assert_eq!(reported(rename(dir, "two", 1, "second")).await, same);
     for links in [1, 0] {
         let (parent, name) = if links == 1 {
             (dir, "two")

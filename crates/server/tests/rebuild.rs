@@ -50,7 +50,7 @@ fn rebuild_recovers_files_of_cluster_without_notes() {
     let rebuilt = again(directory.path(), &[node]);
     assert_eq!(rebuilt.files, 3);
     assert_eq!(rebuilt.tasks, 1);
-    // The paths of these objects were not attested by the server.
+    // The paths of these objects have no note of the server.
     assert_eq!((rebuilt.unnoted.len(), rebuilt.apart.len()), (0, 3));
     let tree = tree(&directory.path().join("again"));
     assert_eq!(tree["/lost+found/out.object2050"].2, 2050);

@@ -10,7 +10,7 @@ use serde_json::json;
 use std::path::Path;
 use std::time::Duration;
 use tidemill_client::Server as Client;
-use tidemill_server::Config;
+use tidemill_server::ServeConfig;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Creates a directory whose files are to have this number of replicas. Returns its inode.
@@ -253,8 +253,8 @@ async fn cached_result_is_read_from_replica_if_node_is_offline() {
     };
     client.jobs().submit(again).await.unwrap();
     let (_, analyse) = other.labels().await.remove(0);
-    let remembered = analyse.remembered.unwrap();
-    let output = &remembered.outputs[0];
+    let cached_result = analyse.cached_result.unwrap();
+    let output = &cached_result.outputs[0];
     assert_eq!((output.object, output.node), (result, 1));
 }
 
@@ -272,12 +272,12 @@ async fn health(
     }
 }
 
-fn soon(dir: &Path) -> Config {
-    Config {
+fn soon(dir: &Path) -> ServeConfig {
+    ServeConfig {
         node_timeout: Duration::from_millis(300),
         repair_after: Duration::from_millis(300),
         tls: false,
-        ..Config::new(dir)
+        ..ServeConfig::new(dir)
     }
 }
 
@@ -301,15 +301,15 @@ async fn files_of_lost_node_are_copied_and_trimmed_on_return() {
     health(&client, |replicas| replicas.short == 0).await;
     let mut third = node(&client, 2, "c").await;
     drop(lost);
-    let told = health(&client, |replicas| replicas.lost_nodes == [1]).await;
-    assert_eq!((told.lost, told.lost_paths.len()), (0, 0));
+    let reported = health(&client, |replicas| replicas.lost_nodes == [1]).await;
+    assert_eq!((reported.lost, reported.lost_paths.len()), (0, 0));
     let sent = copy(&mut third).await;
     let from = sent.1.from.as_ref().unwrap();
     assert_eq!((from.object, from.node), (object, 0));
     // The server dies, and still knows the loss afterwards.
     drop((first, third, client));
     running.crash().await;
-    let slow = Config {
+    let slow = ServeConfig {
         repair_after: Duration::from_secs(3600),
         ..soon(dir.path())
     };
@@ -356,9 +356,9 @@ async fn file_without_remaining_replica_is_reported_by_path() {
     };
     assert_eq!(sent.1.to, object);
     drop((second, third, first));
-    let told = health(&client, |replicas| replicas.lost == 1).await;
-    assert_eq!(told.lost_paths, [b"/d/f".to_vec()]);
-    assert_eq!((told.short, told.lost_nodes), (1, vec![0, 1, 2]));
+    let reported = health(&client, |replicas| replicas.lost == 1).await;
+    assert_eq!(reported.lost_paths, [b"/d/f".to_vec()]);
+    assert_eq!((reported.short, reported.lost_nodes), (1, vec![0, 1, 2]));
     // The loss ends when a node with the file reconnects.
     let _first = node(&client, 0, "a").await;
     health(&client, |replicas| replicas.lost == 0).await;
@@ -437,7 +437,7 @@ async fn replicas_wait_for_node_that_can_hold_them() {
     }
     // A compute node stores no replica, but the same host is better than no replica.
     let host = v1::Node {
-        role: "host".into(),
+        role: "server-cores".into(),
         ..status(1000)
     };
     let _host = FakeNode::attach_as(&client, host, Vec::new()).await;

@@ -1,4 +1,4 @@
-//! Rules: every matching version fires exactly once, whatever happens to the server and to the file in the meantime.
+//! Rules: every matching version triggers a rule exactly once, whatever happens to the server and to the file in the meantime.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod cluster;
@@ -32,28 +32,28 @@ async fn add(client: &Client, request: v1::AddRuleRequest) -> v1::Rule {
     reply.rule.unwrap()
 }
 
-async fn log_of(client: &Client, uid: u32, name: &str) -> Vec<v1::Firing> {
+async fn log_of(client: &Client, uid: u32, name: &str) -> Vec<v1::RuleRun> {
     let request = v1::RuleLogRequest {
         credentials: Some(user(uid)),
         name: name.into(),
         ..v1::RuleLogRequest::default()
     };
     let reply = client.rules().log(request).await.unwrap();
-    let mut firings = reply.into_inner().firings;
-    firings.reverse();
-    firings
+    let mut rule_runs = reply.into_inner().rule_runs;
+    rule_runs.reverse();
+    rule_runs
 }
 
-async fn log(client: &Client) -> Vec<v1::Firing> {
+async fn log(client: &Client) -> Vec<v1::RuleRun> {
     log_of(client, OWNER, "count").await
 }
 
-/// Waits until `count` firings have ended, and none is left.
-async fn settled(client: &Client, count: usize) -> Vec<v1::Firing> {
+/// Waits until `count` rule runs have ended, and none is left.
+async fn settled(client: &Client, count: usize) -> Vec<v1::RuleRun> {
     loop {
         let log = log(client).await;
         let open =
-            |one: &v1::Firing| ["queued", "waiting", "running"].contains(&one.state.as_str());
+            |one: &v1::RuleRun| ["queued", "waiting", "running"].contains(&one.state.as_str());
         if log.len() >= count && !log.iter().any(open) {
             return log;
         }
@@ -61,9 +61,9 @@ async fn settled(client: &Client, count: usize) -> Vec<v1::Firing> {
     }
 }
 
-fn states(log: &[v1::Firing]) -> Vec<(&str, &str)> {
+fn states(log: &[v1::RuleRun]) -> Vec<(&str, &str)> {
     let state = |one| {
-        let one: &v1::Firing = one;
+        let one: &v1::RuleRun = one;
         (one.path.as_str(), one.state.as_str())
     };
     log.iter().map(state).collect()
@@ -90,7 +90,7 @@ async fn retry(client: &Client, path: &str) -> u64 {
         .await
         .unwrap()
         .into_inner()
-        .firings
+        .rule_runs
 }
 
 async fn mkdir(client: &Client, path: &str) {
@@ -171,7 +171,7 @@ async fn with_directories(dir: &Path) -> (Running, FakeNode, Client) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sealed_match_fires_rule_with_rights_of_its_owner() {
+async fn sealed_match_triggers_rule_with_rights_of_its_owner() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
@@ -189,7 +189,7 @@ async fn sealed_match_fires_rule_with_rights_of_its_owner() {
     assert_eq!((of.name.as_str(), of.uid), ("count@1", OWNER));
     assert_eq!(of.source, "rule count@1");
 
-    // The next version of the file fires again, and creates the next version of its result.
+    // The next version of the file triggers the rule again, and creates the next version of its result.
     overwrite(&client, "/w/in/a.dat", 9).await;
     settled(&client, 2).await;
     assert_eq!(stat(&client, "/w/out/a.txt").await.unwrap().version, 2);
@@ -204,7 +204,7 @@ async fn sealed_match_fires_rule_with_rights_of_its_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn renames_links_and_moved_directories_fire_each_version_once() {
+async fn renames_links_and_moved_directories_trigger_rule_once_per_version() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
@@ -242,7 +242,7 @@ async fn renames_links_and_moved_directories_fire_each_version_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_version_fires_separately_with_its_own_bytes() {
+async fn each_version_triggers_rule_separately_with_its_own_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut node, client) = with_directories(dir.path()).await;
     add(&client, request(OWNER, RULE)).await;
@@ -262,7 +262,7 @@ async fn each_version_fires_separately_with_its_own_bytes() {
             ("/w/in/removed.dat", "queued"),
         ]
     );
-    // A version that is to be fired is kept, though it has no name any more.
+    // A version that is to trigger a rule is kept, though it has no name any more.
     tokio::time::sleep(Duration::from_millis(1800)).await;
     pause(&client, false).await;
     let mut seen = Vec::new();
@@ -290,12 +290,12 @@ async fn each_version_fires_separately_with_its_own_bytes() {
     let done = settled(&client, 4).await;
     let ends: Vec<_> = done.iter().map(|one| one.state.as_str()).collect();
     assert_eq!(ends, ["done", "done", "done", "deleted"]);
-    assert_eq!(done[3].error, "the file was removed before it was fired");
+    assert_eq!(done[3].error, "the file was removed before the rule run");
     while !node.removal().await.1.contains(&first) {}
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn server_killed_at_any_step_fires_each_version_once() {
+async fn server_killed_at_any_step_triggers_rule_once_per_version() {
     let dir = tempfile::tempdir().unwrap();
     let (mut running, mut node, mut client) = with_directories(dir.path()).await;
     add(&client, request(OWNER, RULE)).await;
@@ -318,8 +318,8 @@ async fn server_killed_at_any_step_fires_each_version_once() {
     let worker = running.node(0).await.serve();
     let done = settled(&client, sealed.len()).await;
     assert_eq!(done.len(), sealed.len());
-    let fired: BTreeSet<u64> = done.iter().map(|one| one.object).collect();
-    assert_eq!(fired, sealed);
+    let triggered: BTreeSet<u64> = done.iter().map(|one| one.object).collect();
+    assert_eq!(triggered, sealed);
     assert!(done.iter().all(|one| one.state == "done"), "{done:?}");
     let all = v1::ListJobsRequest {
         credentials: Some(root()),
@@ -365,7 +365,7 @@ async fn rule_that_triggers_itself_stops_at_depth_limit() {
     assert!(
         done[3]
             .error
-            .contains("a chain of 3 firings led to this file, and rule count allows 3")
+            .contains("a chain of 3 rule runs led to this file, and rule count allows 3")
     );
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(log(&client).await.len(), 4);
@@ -377,7 +377,7 @@ async fn rule_that_triggers_itself_stops_at_depth_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn failed_firings_are_listed_and_can_be_retried() {
+async fn failed_rule_runs_are_listed_and_can_be_retried() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut node, client) = with_directories(dir.path()).await;
     let text = RULE.replace("kernel =", "retries = 0; kernel =");
@@ -507,18 +507,18 @@ async fn rule_for_all_skips_files_that_another_user_moved() {
     }
     rename_as(&client, &user(2002), "/drop/a.dat", "/w/in/a.dat").await;
     rename_as(&client, &user(2001), "/drop/b.dat", "/w/in/b.dat").await;
-    let fired = async || -> Vec<String> {
+    let triggered = async || -> Vec<String> {
         let log = log_of(&client, 0, "count").await;
         log.into_iter().map(|one| one.path).collect()
     };
-    assert_eq!(fired().await, ["/w/in/b.dat"]);
+    assert_eq!(triggered().await, ["/w/in/b.dat"]);
     // Directories are walked later, the older directory first.
     rename_as(&client, &user(2002), "/drop/other", "/w/in/other").await;
     rename_as(&client, &user(2001), "/drop/one", "/w/in/one").await;
-    while fired().await.len() < 2 {
+    while triggered().await.len() < 2 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert_eq!(fired().await, ["/w/in/b.dat", "/w/in/one/d.dat"]);
+    assert_eq!(triggered().await, ["/w/in/b.dat", "/w/in/one/d.dat"]);
 }
 
 fn is_administrator(uid: u32) -> bool {
@@ -526,7 +526,7 @@ fn is_administrator(uid: u32) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn existing_files_fire_on_request_and_rule_can_be_removed() {
+async fn existing_files_trigger_rule_on_request_and_rule_can_be_removed() {
     let dir = tempfile::tempdir().unwrap();
     let (running, node, client) = with_directories(dir.path()).await;
     for index in 0..210 {
@@ -551,7 +551,7 @@ async fn existing_files_fire_on_request_and_rule_can_be_removed() {
         ..request(OWNER, RULE)
     };
     assert_eq!(add(&client, replaced).await.revision, 2);
-    // Queued firings are deleted with their rule.
+    // Queued rule runs are deleted with their rule.
     pause(&client, true).await;
     write_file(&client, "/w/in/last.dat", 7, OWNER).await;
     let request = v1::RuleRequest {
@@ -559,7 +559,7 @@ async fn existing_files_fire_on_request_and_rule_can_be_removed() {
         name: "count".into(),
     };
     let removed = client.rules().remove(request).await.unwrap().into_inner();
-    assert_eq!(removed.firings["queued"], 1);
+    assert_eq!(removed.rule_runs["queued"], 1);
     write_file(&client, "/w/in/later.dat", 7, OWNER).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(stat(&client, "/w/out/last.txt").await.is_none());
@@ -567,7 +567,7 @@ async fn existing_files_fire_on_request_and_rule_can_be_removed() {
     running.stop().await;
     let database = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     let left: i64 = database
-        .query_row("SELECT count(*) FROM firing", [], |row| row.get(0))
+        .query_row("SELECT count(*) FROM rule_run", [], |row| row.get(0))
         .unwrap();
     assert_eq!(left, 0);
 }
@@ -740,7 +740,7 @@ async fn invalid_rules_are_refused_and_rule_tests_keep_nothing() {
 
 const HOOK: &str = r#"
 name = "count"; workdir = "/w"; pattern = "in/*.dat"; depth = 1;
-hook = { map = "max"; reduce = "max"; output = "/w/out/r${round}.txt"; };
+hook = { map = "max"; reduce = "max"; output = "/w/out/r${batch}.txt"; };
 "#;
 
 /// Returns the hook as clients see it.
@@ -753,12 +753,12 @@ async fn hook(client: &Client) -> v1::Hook {
     rules.rules.remove(0).hook.unwrap()
 }
 
-/// Waits until the round with this number is the last and has this state. Returns it.
-async fn round(client: &Client, number: u64, state: &str) -> v1::HookRound {
+/// Waits until the batch with this number is the last and has this state. Returns it.
+async fn batch(client: &Client, number: u64, state: &str) -> v1::HookBatch {
     loop {
-        let rounds = hook(client).await.rounds;
-        let last = rounds.into_iter().next();
-        if let Some(last) = last.filter(|last| last.round == number && last.state == state) {
+        let batches = hook(client).await.batches;
+        let last = batches.into_iter().next();
+        if let Some(last) = last.filter(|last| last.batch == number && last.state == state) {
             return last;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -773,14 +773,14 @@ fn change(dir: &Path, sql: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn round_fails_at_depth_limit_until_retried() {
+async fn batch_fails_at_depth_limit_until_retried() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
-    let text = HOOK.replace("out/r${round}.txt", "in/r${round}.dat");
+    let text = HOOK.replace("out/r${batch}.txt", "in/r${batch}.dat");
     add(&client, request(OWNER, &text)).await;
     write_file(&client, "/w/in/a.dat", 7, OWNER).await;
-    let failed = round(&client, 2, "failed").await;
+    let failed = batch(&client, 2, "failed").await;
     assert!(
         failed.error.contains("/w/in/r1.dat was not mapped"),
         "{}",
@@ -791,18 +791,18 @@ async fn round_fails_at_depth_limit_until_retried() {
         states(&log(&client).await),
         [("/w/in/a.dat", "done"), ("/w/in/r1.dat", "loop")]
     );
-    // The two are the file and its round.
+    // The two are the file and its batch.
     assert_eq!(retry(&client, "").await, 2);
-    round(&client, 3, "failed").await;
-    // Firings of an earlier server belong to no round.
-    change(dir.path(), "UPDATE firing SET round = 0 WHERE state = 6");
-    change(dir.path(), "DELETE FROM round WHERE state = 4");
+    batch(&client, 3, "failed").await;
+    // Rule runs of an earlier server belong to no batch.
+    change(dir.path(), "UPDATE rule_run SET batch = 0 WHERE state = 6");
+    change(dir.path(), "DELETE FROM batch WHERE state = 4");
     assert_eq!(retry(&client, "").await, 1);
-    round(&client, 4, "failed").await;
-    let rounds = hook(&client).await.rounds;
-    let done: Vec<_> = rounds
+    batch(&client, 4, "failed").await;
+    let batches = hook(&client).await.batches;
+    let done: Vec<_> = batches
         .iter()
-        .map(|round| (round.round, round.state.as_str(), round.mapped))
+        .map(|batch| (batch.batch, batch.state.as_str(), batch.mapped))
         .collect();
     assert_eq!(
         done,
@@ -818,7 +818,7 @@ async fn round_fails_at_depth_limit_until_retried() {
 
 /// The marker sorts before the files. There are more files than one transaction looks at.
 #[tokio::test(flavor = "multi_thread")]
-async fn round_includes_all_files_moved_with_their_marker() {
+async fn batch_includes_all_files_moved_with_their_marker() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
@@ -832,13 +832,13 @@ async fn round_includes_all_files_moved_with_their_marker() {
         write_file(&client, &format!("/w/tmp/run/step-{index}.dat"), 1, OWNER).await;
     }
     rename(&client, "/w/tmp/run", "/w/in/run").await;
-    let done = round(&client, 1, "done").await;
+    let done = batch(&client, 1, "done").await;
     assert_eq!((done.files, done.mapped), (230, 230));
     // A marker without files ends nothing.
     write_file(&client, "/w/in/other/DONE", 0, OWNER).await;
     write_file(&client, "/w/in/other/later.dat", 1, OWNER).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(hook(&client).await.rounds[0].state, "open");
+    assert_eq!(hook(&client).await.batches[0].state, "open");
     worker.abort();
 }
 
@@ -874,8 +874,8 @@ async fn marker_waits_for_files_closed_before_it() {
     write_file(&client, "/w/in/DONE", 0, OWNER).await;
     let waits = async |client: &Client| {
         tokio::time::sleep(Duration::from_millis(400)).await;
-        let last = hook(client).await.rounds.remove(0);
-        let state = (last.round, last.state.as_str(), last.ended);
+        let last = hook(client).await.batches.remove(0);
+        let state = (last.batch, last.state.as_str(), last.ended);
         assert_eq!(state, (1, "open", 0));
     };
     waits(&client).await;
@@ -883,7 +883,7 @@ async fn marker_waits_for_files_closed_before_it() {
         credentials: Some(root()),
         name: "count".into(),
     };
-    let refused = client.rules().end_round(end).await.unwrap_err();
+    let refused = client.rules().end_batch(end).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Unavailable, "{refused}");
     assert!(refused.message().contains("/w/in/step-8.dat"), "{refused}");
     waits(&client).await;
@@ -900,7 +900,7 @@ async fn marker_waits_for_files_closed_before_it() {
         ..v1::Seal::default()
     };
     client.one(&root(), Op::Seal(seal)).await.unwrap();
-    let done = round(&client, 1, "done").await;
+    let done = batch(&client, 1, "done").await;
     assert_eq!((done.files, done.mapped), (2, 2));
     worker.abort();
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
 use tidemill_client::Server as Client;
-use tidemill_server::Config;
+use tidemill_server::ServeConfig;
 use tidemill_wire::v1::{
     self, from_node::Message as From, label::Operation, name_op::Op, name_result::Result as Answer,
     to_node::Message as To,
@@ -57,7 +57,7 @@ async fn file(client: &Client, path: &str, replicas: u32) -> (u64, u64) {
 }
 
 /// Returns the next label without a job.
-async fn errand(node: &mut FakeNode) -> (u64, Operation) {
+async fn maintenance_task(node: &mut FakeNode) -> (u64, Operation) {
     loop {
         if let Some(label) = node.waiting.pop_front() {
             return (label.id, label.operation.unwrap());
@@ -69,14 +69,14 @@ async fn errand(node: &mut FakeNode) -> (u64, Operation) {
 }
 
 async fn copy(node: &mut FakeNode) -> (u64, v1::Copy) {
-    match errand(node).await {
+    match maintenance_task(node).await {
         (id, Operation::Copy(copy)) => (id, copy),
         other => panic!("no replica: {other:?}"),
     }
 }
 
 async fn verify(node: &mut FakeNode) -> (u64, v1::Verify) {
-    match errand(node).await {
+    match maintenance_task(node).await {
         (id, Operation::Verify(verify)) => (id, verify),
         other => panic!("nothing to be compared: {other:?}"),
     }
@@ -108,8 +108,8 @@ fn corrupt(objects: &[u64]) -> Vec<v1::CorruptObject> {
 
 async fn tell(node: &FakeNode, objects: &[u64]) {
     let objects = corrupt(objects);
-    let told = v1::CorruptObjects { objects };
-    node.send(From::Corrupt(told)).await;
+    let reported = v1::CorruptObjects { objects };
+    node.send(From::Corrupt(reported)).await;
 }
 
 /// Reports that the node has compared the objects, and that `objects` are corrupt.
@@ -255,10 +255,11 @@ async fn file_with_all_replicas_corrupt_is_reported_until_unlinked() {
     until(&client, ino, &["corrupt"]).await;
     let error = open(&client, ino, false).await.unwrap_err();
     assert!(error.is(Errno::IO), "{error}");
-    let said = error.to_string();
+    let reported = error.to_string();
     assert!(
-        said.contains("/f is corrupt: on node 0 it is missing") && said.contains("--corrupt"),
-        "{said}"
+        reported.contains("/f is corrupt: on node 0 it is missing")
+            && reported.contains("--corrupt"),
+        "{reported}"
     );
     assert_eq!(open(&client, ino, true).await.unwrap(), 0);
     let now = health(&client, "corrupt").await;
@@ -301,7 +302,7 @@ async fn jobs_read_intact_replica() {
         .finished(label, cluster::failure("input", "is missing"))
         .await;
     let (label, analyse) = loop {
-        match errand(&mut first).await {
+        match maintenance_task(&mut first).await {
             (id, Operation::Analyse(analyse)) => break (id, analyse),
             (_, Operation::Copy(copy)) => assert_eq!(copy.to, object),
             other => panic!("{other:?}"),
@@ -404,10 +405,10 @@ async fn version_removed_during_scrub_or_repair_leaves_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_scrub_reads_all_objects_periodically() {
     let dir = tempfile::tempdir().unwrap();
-    let config = Config {
+    let config = ServeConfig {
         scrub_every: Some(Duration::from_millis(1)),
         tls: false,
-        ..Config::new(dir.path())
+        ..ServeConfig::new(dir.path())
     };
     let running = Running::start_with(config).await;
     let client = running.client().await;

@@ -5,7 +5,7 @@ mod cluster;
 
 use cluster::{Running, file_op, root};
 use tidemill_client::{Credential, Endpoint, Error, Server as Client, Trust};
-use tidemill_server::Config;
+use tidemill_server::ServeConfig;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 fn lookup(name: &str) -> Op {
@@ -79,9 +79,9 @@ async fn sealed_file_exists_after_server_crash() {
 async fn tcp_requires_token() {
     let dir = tempfile::tempdir().unwrap();
     for tls in [true, false] {
-        let config = Config {
+        let config = ServeConfig {
             tls,
-            ..Config::new(dir.path())
+            ..ServeConfig::new(dir.path())
         };
         let running = Running::start_with(config).await;
         let scheme = if tls { "https" } else { "http" };
@@ -108,12 +108,12 @@ async fn tcp_requires_token() {
 #[tokio::test(flavor = "multi_thread")]
 async fn client_refuses_server_with_other_certificate() {
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let running = Running::start_with(Config::new(dir.path())).await;
-    let stranger = Running::start_with(Config::new(other.path())).await;
+    let running = Running::start_with(ServeConfig::new(dir.path())).await;
+    let other_server = Running::start_with(ServeConfig::new(other.path())).await;
     let address = running.server().address();
     let endpoint: Endpoint = format!("https://{address}").parse().unwrap();
 
-    let credential = Credential::read(stranger.server().token_file()).unwrap();
+    let credential = Credential::read(other_server.server().token_file()).unwrap();
     let error = Client::connect(&endpoint, Some(&credential))
         .await
         .unwrap_err();
@@ -129,7 +129,7 @@ async fn client_refuses_server_with_other_certificate() {
     let plain: Endpoint = format!("http://{address}").parse().unwrap();
     let error = Client::connect(&plain, Some(&own)).await.unwrap_err();
     assert!(error.to_string().contains("by https://"), "{error}");
-    stranger.stop().await;
+    other_server.stop().await;
 
     let unsecured = Running::start(other.path()).await;
     let address = unsecured.server().address();
@@ -143,7 +143,7 @@ async fn ca_and_token_survive_restart() {
     let dir = tempfile::tempdir().unwrap();
     let mut seen = Vec::new();
     for _ in 0..2 {
-        let running = Running::start_with(Config::new(dir.path())).await;
+        let running = Running::start_with(ServeConfig::new(dir.path())).await;
         seen.push(Credential::read(running.server().token_file()).unwrap());
         let endpoint: Endpoint = format!("https://{}", running.server().address())
             .parse()
@@ -168,7 +168,7 @@ async fn refused(client: &Client, version: u32) -> tonic::Status {
     client.cluster().attach(stream).await.unwrap_err()
 }
 
-/// A node of a release without needs, surroundings and directories would silently ignore these fields.
+/// A node of a release without needs, runtime environment and directories would silently ignore these fields.
 #[tokio::test(flavor = "multi_thread")]
 async fn node_of_another_release_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -176,15 +176,15 @@ async fn node_of_another_release_is_refused() {
     let client = running.client().await;
     for version in [5, tidemill_wire::PROTOCOL_VERSION + 1] {
         let refused = refused(&client, version).await;
-        let said = format!("protocol version {version}");
-        assert!(refused.message().contains(&said), "{refused}");
+        let reported = format!("protocol version {version}");
+        assert!(refused.message().contains(&reported), "{refused}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_with_tls_refuses_plain_node() {
     let dir = tempfile::tempdir().unwrap();
-    let running = Running::start_with(Config::new(dir.path())).await;
+    let running = Running::start_with(ServeConfig::new(dir.path())).await;
     let client = running.client().await;
     let refused = refused(&client, tidemill_wire::PROTOCOL_VERSION).await;
     assert!(
@@ -333,7 +333,8 @@ async fn client_waits_for_restarting_server() {
 async fn second_server_in_same_directory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let _running = Running::start(dir.path()).await;
-    let second = tidemill_server::Server::start(tidemill_server::Config::new(dir.path())).await;
+    let second =
+        tidemill_server::RunningServer::start(tidemill_server::ServeConfig::new(dir.path())).await;
     assert!(matches!(second, Err(tidemill_server::StartError::InUse(_))));
 }
 
@@ -375,12 +376,12 @@ async fn unfit_node_is_reported_as_state() {
     };
     let _late = cluster::FakeNode::attach_as(&client, late, Vec::new()).await;
     let states = client.status().await.unwrap().conditions;
-    let told = |name: &str| states.iter().find(|one| one.name == name).cloned();
-    let version = told("node-version").unwrap();
+    let reported = |name: &str| states.iter().find(|one| one.name == name).cloned();
+    let version = reported("node-version").unwrap();
     assert_eq!((version.node, version.exit), (Some(4), 3));
-    let clock = told("node-clock").unwrap();
+    let clock = reported("node-clock").unwrap();
     assert_eq!((clock.node, clock.exit), (Some(5), 3));
     assert!(clock.remedy.contains("clocks"), "{clock:?}");
     assert!(!clock.cause.contains('\n'), "{clock:?}");
-    assert_eq!(told("of-no-release"), None);
+    assert_eq!(reported("of-no-release"), None);
 }

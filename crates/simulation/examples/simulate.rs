@@ -7,19 +7,19 @@
 //! - `--replicas N`: create replicas of files;
 //! - `--bit-rot`: change or remove some replicas;
 //! - `--drains`: drain nodes;
-//! - `--together`: several mounts write the same files, which replaces all other simulation;
+//! - `--multi-writer`: several mounts write the same files, which replaces all other simulation;
 //! - `--rules`: a rule is triggered for all files;
 //! - `--hooks`: a hook instead of the rule;
-//! - `--rounds`: hooks with all their features;
-//! - `--sleeps`: nodes are suspended while nobody needs them;
-//! - `--warehouse`: some nodes are in memory, whose hosts die, and there are rooms;
+//! - `--batches`: hooks with all their features;
+//! - `--suspends`: nodes are suspended while nobody needs them;
+//! - `--memory-tier`: some nodes are in memory, whose hosts die, and there are workspaces;
 //! - `--bursts`: some nodes belong to the burst tier;
-//! - `--labels`: shuffle an application's labels, which replaces all other simulation.
+//! - `--labels`: schedule an application's labels, which replaces all other simulation.
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
 use std::process::ExitCode;
 use std::time::Instant;
-use tidemill_simulation::{Options, run};
+use tidemill_simulation::{SimulationOptions, run};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -34,23 +34,23 @@ fn main() -> ExitCode {
     });
     let Some((first, end)) = seeds else {
         println!(
-            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--replicas N] [--bit-rot] [--drains] [--together] [--rules] [--hooks] [--rounds] [--sleeps] [--warehouse] [--bursts] [--labels]"
+            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--replicas N] [--bit-rot] [--drains] [--multi-writer] [--rules] [--hooks] [--batches] [--suspends] [--memory-tier] [--bursts] [--labels]"
         );
         return ExitCode::FAILURE;
     };
     let without = value("--without").map_or("", String::as_str).split(',');
-    let options = Options {
+    let options = SimulationOptions {
         verbose: has("--verbose"),
         without: without.map(str::to_owned).collect(),
         replicas: value("--replicas").map_or(1, |replicas| replicas.parse().unwrap_or(1)),
         bit_rot: has("--bit-rot"),
         drains: has("--drains"),
-        together: has("--together"),
+        multi_writer: has("--multi-writer"),
         rules: has("--rules"),
         hooks: has("--hooks"),
-        rounds: has("--rounds"),
-        sleeps: has("--sleeps"),
-        warehouse: has("--warehouse"),
+        batches: has("--batches"),
+        suspends: has("--suspends"),
+        memory_tier: has("--memory-tier"),
         labels: has("--labels"),
         bursts: has("--bursts"),
     };
@@ -58,8 +58,8 @@ fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let start = Instant::now();
     let (mut events, mut jobs, mut outputs, mut reads, mut defects) = (0, 0, 0, 0, 0);
-    let (mut wakes, mut lost, mut rooms, mut labels) = (0, 0, 0, 0);
-    let (mut rounds, mut dropped) = (0, 0);
+    let (mut resumes, mut lost, mut workspaces, mut labels) = (0, 0, 0, 0);
+    let (mut batches, mut dropped) = (0, 0);
     for seed in first..end {
         match run(seed, &options) {
             Ok(summary) => {
@@ -67,10 +67,10 @@ fn main() -> ExitCode {
                 jobs += summary.jobs;
                 outputs += summary.outputs;
                 reads += summary.reads;
-                wakes += summary.wakes;
+                resumes += summary.resumes;
                 lost += summary.lost;
-                rooms += summary.rooms;
-                rounds += summary.rounds;
+                workspaces += summary.workspaces;
+                batches += summary.batches;
                 dropped += summary.dropped;
                 labels += summary.labels;
             }
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     let seconds = start.elapsed().as_secs_f64();
     let rate = f64::from(u32::try_from(events).unwrap_or(u32::MAX)) / seconds;
     println!(
-        "{events} events, {jobs} jobs, {outputs} outputs, {reads} reads, {wakes} wakes, {lost} versions lost with memory, {rooms} rooms ended, {rounds} rounds, {dropped} files deleted, {labels} labels in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
+        "{events} events, {jobs} jobs, {outputs} outputs, {reads} reads, {resumes} resumes, {lost} versions lost with memory, {workspaces} workspaces ended, {batches} batches, {dropped} files deleted, {labels} labels in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
     );
     ExitCode::from(u8::from(defects > 0))
 }

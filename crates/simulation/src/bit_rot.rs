@@ -1,15 +1,15 @@
 //! Corrupted and vanished objects, and their detection by nodes. The model follows `tidemill_node::scrub`, with the production
 //! records and in the same order of recording, setting aside and reporting.
 
-use crate::node::{Did, Life, Node, failed_now};
-use crate::store::Bytes;
+use crate::node::{Did, Life, SimulatedNode, failed_now};
+use crate::store::ObjectContent;
 use crate::world::World;
 use std::sync::Arc;
 use tidemill_core::id::ObjectId;
 use tidemill_core::label::{Corrupt, FailureKind};
 use tidemill_node::labels::Live;
 use tidemill_node::records::{self, Hash};
-use tidemill_node::task::Work;
+use tidemill_node::task::LabelEffects;
 use tidemill_wire::v1::{self, from_node::Message};
 
 /// Longest pause between two such faults, in milliseconds.
@@ -20,7 +20,7 @@ const WHAT: &str = "has another content";
 const TRIES: u64 = 20;
 
 /// Returns a placeholder for the hash of bytes.
-pub(crate) fn hash(bytes: Bytes) -> Hash {
+pub(crate) fn hash(bytes: ObjectContent) -> Hash {
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&bytes.token.to_le_bytes());
     hash[8..16].copy_from_slice(&bytes.size.to_le_bytes());
@@ -29,29 +29,29 @@ pub(crate) fn hash(bytes: Bytes) -> Hash {
 
 /// State of an object that a node finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
+enum RotFinding {
     Good(u64),
     Unknown,
     Corrupt,
 }
 
-impl Node {
+impl SimulatedNode {
     /// Compares an object with its recorded sum. If there is no hash yet, the length is compared.
-    fn look(&self, object: u64) -> Found {
+    fn look(&self, object: u64) -> RotFinding {
         let sum = self.read(|db| records::sum(db, ObjectId(object)));
         match (sum, self.store.read(object)) {
-            (None, _) => Found::Unknown,
+            (None, _) => RotFinding::Unknown,
             (Some(sum), Some(bytes)) if !self.store.is_corrupt(object) => {
                 assert_eq!(sum.size, bytes.size, "object {object} has another length");
-                Found::Good(bytes.size)
+                RotFinding::Good(bytes.size)
             }
-            (Some(_), _) => Found::Corrupt,
+            (Some(_), _) => RotFinding::Corrupt,
         }
     }
 
     /// Records that an object is corrupt, if it is. Returns whether it is.
     pub(crate) fn find_corruption(&mut self, object: u64) -> bool {
-        let corrupt = self.look(object) == Found::Corrupt;
+        let corrupt = self.look(object) == RotFinding::Corrupt;
         if let (true, Some(life)) = (corrupt, &self.life) {
             life.set_corrupt(object);
         }
@@ -63,8 +63,12 @@ impl Node {
         let marked = self.read(|db| records::corrupt(db, None, u32::MAX));
         for (object, _) in marked {
             match self.look(object.0) {
-                Found::Good(_) => drop(self.read(|db| records::set_corruption(db, object, None))),
-                Found::Unknown | Found::Corrupt => drop(self.store.objects.remove(&object.0)),
+                RotFinding::Good(_) => {
+                    self.read(|db| records::set_corruption(db, object, None));
+                }
+                RotFinding::Unknown | RotFinding::Corrupt => {
+                    self.store.objects.remove(&object.0);
+                }
             }
         }
     }
@@ -76,16 +80,16 @@ impl Node {
         if found.is_empty() {
             return;
         }
-        let told = |&object: &u64| v1::CorruptObject {
+        let reported = |&object: &u64| v1::CorruptObject {
             object,
             what: WHAT.into(),
         };
-        let objects = found.iter().map(told).collect();
+        let objects = found.iter().map(reported).collect();
         life.reports
             .send(Message::Corrupt(v1::CorruptObjects { objects }));
         for object in found {
             // The object may have been rewritten since.
-            if self.look(object) == Found::Corrupt {
+            if self.look(object) == RotFinding::Corrupt {
                 self.store.objects.remove(&object);
             }
         }
@@ -109,23 +113,23 @@ impl Life {
 }
 
 /// Returns the end of a label that verified objects.
-pub(crate) fn verified(node: &mut Node, live: &Live, objects: &[ObjectId]) -> Did {
+pub(crate) fn verified(node: &mut SimulatedNode, live: &Live, objects: &[ObjectId]) -> Did {
     let mut outcome = failed_now(live, FailureKind::Device);
     outcome.result = Ok(Vec::new());
     for &object in objects {
         match node.look(object.0) {
-            Found::Good(bytes) => outcome.read_bytes += bytes,
-            Found::Unknown if node.store.read(object.0).is_some() => {}
-            Found::Unknown | Found::Corrupt => {
+            RotFinding::Good(bytes) => outcome.read_bytes += bytes,
+            RotFinding::Unknown if node.store.read(object.0).is_some() => {}
+            RotFinding::Unknown | RotFinding::Corrupt => {
                 node.find_corruption(object.0);
                 let what = WHAT.into();
                 outcome.corrupt.push(Corrupt { object, what });
             }
         }
     }
-    let work = Work {
+    let work = LabelEffects {
         label: Some(Arc::clone(&live.label)),
-        ..Work::without_effect(outcome)
+        ..LabelEffects::without_effect(outcome)
     };
     Did {
         work,
@@ -183,8 +187,8 @@ impl World {
         });
         let known = known.expect("the server's tables can be read");
         let mut holders = self.nodes.iter().filter(|one| known.contains(&one.id));
-        let good = |one: &Node| one.look(object) == (Found::Good(self.size(object)));
-        let corrupt = |one: &Node| {
+        let good = |one: &SimulatedNode| one.look(object) == (RotFinding::Good(self.size(object)));
+        let corrupt = |one: &SimulatedNode| {
             let sum = one.read(|db| records::sum(db, ObjectId(object)));
             sum.is_some_and(|sum| sum.corruption.is_some())
         };

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_core::id::{LabelId, NodeId};
 use tidemill_core::label::Label;
-use tidemill_server::queue::{Memory, Queue, Unavailable};
+use tidemill_server::queue::{LabelQueue, MemoryQueue, Unavailable};
 
 /// Queue of labels; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Broker {
-    pub(crate) labels: Memory,
+    pub(crate) labels: MemoryQueue,
     /// Whether the queue executes no requests.
     offline: AtomicBool,
     /// Whether the queue executes requests, but its answers are lost.
@@ -25,7 +25,7 @@ impl Broker {
 
     fn ask<T>(
         &self,
-        question: impl FnOnce(&Memory) -> Result<T, Unavailable>,
+        question: impl FnOnce(&MemoryQueue) -> Result<T, Unavailable>,
     ) -> Result<T, Unavailable> {
         let lost = || Unavailable("the broker does not answer".into());
         if self.offline.load(Ordering::Relaxed) {
@@ -39,7 +39,7 @@ impl Broker {
     }
 }
 
-impl Queue for Broker {
+impl LabelQueue for Broker {
     fn enqueue(&self, node: NodeId, labels: Vec<Label>) -> Result<(), Unavailable> {
         self.ask(|queue| queue.enqueue(node, labels))
     }

@@ -46,8 +46,8 @@ impl World {
             )),
         );
         look(
-            "a version is to fire a rule",
-            self.ask("SELECT * FROM firing WHERE state <= 2"),
+            "a version is to trigger a rule",
+            self.ask("SELECT * FROM rule_run WHERE state <= 2"),
         );
         look("a label is journaled", self.ask("SELECT * FROM label"));
         look(
@@ -118,11 +118,11 @@ impl World {
         );
         look("a version has too many replicas", self.ask(&surplus));
         look(
-            "a version has not drained",
+            "a version is not staged out",
             self.ask("SELECT * FROM burst WHERE state != 2"),
         );
         look(
-            "what has gone is said to be in the burst tier",
+            "what has gone is reported to be in the burst tier",
             self.ask(
                 "SELECT * FROM burst WHERE NOT EXISTS (SELECT 1 FROM held WHERE held.object = burst.object \
                  AND removed = 0 AND (held.node = burst.node OR EXISTS (SELECT 1 FROM replica \
@@ -131,7 +131,7 @@ impl World {
         );
     }
 
-    /// Looks for work on nodes, in the queue, in rooms, and at clients.
+    /// Looks for work on nodes, in the queue, in workspaces, and at clients.
     fn look_at_others(&self, look: &mut impl FnMut(&str, Vec<String>)) {
         for node in &self.nodes {
             let open = node.read(|db| {
@@ -142,8 +142,11 @@ impl World {
             });
             look(&format!("node {} has a label", node.id), open);
         }
-        look("a room is to end", self.rooms_over());
-        look("a room has a member", self.ask("SELECT * FROM room_member"));
+        look("a workspace is to end", self.workspaces_over());
+        look(
+            "a workspace has a lease holder",
+            self.ask("SELECT * FROM workspace_member"),
+        );
         let queued = self.broker.iter().map(|broker| broker.labels.len());
         let queued = queued.filter(|&labels| labels > 0);
         look(
@@ -169,7 +172,7 @@ impl World {
             // Tasks also wait for data of a lost memory; they have an error text.
             let lost = " UNION SELECT task.job FROM task JOIN job ON job.job = task.job \
                         WHERE job.ended = 0 AND task.error != ''";
-            let lost = if self.warehouse.is_some() { lost } else { "" };
+            let lost = if self.memory_tier.is_some() { lost } else { "" };
             let mut statement = db.prepare_cached(&format!("{sql}{lost}"))?;
             let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
             rows.collect::<Result<Vec<_>, _>>()
@@ -199,7 +202,7 @@ impl World {
         self.check_jobs();
         self.check_rules();
         self.check_hooks();
-        self.check_together();
+        self.check_multi_writer();
         self.check_objects();
         self.check_emptied();
     }

@@ -1,19 +1,19 @@
 //! Random numbers, all of them from one seed.
 
-use tidemill_core::random::Source;
+use tidemill_core::random::RandomSource;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Dice(Source);
+pub(crate) struct Dice(RandomSource);
 
 /// Spreads the bits of a number.
 pub(crate) fn mix(number: u64) -> u64 {
-    Source::seeded(number).next_u64()
+    RandomSource::seeded(number).next_u64()
 }
 
 impl Dice {
     /// Returns dice with a seed.
     pub(crate) fn new(seed: u64) -> Self {
-        Self(Source::seeded(mix(seed)))
+        Self(RandomSource::seeded(mix(seed)))
     }
 
     /// Returns a number below `sides`.

@@ -1,4 +1,4 @@
-//! Simulation of hooks with all their features: rounds whose results are reduced, files that are deleted after their map, two hooks for the
+//! Simulation of hooks with all their features: batches whose results are reduced, files that are deleted after their map, two hooks for the
 //! same files, and hooks that are added, changed and removed while files are written.
 
 use crate::dice::{Dice, mix};
@@ -9,9 +9,9 @@ use crate::world::World;
 use rusqlite::Connection;
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::label::FailureKind;
-use tidemill_core::rule::hook::{Keep, On};
+use tidemill_core::rule::hook::{InputAction, On};
 
-/// Directory for the results of rounds.
+/// Directory for the results of batches.
 pub(crate) const REDUCED: &str = "reduced";
 /// Kernel that reduces.
 pub(crate) const REDUCE: &str = "max";
@@ -19,12 +19,12 @@ pub(crate) const REDUCE: &str = "max";
 const HOOKS: [(&str, &str); 2] = [("mapped", ""), ("other", LETTER)];
 /// Longest pause between two operations on hooks, in milliseconds.
 const PAUSE_MS: u64 = 8000;
-/// File that ends rounds which wait for a marker.
+/// File that ends batches which wait for a marker.
 const MARKER: &str = "a/f0";
 
-/// End of the rounds of a hook.
+/// End of the batches of a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ends {
+enum BatchEnds {
     Close,
     Files,
     Marker,
@@ -32,11 +32,11 @@ enum Ends {
 
 /// A hook from the view of its creator.
 #[derive(Clone, Debug)]
-struct Hook {
+struct SimulatedHook {
     rule: u64,
     on: On,
-    keep: Keep,
-    ends: Option<Ends>,
+    inputs: InputAction,
+    ends: Option<BatchEnds>,
     /// Time at which it was added, in nanoseconds since the epoch; `changed` is the time of its last change.
     since: u64,
     changed: u64,
@@ -51,11 +51,11 @@ pub(crate) struct Hooked {
     dice: Dice,
     /// Whether hooks are neither changed nor removed.
     steady: bool,
-    hooks: BTreeMap<&'static str, Hook>,
+    hooks: BTreeMap<&'static str, SimulatedHook>,
     /// Number of hooks that were ever added or changed: each has results of other names.
     made: u64,
     /// Handling of files after their map, by rule and revision.
-    keeps: BTreeMap<(u64, u64), Keep>,
+    inputs: BTreeMap<(u64, u64), InputAction>,
     /// Versions whose files were deleted.
     pub(crate) dropped: BTreeSet<u64>,
 }
@@ -68,54 +68,55 @@ impl Hooked {
             dice,
             hooks: BTreeMap::new(),
             made: 0,
-            keeps: BTreeMap::new(),
+            inputs: BTreeMap::new(),
             dropped: BTreeSet::new(),
         }
     }
 
     /// Returns a random hook as a user might write it.
-    fn draw(&mut self, name: &str, letter: &str) -> (String, Hook) {
+    fn draw(&mut self, name: &str, letter: &str) -> (String, SimulatedHook) {
         let dice = &mut self.dice;
         self.made += 1;
         let on = [On::Write, On::Write, On::Seal, On::Group][index(dice.roll(4))];
-        let keep = [Keep::All, Keep::Results, Keep::UntilDrained][index(dice.roll(3))];
+        let inputs =
+            [InputAction::Keep, InputAction::Delete, InputAction::Evict][index(dice.roll(3))];
         let reduces = dice.chance(700);
-        let ends = [Ends::Close, Ends::Files, Ends::Marker][index(dice.roll(3))];
+        let ends = [BatchEnds::Close, BatchEnds::Files, BatchEnds::Marker][index(dice.roll(3))];
         let files = 1 + dice.roll(6);
         // The number of files belongs to maps then.
-        let ends = if on == On::Group && ends == Ends::Files {
-            Ends::Close
+        let ends = if on == On::Group && ends == BatchEnds::Files {
+            BatchEnds::Close
         } else {
             ends
         };
         let ends = reduces.then_some(ends);
         let mut text = format!(
-            "map = \"{KERNEL}\"; on = \"{}\"; keep = \"{}\"; ",
+            "map = \"{KERNEL}\"; on = \"{}\"; inputs = \"{}\"; ",
             on.word(),
-            keep.word()
+            inputs.word()
         );
         if reduces {
             text += &format!(
-                "parts = \"{RULED}/{letter}${{batch}}\"; reduce = \"{REDUCE}\"; output = \"{REDUCED}/{}-${{round}}\"; ",
+                "parts = \"{RULED}/{letter}${{batch}}\"; reduce = \"{REDUCE}\"; output = \"{REDUCED}/{}-${{batch}}\"; ",
                 self.made
             );
         } else {
             text += &format!("output = \"{RULED}/{letter}${{batch}}\"; ");
         }
-        if on == On::Group || ends == Some(Ends::Files) {
+        if on == On::Group || ends == Some(BatchEnds::Files) {
             text += &format!("group = {files}; ");
         }
-        if ends == Some(Ends::Marker) {
+        if ends == Some(BatchEnds::Marker) {
             text += &format!("marker = \"{MARKER}\"; ");
         }
         let text = format!(
             "name = \"{name}\"; workdir = \"/\"; pattern = \"([ab])/f?\"; retries = 3; hook = {{ {text} }};"
         );
         let now = time::now().0;
-        let hook = Hook {
+        let hook = SimulatedHook {
             rule: 0,
             on,
-            keep,
+            inputs,
             ends,
             since: now,
             changed: now,
@@ -180,12 +181,12 @@ impl World {
             hook.revision = before.revision + 1;
             hook.retried = before.retried;
         }
-        hooked.keeps.insert((rule, hook.revision), hook.keep);
+        hooked.inputs.insert((rule, hook.revision), hook.inputs);
         hooked.hooks.insert(name, hook);
         self.say(&text);
     }
 
-    /// Adds, changes or removes a hook, ends its round, or retries its failures.
+    /// Adds, changes or removes a hook, ends its batch, or retries its failures.
     fn do_something_with_a_hook(&mut self) {
         let calm = self.calm.get();
         let Some(hooked) = self.hooked.as_mut().filter(|_| !calm) else {
@@ -200,7 +201,7 @@ impl World {
             0 | 1 if !steady => self.put_hook(number),
             2 if !steady => self.remove_hook(name),
             3 => self.retry_hook(name),
-            4 => self.end_round(name),
+            4 => self.end_batch(name),
             _ => {}
         }
         self.later(delay, "hooks", World::do_something_with_a_hook);
@@ -226,16 +227,16 @@ impl World {
         }
     }
 
-    fn end_round(&self, name: &str) {
+    fn end_batch(&self, name: &str) {
         if let Some(server) = &self.server {
-            server.end_round(name);
+            server.end_batch(name);
         }
     }
 
-    /// Retries failures after the faults have stopped, and ends rounds that only a user ends.
+    /// Retries failures after the faults have stopped, and ends batches that only a user ends.
     pub(crate) fn settle_hooks(&mut self) {
         let failed = self.ask(
-            "SELECT rule FROM firing WHERE state = 4 UNION SELECT rule FROM round WHERE state = 4",
+            "SELECT rule FROM rule_run WHERE state = 4 UNION SELECT rule FROM batch WHERE state = 4",
         );
         let Some(hooked) = &self.hooked else { return };
         let hooks: Vec<_> = hooked
@@ -247,8 +248,8 @@ impl World {
             if failed.contains(&format!("Integer({})", hook.rule)) {
                 self.retry_hook(name);
             }
-            if let Some(Ends::Files | Ends::Marker) = hook.ends {
-                self.end_round(name);
+            if let Some(BatchEnds::Files | BatchEnds::Marker) = hook.ends {
+                self.end_batch(name);
             }
         }
     }
@@ -275,7 +276,7 @@ impl World {
         if self.hooked.is_none() || self.server.is_none() {
             return;
         }
-        let sql = "SELECT rule, path, count(*) FROM firing WHERE state IN (0, 2) GROUP BY rule, path HAVING count(*) > 1";
+        let sql = "SELECT rule, path, count(*) FROM rule_run WHERE state IN (0, 2) GROUP BY rule, path HAVING count(*) > 1";
         let found = self.ask(sql);
         assert!(
             found.is_empty(),
@@ -290,7 +291,7 @@ impl World {
         for (what, sql) in [
             (
                 "a version was not mapped",
-                "SELECT * FROM firing WHERE state = 4".to_owned(),
+                "SELECT * FROM rule_run WHERE state = 4".to_owned(),
             ),
             ("a file is to go", "SELECT * FROM mapped".into()),
             (
@@ -302,11 +303,11 @@ impl World {
         }
         for (name, hook) in hooked.hooks.iter().filter(|(_, hook)| hook.ends.is_some()) {
             let sql = format!(
-                "SELECT * FROM round WHERE state IN (0, 1, 2, 4) AND rule = {}",
+                "SELECT * FROM batch WHERE state IN (0, 1, 2, 4) AND rule = {}",
                 hook.rule
             );
             look(
-                &format!("a round of hook {name} has not been reduced"),
+                &format!("a batch of hook {name} has not been reduced"),
                 self.ask(&sql),
             );
         }
@@ -324,16 +325,16 @@ impl World {
         for (what, sql) in [
             (
                 "was mapped twice",
-                "SELECT rule, object FROM firing GROUP BY rule, object HAVING count(*) > 1",
+                "SELECT rule, object FROM rule_run GROUP BY rule, object HAVING count(*) > 1",
             ),
             (
                 "is reduced twice",
-                "SELECT part.object, count(*) FROM round JOIN task ON task.job = round.job \
-                 JOIN task_input AS part USING (task) WHERE round.state = 3 GROUP BY round.rule, part.object HAVING count(*) > 1",
+                "SELECT part.object, count(*) FROM batch JOIN task ON task.job = batch.job \
+                 JOIN task_input AS part USING (task) WHERE batch.state = 3 GROUP BY batch.rule, part.object HAVING count(*) > 1",
             ),
             (
                 "failed for no reason",
-                "SELECT * FROM firing WHERE state NOT IN (3, 5) AND error = ''",
+                "SELECT * FROM rule_run WHERE state NOT IN (3, 5) AND error = ''",
             ),
         ] {
             let found = self.ask(sql);
@@ -342,8 +343,8 @@ impl World {
     }
 }
 
-/// A firing by which another hook still needs a version, or might.
-const WANTED: &str = "EXISTS (SELECT 1 FROM firing AS other WHERE other.object = firing.object \
+/// A rule run by which another hook still needs a version, or might.
+const WANTED: &str = "EXISTS (SELECT 1 FROM rule_run AS other WHERE other.object = rule_run.object \
                       AND other.state IN (0, 1, 2, 4, 6) AND other.rule IN (SELECT rule FROM rule))";
 
 /// Checks whether the file of a version could be deleted: it was mapped by a hook that requests this, whose result is recorded, and no
@@ -357,8 +358,12 @@ fn may_go(db: &Connection, hooked: &Hooked, (object, rule): (u64, u64)) -> rusql
     let revision = hook
         .rsplit_once('@')
         .and_then(|(_, revision)| revision.parse().ok());
-    let keep = hooked.keeps.get(&(rule, revision.unwrap_or(0)));
-    assert_eq!(keep, Some(&Keep::Results), "object {object} went by {hook}");
+    let action = hooked.inputs.get(&(rule, revision.unwrap_or(0)));
+    assert_eq!(
+        action,
+        Some(&InputAction::Delete),
+        "object {object} went by {hook}"
+    );
     let made = rows::<1>(
         db,
         &format!(
@@ -371,7 +376,7 @@ fn may_go(db: &Connection, hooked: &Hooked, (object, rule): (u64, u64)) -> rusql
     let wanted = rows::<1>(
         db,
         &format!(
-            "SELECT rule FROM firing WHERE object = {} AND {WANTED}",
+            "SELECT rule FROM rule_run WHERE object = {} AND {WANTED}",
             object.cast_signed()
         ),
     )?;
@@ -382,7 +387,7 @@ fn may_go(db: &Connection, hooked: &Hooked, (object, rule): (u64, u64)) -> rusql
     Ok(())
 }
 
-impl Hook {
+impl SimulatedHook {
     /// Returns the possible violations, and the queries that find them.
     fn wrong(&self) -> Vec<(&'static str, String)> {
         let Self {
@@ -391,23 +396,23 @@ impl Hook {
             changed,
             ..
         } = self;
-        let current = "JOIN inode ON inode.ino = firing.ino AND inode.object = firing.object AND inode.writing = 0 \
+        let current = "JOIN inode ON inode.ino = rule_run.ino AND inode.object = rule_run.object AND inode.writing = 0 \
                        JOIN dirent ON dirent.ino = inode.ino JOIN dirent AS directory ON directory.ino = dirent.parent \
-                       AND firing.path = '/' || CAST(directory.name AS TEXT) || '/' || CAST(dirent.name AS TEXT)";
+                       AND rule_run.path = '/' || CAST(directory.name AS TEXT) || '/' || CAST(dirent.name AS TEXT)";
         let mut wrong = vec![
             (
                 "was not mapped",
                 format!(
                     "SELECT * FROM version WHERE task = 0 AND version != 0 AND size > 0 AND sealed_at > {since} \
                  AND (CAST(path AS TEXT) GLOB '/a/f?' OR CAST(path AS TEXT) GLOB '/b/f?') \
-                 AND NOT EXISTS (SELECT 1 FROM firing WHERE firing.object = version.object AND rule = {rule})"
+                 AND NOT EXISTS (SELECT 1 FROM rule_run WHERE rule_run.object = version.object AND rule = {rule})"
                 ),
             ),
             (
                 "has no result, or two",
                 format!(
-                    "SELECT object FROM firing WHERE rule = {rule} AND state = 3 AND 1 != (SELECT count(*) FROM task_output \
-                 WHERE task_output.task = firing.task)"
+                    "SELECT object FROM rule_run WHERE rule = {rule} AND state = 3 AND 1 != (SELECT count(*) FROM task_output \
+                 WHERE task_output.task = rule_run.task)"
                 ),
             ),
         ];
@@ -415,9 +420,9 @@ impl Hook {
             wrong.push((
                 "was mapped before an earlier one",
                 format!(
-                    "SELECT * FROM firing JOIN firing AS later ON later.rule = firing.rule AND later.path = firing.path \
-                     AND later.firing > firing.firing WHERE firing.rule = {rule} AND firing.state = 3 AND later.state = 3 \
-                     AND later.ended < firing.ended"
+                    "SELECT * FROM rule_run JOIN rule_run AS later ON later.rule = rule_run.rule AND later.path = rule_run.path \
+                     AND later.rule_run > rule_run.rule_run WHERE rule_run.rule = {rule} AND rule_run.state = 3 AND later.state = 3 \
+                     AND later.ended < rule_run.ended"
                 ),
             ));
         }
@@ -425,26 +430,26 @@ impl Hook {
             wrong.push((
                 "shares its task",
                 format!(
-                    "SELECT task, count(*) FROM firing WHERE rule = {rule} AND task != 0 AND ended > {changed} \
+                    "SELECT task, count(*) FROM rule_run WHERE rule = {rule} AND task != 0 AND ended > {changed} \
                      GROUP BY task HAVING count(*) > 1"
                 ),
             ));
         }
-        if self.keep == Keep::Results {
+        if self.inputs == InputAction::Delete {
             wrong.push((
                 "has not gone",
                 format!(
-                    "SELECT firing.object FROM firing {current} WHERE rule = {rule} AND state = 3 AND ended > {changed} \
+                    "SELECT rule_run.object FROM rule_run {current} WHERE rule = {rule} AND state = 3 AND ended > {changed} \
                      AND error = '' AND NOT {WANTED}"
                 ),
             ));
         }
-        if self.keep == Keep::UntilDrained {
+        if self.inputs == InputAction::Evict {
             wrong.push((
                 "is in the burst tier and stored",
                 format!(
-                    "SELECT firing.object FROM firing {current} JOIN burst ON burst.object = firing.object \
-                     WHERE rule = {rule} AND firing.state = 3 AND ended > {changed} AND burst.state = 2 AND NOT {WANTED}"
+                    "SELECT rule_run.object FROM rule_run {current} JOIN burst ON burst.object = rule_run.object \
+                     WHERE rule = {rule} AND rule_run.state = 3 AND ended > {changed} AND burst.state = 2 AND NOT {WANTED}"
                 ),
             ));
         }
@@ -453,12 +458,12 @@ impl Hook {
 }
 
 impl Reference {
-    /// Checks that the result of a round is computed from the results of its files, in their order, each once.
-    pub(crate) fn check_round(&self, db: &Connection, object: u64, inputs: &[u64]) {
+    /// Checks that the result of a batch is computed from the results of its files, in their order, each once.
+    pub(crate) fn check_batch(&self, db: &Connection, object: u64, inputs: &[u64]) {
         let sql = format!(
-            "SELECT firing.path, firing.firing, made.object FROM version JOIN task ON task.task = version.task \
-             JOIN round ON round.job = task.job JOIN firing ON firing.rule = round.rule AND firing.round = round.round \
-             AND firing.state = 3 JOIN task_output AS made ON made.task = firing.task WHERE version.object = {}",
+            "SELECT rule_run.path, rule_run.rule_run, made.object FROM version JOIN task ON task.task = version.task \
+             JOIN batch ON batch.job = task.job JOIN rule_run ON rule_run.rule = batch.rule AND rule_run.batch = batch.batch \
+             AND rule_run.state = 3 JOIN task_output AS made ON made.task = rule_run.task WHERE version.object = {}",
             object.cast_signed()
         );
         let read = || -> rusqlite::Result<Vec<(String, i64, i64)>> {
@@ -468,7 +473,7 @@ impl Reference {
             rows.collect()
         };
         let mut expected = read().expect("the tables of rules can be read");
-        // The hook was removed, and its rounds with it.
+        // The hook was removed, and its batches with it.
         if expected.is_empty() {
             return;
         }
@@ -479,6 +484,6 @@ impl Reference {
                 parts.push(part.cast_unsigned());
             }
         }
-        assert_eq!(inputs, parts, "a round is made of other results");
+        assert_eq!(inputs, parts, "a batch is made of other results");
     }
 }

@@ -3,10 +3,10 @@
 use crate::bit_rot::verified;
 use crate::hooks::Hooked;
 use crate::node::{Did, broke, copied, done, removed};
-use crate::store::Bytes;
+use crate::store::ObjectContent;
 use crate::world::World;
 use tidemill_core::id::{LabelId, ObjectId};
-use tidemill_core::label::{Analysis, FailureKind, Input, Operation, Output};
+use tidemill_core::label::{Analysis, FailureKind, LabelInput, LabelOutput, Operation};
 use tidemill_node::labels::Live;
 use tidemill_wire::v1::{self, label::Operation as Sent, to_node::Message as To};
 
@@ -24,15 +24,15 @@ fn brief(message: &To) -> String {
             format!("labels {ids:?}")
         }
         To::Abort(abort) => format!("abort {}", abort.label),
-        To::Recall(recall) => format!("recall {}", recall.label),
+        To::Reschedule(reschedule) => format!("reschedule {}", reschedule.label),
         To::Ack(ack) => format!("ack {:?}", ack.labels),
         To::Welcome(_) => "welcome".into(),
         To::Peers(_) => "peers".into(),
         To::Revoke(_) => "rights that ended".into(),
         To::FindPrograms(_) => "a question for programs".into(),
         To::Probe(_) => "a question for load".into(),
-        To::Suspend(_) => "sleep".into(),
-        To::Wake(_) => "wake".into(),
+        To::Suspend(_) => "suspend".into(),
+        To::Resume(_) => "resume".into(),
         To::Channels(channels) => format!("{} channels", channels.channels.len()),
         To::Notes(notes) => format!("{} notes about names", notes.notes.len()),
     }
@@ -41,8 +41,8 @@ fn brief(message: &To) -> String {
 impl World {
     /// Delivers a message to a node.
     pub(crate) fn node_hears(&mut self, node: usize, message: To) {
-        if self.nodes[node].asleep {
-            return self.sleeper_hears(node, &message);
+        if self.nodes[node].suspended {
+            return self.suspended_receives(node, &message);
         }
         if self.nodes[node].life.is_none() {
             return;
@@ -55,11 +55,11 @@ impl World {
                 self.note_label(node, label);
             }
         }
-        let falls = self.nodes[node].falling;
+        let suspending = self.nodes[node].suspending;
         self.nodes[node].hear(message);
         self.tend(node);
-        if self.nodes[node].falling && !falls {
-            self.falls(node);
+        if self.nodes[node].suspending && !suspending {
+            self.is_suspending(node);
         }
     }
 
@@ -147,7 +147,7 @@ impl World {
                 return verified(&mut self.nodes[node], live, objects);
             }
         };
-        if self.dice.chance(self.weather.kernel) {
+        if self.dice.chance(self.fault_mix.kernel) {
             let hooked = self.hooked.as_mut();
             let kind = hooked.map_or(FailureKind::Exit(1), Hooked::failure);
             return broke(live, kind);
@@ -161,7 +161,7 @@ impl World {
         if corrupt.count() > 0 {
             return broke(live, FailureKind::Input);
         }
-        let inputs: Result<Vec<Bytes>, String> = analysis
+        let inputs: Result<Vec<ObjectContent>, String> = analysis
             .inputs
             .iter()
             .map(|input| {
@@ -169,15 +169,15 @@ impl World {
                 found.ok_or_else(|| format!("input {} can't be had", input.name))
             })
             .collect();
-        let remembered = inputs
+        let cached_result = inputs
             .as_ref()
             .ok()
             .and_then(|inputs| self.recall(node, live, analysis, inputs));
         let hashes = self.dice.chance(300);
-        done(live, analysis, inputs, remembered, hashes)
+        done(live, analysis, inputs, cached_result, hashes)
     }
 
-    fn copy(&mut self, node: usize, live: &Live, from: &Input, to: &Output) -> Did {
+    fn copy(&mut self, node: usize, live: &Live, from: &LabelInput, to: &LabelOutput) -> Did {
         if self.nodes[node].store.full {
             return broke(live, FailureKind::Device);
         }
@@ -228,7 +228,7 @@ impl World {
             );
             // Nobody could know that the other replicas have changed. In this case the simulated device does not allow the removal before the
             // change is noticed.
-            if !self.dice.chance(self.weather.unlink) && !last {
+            if !self.dice.chance(self.fault_mix.unlink) && !last {
                 self.nodes[node].store.objects.remove(&object.0);
                 gone.push(object);
             }
@@ -260,10 +260,10 @@ impl World {
         knew.expect("the server's tables can be read")
     }
 
-    /// Returns the bytes of an object: from this node, or pulled from its node.
-    fn fetch(&self, here: usize, from: u32, object: u64) -> Option<Bytes> {
+    /// Returns the bytes of an object: from this node, or fetched from its node.
+    fn fetch(&self, here: usize, from: u32, object: u64) -> Option<ObjectContent> {
         if object == 0 {
-            return Some(Bytes { token: 0, size: 0 });
+            return Some(ObjectContent { token: 0, size: 0 });
         }
         if let Some(bytes) = self.nodes[here].store.read(object) {
             return Some(bytes);
@@ -279,9 +279,9 @@ impl World {
         node: usize,
         live: &Live,
         analysis: &Analysis,
-        inputs: &[Bytes],
-    ) -> Option<Vec<Bytes>> {
-        let memory = live.remembered.as_ref()?;
+        inputs: &[ObjectContent],
+    ) -> Option<Vec<ObjectContent>> {
+        let memory = live.cached_result.as_ref()?;
         let code = format!("hash of {}", analysis.kernel.name());
         let mut expected = memory.contents.iter().zip(inputs);
         let same = expected

@@ -8,23 +8,23 @@
 
 mod bit_rot;
 mod broker;
-mod carry;
 mod check;
 mod dice;
+mod fault_mix;
 mod hooks;
 mod labels;
+mod memory_tier;
 mod mount;
+mod multi_writer;
 mod node;
 mod port;
 mod reference;
+mod request_scheduler;
 mod rules;
-mod shuffler;
-mod sleep;
 mod store;
+mod suspend;
 mod time;
-mod together;
-mod warehouse;
-mod weather;
+mod transport;
 mod world;
 
 use hooks::Hooked;
@@ -35,7 +35,7 @@ use world::World;
 const STORM_MS: u64 = 60_000;
 /// Time after which everything must be at rest, in virtual milliseconds.
 const CALM_MS: u64 = 300_000;
-/// The same where files are not drained before they are mapped, or can't be mapped.
+/// The same where files are not staged out before they are mapped, or can't be mapped.
 const HELD_MS: u64 = 900_000;
 /// Interval at which rest is checked for.
 const CALM_LOOK_MS: u64 = 5_000;
@@ -54,15 +54,15 @@ pub struct Summary {
     /// Number of reads of files that several mounts write.
     pub reads: u64,
     /// Number of times that suspended nodes were resumed.
-    pub wakes: u64,
+    pub resumes: u64,
     /// Number of versions that were lost with memory, at the end.
     pub lost: u64,
-    /// Number of rounds of hooks whose results were reduced.
-    pub rounds: u64,
+    /// Number of batches of hooks whose results were reduced.
+    pub batches: u64,
     /// Number of files that were deleted because they were mapped.
     pub dropped: u64,
-    /// Number of rooms that have ended.
-    pub rooms: u64,
+    /// Number of workspaces that have ended.
+    pub workspaces: u64,
     /// Number of labels of applications that were executed.
     pub labels: u64,
     /// Number of agents that were killed.
@@ -104,7 +104,7 @@ impl std::fmt::Display for Defect {
 
 /// Options of a simulation.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct SimulationOptions {
     /// Whether every event is printed.
     pub verbose: bool,
     /// Faults that are left out, by the names in `docs/testing.md`, to find out which faults a defect needs.
@@ -116,20 +116,20 @@ pub struct Options {
     /// Whether nodes are drained at random times during normal operation.
     pub drains: bool,
     /// Whether several mounts write the same files, which replaces all other simulation.
-    pub together: bool,
+    pub multi_writer: bool,
     /// Whether a rule is triggered for every version of the clients' files.
     pub rules: bool,
     /// Whether a hook maps every version of the clients' files, as it is written.
     pub hooks: bool,
-    /// Whether hooks reduce rounds, delete files, and are changed and removed.
-    pub rounds: bool,
+    /// Whether hooks reduce batches, delete files, and are changed and removed.
+    pub batches: bool,
     /// Whether nodes are suspended while nobody needs them, or on request.
-    pub sleeps: bool,
-    /// Whether some nodes are in memory, whose hosts die, and rooms are created and end.
-    pub warehouse: bool,
-    /// Whether an application's labels are simulated, shuffled by an agent that is killed, which replaces all other simulation.
+    pub suspends: bool,
+    /// Whether some nodes are in memory, whose hosts die, and workspaces are created and end.
+    pub memory_tier: bool,
+    /// Whether an application's labels are simulated, scheduled by an agent that is killed, which replaces all other simulation.
     pub labels: bool,
-    /// Whether some nodes belong to the burst tier: new versions are stored there, and drain to the others.
+    /// Whether some nodes belong to the burst tier: new versions are stored there, and are staged out to the others.
     pub bursts: bool,
 }
 
@@ -137,9 +137,9 @@ pub struct Options {
 ///
 /// # Errors
 /// The violated condition.
-pub fn run(seed: u64, options: &Options) -> Result<Summary, Defect> {
+pub fn run(seed: u64, options: &SimulationOptions) -> Result<Summary, Defect> {
     if options.labels {
-        let ran = catch_unwind(|| shuffler::run(seed));
+        let ran = catch_unwind(|| request_scheduler::run(seed));
         return ran.map_err(|thrown| Defect {
             seed,
             what: what(thrown.as_ref()),
@@ -166,7 +166,7 @@ fn what(thrown: &(dyn std::any::Any + Send)) -> String {
     text.unwrap_or_else(|| "it panicked".into())
 }
 
-fn build(seed: u64, options: &Options) -> World {
+fn build(seed: u64, options: &SimulationOptions) -> World {
     let mut world = World::new(seed);
     world.verbose = options.verbose;
     world.replicas = options.replicas.max(1);
@@ -177,22 +177,22 @@ fn build(seed: u64, options: &Options) -> World {
     world.drains = options.drains;
     world.rules = options.rules || options.hooks;
     world.hooks = options.hooks;
-    world.reference.hooks = options.hooks || options.rounds;
-    world.reference.rounds = options.rounds;
-    world.hooked = options.rounds.then(|| Hooked::new(seed));
-    world.sleeps = options.sleeps;
-    if options.warehouse {
-        world.build_warehouse(seed);
+    world.reference.hooks = options.hooks || options.batches;
+    world.reference.batches = options.batches;
+    world.hooked = options.batches.then(|| Hooked::new(seed));
+    world.suspends = options.suspends;
+    if options.memory_tier {
+        world.build_memory_tier(seed);
     }
     world.bursts = options.bursts;
-    if options.together {
-        let together = together::Together::new(seed);
-        if together.is_prompt() {
-            world.weather.be_prompt();
+    if options.multi_writer {
+        let multi_writer = multi_writer::MultiWriter::new(seed);
+        if multi_writer.is_prompt() {
+            world.fault_mix.be_prompt();
         }
-        world.together = Some(together);
+        world.multi_writer = Some(multi_writer);
     }
-    world.weather.leave_out(&options.without);
+    world.fault_mix.leave_out(&options.without);
     world
 }
 
@@ -213,8 +213,8 @@ fn storm_and_calm(world: &mut World) {
     };
     while calm < most {
         calm += CALM_LOOK_MS;
-        if world.sleeps {
-            world.wake_all();
+        if world.suspends {
+            world.resume_all();
         }
         world.run_until(STORM_MS + calm);
         if calm >= CANCEL_MS {
@@ -226,5 +226,5 @@ fn storm_and_calm(world: &mut World) {
         }
     }
     world.check_end();
-    world.check_awake();
+    world.check_active();
 }

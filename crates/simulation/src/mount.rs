@@ -2,9 +2,9 @@
 //! the server, all repeated until there is an answer), and submits jobs.
 
 use crate::dice::mix;
-use crate::port::{Answer, Ask, OfNode, Port, Script, Task};
-use crate::store::Bytes;
-use crate::warehouse::{MEMORY, ROOMS};
+use crate::memory_tier::{MEMORY, WORKSPACES};
+use crate::port::{OfNode, Port, Script, SubmittedTask, WorldAnswer, WorldRequest};
+use crate::store::ObjectContent;
 use errno::{AGAIN, BUSY, HOSTUNREACH, IO, NOENT, NOSPC};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -48,7 +48,7 @@ pub(crate) struct Habits {
 
 /// State of a client.
 #[derive(Clone, Debug)]
-pub(crate) struct Client {
+pub(crate) struct ClientState {
     pub(crate) port: Port,
     pub(crate) number: usize,
     /// Number of starts of this client, so that no two jobs have the same outputs.
@@ -59,18 +59,18 @@ pub(crate) struct Client {
     /// Jobs of this client that were acknowledged.
     jobs: Rc<std::cell::RefCell<Vec<u64>>>,
     scripts: Rc<Cell<u64>>,
-    /// Node in memory on the client's host, if there is one: the client writes the files of the memory directory on it.
+    /// Node of the memory tier on the client's host, if there is one: the client writes the files of the memory directory on it.
     memory: Option<u32>,
 }
 
 /// Returns the bytes of an object after `pieces` pieces.
-pub(crate) fn bytes_of(object: u64, pieces: u64) -> Bytes {
+pub(crate) fn bytes_of(object: u64, pieces: u64) -> ObjectContent {
     let token = mix(mix(object) ^ pieces);
     let size = pieces * 100 + object % 100;
-    Bytes { token, size }
+    ObjectContent { token, size }
 }
 
-impl Client {
+impl ClientState {
     pub(crate) fn new(
         port: Port,
         (number, life): (usize, u64),
@@ -91,7 +91,10 @@ impl Client {
 
     /// Runs a client until no new actions are to begin.
     pub(crate) async fn live(self) {
-        while !matches!(self.port.ask(Ask::Session).await, Answer::Session) {
+        while !matches!(
+            self.port.ask(WorldRequest::Session).await,
+            WorldAnswer::Session
+        ) {
             self.pause(PAUSE_MAX).await;
         }
         while !self.calm.get() {
@@ -120,7 +123,7 @@ impl Client {
     /// Returns the path of a file that may exist.
     fn some_path(&self) -> String {
         let usual = DIRECTORIES.into_iter();
-        let memory = [MEMORY].into_iter().chain(ROOMS);
+        let memory = [MEMORY].into_iter().chain(WORKSPACES);
         let directories: Vec<&str> = match self.memory {
             Some(_) => usual.chain(memory).collect(),
             None => usual.collect(),
@@ -144,7 +147,9 @@ impl Client {
         let mut pause = PAUSE_MIN;
         let is_open = matches!(op, Op::Open(_));
         loop {
-            if let Answer::Names(mut results) = self.port.ask(Ask::Names(vec![op.clone()])).await {
+            if let WorldAnswer::Names(mut results) =
+                self.port.ask(WorldRequest::Names(vec![op.clone()])).await
+            {
                 match results.pop().and_then(|result| result.result) {
                     // The file was stored in a memory that is lost.
                     Some(Named::Error(error)) if self.memory.is_some() && is_open => {
@@ -164,7 +169,7 @@ impl Client {
 
     async fn ids(&self) -> (u64, u64) {
         loop {
-            if let Answer::Ids(inode, object) = self.port.ask(Ask::Ids).await {
+            if let WorldAnswer::Ids(inode, object) = self.port.ask(WorldRequest::Ids).await {
                 return (inode, object);
             }
             self.pause(PAUSE_MAX).await;
@@ -195,7 +200,7 @@ impl Client {
         for piece in 1..=pieces {
             let bytes = bytes_of(object, piece);
             if !self.put(node, object, bytes).await {
-                let Some(other) = self.spill((ino, object), node, bytes).await else {
+                let Some(other) = self.overflow((ino, object), node, bytes).await else {
                     self.abandon(ino, object).await;
                     return false;
                 };
@@ -279,40 +284,45 @@ impl Client {
     }
 
     /// Writes bytes to a node. Returns false if the node is full or the object must not be written any more.
-    async fn put(&self, node: u32, object: u64, bytes: Bytes) -> bool {
+    async fn put(&self, node: u32, object: u64, bytes: ObjectContent) -> bool {
         loop {
             match self
                 .port
-                .ask(Ask::Node(node, OfNode::Write(object, bytes)))
+                .ask(WorldRequest::Node(node, OfNode::Write(object, bytes)))
                 .await
             {
-                Answer::Done => return true,
-                Answer::Refused => return false,
+                WorldAnswer::Done => return true,
+                WorldAnswer::Refused => return false,
                 _ => self.pause(PAUSE_MAX).await,
             }
         }
     }
 
     /// Continues a file on another node if the memory is full. Returns that node.
-    async fn spill(&self, (ino, object): (u64, u64), from: u32, bytes: Bytes) -> Option<u32> {
+    async fn overflow(
+        &self,
+        (ino, object): (u64, u64),
+        from: u32,
+        bytes: ObjectContent,
+    ) -> Option<u32> {
         if self.memory != Some(from) {
             return None;
         }
-        let spill = |node| {
-            Op::Spill(v1::Spill {
+        let overflow = |node| {
+            Op::Overflow(v1::Overflow {
                 ino,
                 object,
                 node,
                 bytes: bytes.size,
             })
         };
-        let Ok(Named::Opened(other)) = self.one(spill(None)).await else {
+        let Ok(Named::Opened(other)) = self.one(overflow(None)).await else {
             return None;
         };
         if !self.put(other.node, object, bytes).await {
             return None;
         }
-        match self.one(spill(Some(other.node))).await {
+        match self.one(overflow(Some(other.node))).await {
             Ok(Named::Opened(opened)) => Some(opened.node),
             _ => None,
         }
@@ -331,9 +341,9 @@ impl Client {
             part: None,
         };
         let size = loop {
-            let ask = Ask::Node(node, OfNode::Seal(object, body.clone()));
+            let ask = WorldRequest::Node(node, OfNode::Seal(object, body.clone()));
             match self.port.ask(ask).await {
-                Answer::Sealed(size) => break size,
+                WorldAnswer::Sealed(size) => break size,
                 _ => self.pause(PAUSE_MAX).await,
             }
         };
@@ -383,7 +393,9 @@ impl Client {
             time: 0,
         };
         // The rename is not repeated, because it may have been executed.
-        self.port.ask(Ask::Names(vec![Op::Rename(rename)])).await;
+        self.port
+            .ask(WorldRequest::Names(vec![Op::Rename(rename)]))
+            .await;
     }
 
     async fn unlink(&self, path: &str) {
@@ -397,7 +409,9 @@ impl Client {
             directory: false,
             time: 0,
         };
-        self.port.ask(Ask::Names(vec![Op::Unlink(unlink)])).await;
+        self.port
+            .ask(WorldRequest::Names(vec![Op::Unlink(unlink)]))
+            .await;
     }
 
     /// Opens a file, reads it after a while and closes it. The world checks the content.
@@ -415,8 +429,8 @@ impl Client {
         if opened.object != 0 {
             self.pause(3000).await;
             for _ in 0..3 {
-                let ask = Ask::Node(opened.node, OfNode::Read(opened.object));
-                if let Answer::Read = self.port.ask(ask).await {
+                let ask = WorldRequest::Node(opened.node, OfNode::Read(opened.object));
+                if let WorldAnswer::Read = self.port.ask(ask).await {
                     break;
                 }
                 self.pause(PAUSE_MAX).await;
@@ -431,14 +445,14 @@ impl Client {
             return;
         }
         let script = self.script();
-        if let Answer::Submitted(Ok(job)) = self.port.ask(Ask::Submit(script)).await {
+        if let WorldAnswer::Submitted(Ok(job)) = self.port.ask(WorldRequest::Submit(script)).await {
             self.jobs.borrow_mut().push(job);
         }
         let jobs = self.jobs.borrow().len() as u64;
         if jobs > 0 && self.roll(12) == 0 {
             let index = usize::try_from(self.roll(jobs)).unwrap_or(0);
             let job = self.jobs.borrow()[index];
-            self.port.ask(Ask::Cancel(job)).await;
+            self.port.ask(WorldRequest::Cancel(job)).await;
         }
     }
 
@@ -447,7 +461,7 @@ impl Client {
         let number = self.scripts.get();
         self.scripts.set(number + 1);
         let prefix = format!("/{OUT}/c{}l{}n{number}", self.number, self.life);
-        let mut tasks: Vec<Task> = Vec::new();
+        let mut tasks: Vec<SubmittedTask> = Vec::new();
         for index in 0..1 + self.roll(4) {
             let mut inputs = Vec::new();
             for _ in 0..1 + self.roll(2) {
@@ -463,7 +477,7 @@ impl Client {
                 }
             }
             let outputs = (0..1 + self.roll(2)).map(|n| format!("{prefix}t{index}o{n}"));
-            tasks.push(Task {
+            tasks.push(SubmittedTask {
                 kernel: ["max", "min"][usize::try_from(self.roll(2)).unwrap_or(0)],
                 args: vec![format!("missing={}", self.roll(2))],
                 inputs,
@@ -486,7 +500,7 @@ const WANTS: [&str; 6] = [
     "resources = { gpu = 1; };",
 ];
 
-fn text(tasks: &[Task], used: bool, no_cache: bool) -> String {
+fn text(tasks: &[SubmittedTask], used: bool, no_cache: bool) -> String {
     let list = |paths: &[String]| {
         let quoted: Vec<String> = paths.iter().map(|path| format!("\"{path}\"")).collect();
         quoted.join(", ")

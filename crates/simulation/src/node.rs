@@ -2,7 +2,7 @@
 //! and its kernels take virtual time.
 
 use crate::dice::mix;
-use crate::store::{Bytes, Object, Refusal, Store};
+use crate::store::{ObjectContent, SimulatedObject, SimulatedStore, StoreRefusal};
 use crate::time;
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -12,16 +12,17 @@ use std::path::Path;
 use std::sync::Arc;
 use tidemill_core::id::{LabelId, NodeId, ObjectId};
 use tidemill_core::label::{
-    Analysis, FailureKind, Kernel, Label, Lane, Operation, Outcome, Output, Owner, Sealed,
+    Analysis, FailureKind, Kernel, Label, LabelOutput, Lane, Operation, Outcome, Owner,
+    SealedOutput,
 };
-use tidemill_core::resources::{LIGHT_MAX, Ledger, Offers};
-use tidemill_node::db::{self, Db, Writer};
+use tidemill_core::resources::{LIGHT_MAX, Offers, ResourceLedger};
+use tidemill_node::db::{self, Db, DbWriter};
 use tidemill_node::flash_model::FlashModel;
-use tidemill_node::labels::{Labels, Live, failed};
+use tidemill_node::labels::{Live, NodeLabels, failed};
 use tidemill_node::notes;
 use tidemill_node::records::{self, ObjectRecord};
 use tidemill_node::reports::Reports;
-use tidemill_node::task::Work;
+use tidemill_node::task::LabelEffects;
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -37,25 +38,25 @@ pub(crate) const GPU: &str = "gpu";
 
 /// Simulated node; see the module.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct SimulatedNode {
     pub(crate) id: u32,
     cores: u32,
     /// Database that survives a crash.
     disk: Arc<Mutex<Connection>>,
     /// Whether the node compares its objects with their hashes when it is idle.
     scrubs: bool,
-    pub(crate) store: Store,
+    pub(crate) store: SimulatedStore,
     /// Running state; `None` while the node is down.
     pub(crate) life: Option<Life>,
     /// Number of starts.
     pub(crate) lives: u64,
     statuses: u64,
-    /// Whether the node belongs to the burst tier, from which files are drained to other nodes.
+    /// Whether the node belongs to the burst tier, from which files are staged out to other nodes.
     pub(crate) burst: bool,
     /// Whether the node has reported that it suspends itself.
-    pub(crate) falling: bool,
+    pub(crate) suspending: bool,
     /// Whether the node is suspended: a process waits for the request to resume.
-    pub(crate) asleep: bool,
+    pub(crate) suspended: bool,
     /// Messages that the waiting process wants to send.
     waiting: Vec<v1::FromNode>,
     /// Number of its current memory, if it stores objects in memory; 0 if it stores objects on a disk.
@@ -66,8 +67,8 @@ pub(crate) struct Node {
 #[derive(Debug)]
 pub(crate) struct Life {
     pub(crate) db: Db,
-    writer: Writer,
-    pub(crate) labels: Arc<Labels>,
+    writer: DbWriter,
+    pub(crate) labels: Arc<NodeLabels>,
     pub(crate) reports: Arc<Reports>,
     /// Objects that are recorded as corrupt.
     pub(crate) corrupt: Arc<Mutex<Vec<u64>>>,
@@ -79,17 +80,22 @@ pub(crate) struct Life {
 }
 
 /// Returns whether a label reads an input that is still being written on this node, and was not aborted.
-pub(crate) fn growing_not_sealed(store: &Store, live: &Live) -> bool {
+pub(crate) fn streaming_not_sealed(store: &SimulatedStore, live: &Live) -> bool {
     let Operation::Analyse(analysis) = &live.label.operation else {
         return false;
     };
     let ways = analysis.inputs.iter().zip(live.ways.iter());
-    let mut growing = ways.filter(|(_, way)| way.growing);
-    !live.control.is_cancelled() && growing.any(|(input, _)| store.read(input.object.0).is_none())
+    let mut streaming = ways.filter(|(_, way)| way.streaming);
+    !live.control.is_cancelled() && streaming.any(|(input, _)| store.read(input.object.0).is_none())
 }
 
 /// Returns the bytes that a task computes from these inputs.
-pub(crate) fn made_of(kernel: &str, args: &[String], index: usize, inputs: &[Bytes]) -> Bytes {
+pub(crate) fn made_of(
+    kernel: &str,
+    args: &[String],
+    index: usize,
+    inputs: &[ObjectContent],
+) -> ObjectContent {
     let text = kernel
         .bytes()
         .chain(args.iter().flat_map(|arg| arg.bytes()));
@@ -98,10 +104,10 @@ pub(crate) fn made_of(kernel: &str, args: &[String], index: usize, inputs: &[Byt
         .iter()
         .fold(start, |sum, input| mix(sum ^ input.token));
     let size = 1 + token % 1000;
-    Bytes { token, size }
+    ObjectContent { token, size }
 }
 
-impl Node {
+impl SimulatedNode {
     pub(crate) fn new(id: u32, cores: u32) -> Self {
         let connection = Connection::open_in_memory().expect("SQLite works in memory");
         db::keep_statements(&connection).expect("SQLite knows them");
@@ -110,13 +116,13 @@ impl Node {
             cores,
             disk: Arc::new(Mutex::new(connection)),
             scrubs: false,
-            store: Store::default(),
+            store: SimulatedStore::default(),
             life: None,
             lives: 0,
             statuses: 0,
-            falling: false,
+            suspending: false,
             burst: false,
-            asleep: false,
+            suspended: false,
             waiting: Vec::new(),
             memory: 0,
         }
@@ -131,7 +137,7 @@ impl Node {
     }
 
     /// Loses its memory, with database and objects. Returns the objects.
-    pub(crate) fn forget(&mut self) -> BTreeMap<u64, Object> {
+    pub(crate) fn forget(&mut self) -> BTreeMap<u64, SimulatedObject> {
         self.kill();
         self.memory += 1;
         let fresh = Self::new(self.id, 0);
@@ -160,7 +166,7 @@ impl Node {
         self.remove_unkept();
         self.settle();
         let reports = Arc::new(Reports::default());
-        let labels = Labels::open(
+        let labels = NodeLabels::open(
             (NodeId(self.id), self.offers()),
             db.clone(),
             Arc::new(FlashModel::new(Path::new("/nowhere"), CAPACITY_BYTES)),
@@ -197,8 +203,8 @@ impl Node {
     /// Kills the node: uncommitted changes are lost.
     pub(crate) fn kill(&mut self) {
         self.life = None;
-        self.falling = false;
-        self.asleep = false;
+        self.suspending = false;
+        self.suspended = false;
         self.waiting.clear();
     }
 
@@ -230,20 +236,26 @@ impl Node {
             queued: u32::try_from(queued).unwrap_or(u32::MAX),
             capacity_bytes: CAPACITY_BYTES,
             free_bytes: self.free_bytes(),
-            tier: if self.burst { "burst" } else { "" }.into(),
+            tier: if self.memory > 0 {
+                "memory"
+            } else if self.burst {
+                "burst"
+            } else {
+                ""
+            }
+            .into(),
             link_bytes_per_sec: 125_000_000,
             scrub_bytes_per_sec: u64::from(self.scrubs),
-            medium: if self.memory > 0 { "memory" } else { "" }.into(),
             memory_id: self.memory,
             ..v1::Node::default()
         }
     }
 
     /// Begins the connection of a process that waits for the request to resume.
-    fn connect_asleep(&mut self) {
+    fn connect_suspended(&mut self) {
         let hello = v1::Hello {
             version: tidemill_wire::PROTOCOL_VERSION,
-            asleep: true,
+            suspended: true,
             node: Some(v1::Node {
                 node: self.id,
                 role: "store".into(),
@@ -259,15 +271,15 @@ impl Node {
     }
 
     /// Suspends the node if it has reported that it suspends itself. Returns whether it did so.
-    pub(crate) fn fall_asleep(&mut self) -> bool {
-        let falls = self.life.is_some() && std::mem::take(&mut self.falling);
-        if falls {
+    pub(crate) fn complete_suspend(&mut self) -> bool {
+        let is_suspending = self.life.is_some() && std::mem::take(&mut self.suspending);
+        if is_suspending {
             // A suspended node stops in order: waiting changes are committed.
             self.commit();
             self.life = None;
-            self.asleep = true;
+            self.suspended = true;
         }
-        falls
+        is_suspending
     }
 
     /// Reports that the node suspends itself, or that it refuses because it has work.
@@ -282,15 +294,15 @@ impl Node {
             true => From::Stays(v1::Stays {
                 why: "it has something to do".into(),
             }),
-            false => From::Asleep(v1::Asleep {}),
+            false => From::Suspended(v1::Suspended {}),
         });
-        self.falling = !busy;
+        self.suspending = !busy;
     }
 
     /// Begins a connection: from now on the node sends its messages there.
     pub(crate) fn connect(&mut self) {
-        if self.asleep {
-            return self.connect_asleep();
+        if self.suspended {
+            return self.connect_suspended();
         }
         let Some(life) = &self.life else { return };
         let known = life.labels.known().expect("a node's database is its own");
@@ -300,7 +312,7 @@ impl Node {
             cluster_id: 0,
             labels: known.iter().map(|record| record.id.0).collect(),
             free_space_epoch: 0,
-            asleep: false,
+            suspended: false,
             public_key: Vec::new(),
         };
         let outgoing = life.reports.connect(hello);
@@ -342,20 +354,20 @@ impl Node {
 
     /// Handles a message of the server as the node's connection handles it.
     pub(crate) fn hear(&mut self, message: To) {
-        if self.falling {
+        if self.suspending {
             return;
         }
         let Some(life) = &self.life else { return };
         match message {
             To::Suspend(_) => self.suspend(),
-            To::Wake(_) => {}
+            To::Resume(_) => {}
             To::Welcome(_) => {
                 let reported = life.labels.report();
                 reported.expect("a node's database is its own");
             }
             To::Labels(labels) => life.labels.accept(labels.labels),
             To::Abort(abort) => life.labels.abort(LabelId(abort.label)),
-            To::Recall(recall) => life.labels.recall(LabelId(recall.label)),
+            To::Reschedule(reschedule) => life.labels.reschedule(LabelId(reschedule.label)),
             To::Ack(ack) => life
                 .labels
                 .acknowledge(ack.labels.into_iter().map(LabelId).collect()),
@@ -378,7 +390,7 @@ impl Node {
         &mut self,
         object: u64,
         body: &SealBody,
-        done: impl FnOnce(Result<u64, Refusal>) + Send + 'static,
+        done: impl FnOnce(Result<u64, StoreRefusal>) + Send + 'static,
     ) {
         let Some(life) = &self.life else { return };
         let size = match self.store.seal(object) {
@@ -393,7 +405,7 @@ impl Node {
             Ok(())
         };
         life.db.submit(false, change, move |kept| {
-            done(kept.map(|()| size).map_err(|_| Refusal::Full));
+            done(kept.map(|()| size).map_err(|_| StoreRefusal::Full));
         });
     }
 
@@ -413,13 +425,13 @@ impl Node {
             return begun;
         };
         for lane in Lane::ALL {
-            let room = match lane {
+            let space = match lane {
                 Lane::Kernel => self.cores,
                 Lane::Light => LIGHT_MAX,
                 Lane::Copy | Lane::Remove | Lane::Verify => 1,
             };
             let is_in = |live: &&Live| live.label.operation.lane() == lane;
-            while life.running.values().filter(is_in).count() < room as usize {
+            while life.running.values().filter(is_in).count() < space as usize {
                 let Some((id, live)) = life.labels.try_next(lane) else {
                     break;
                 };
@@ -434,7 +446,7 @@ impl Node {
 
     /// Checks that running labels never take more than the node's resources.
     fn check_resources(&self) {
-        let mut ledger = Ledger::new(self.offers());
+        let mut ledger = ResourceLedger::new(self.offers());
         let running = self.life.iter().flat_map(|life| life.running.values());
         for needs in running.filter_map(|live| live.label.operation.needs()) {
             assert!(ledger.take(needs), "node {} lends {needs} twice", self.id);
@@ -462,17 +474,17 @@ pub(crate) fn fill(connection: &Connection, full: bool) {
 /// Result of a task.
 #[derive(Debug)]
 pub(crate) struct Did {
-    pub(crate) work: Work,
+    pub(crate) work: LabelEffects,
     /// Objects that the task put into the store.
-    pub(crate) objects: Vec<(u64, Bytes)>,
+    pub(crate) objects: Vec<(u64, ObjectContent)>,
 }
 
 /// Returns the end of a label that ran. `inputs` holds the content of its inputs, or the reason for which they could not be read.
 pub(crate) fn done(
     live: &Live,
     analysis: &Analysis,
-    inputs: Result<Vec<Bytes>, String>,
-    remembered: Option<Vec<Bytes>>,
+    inputs: Result<Vec<ObjectContent>, String>,
+    cached_result: Option<Vec<ObjectContent>>,
     hashes: bool,
 ) -> Did {
     let ended = |kind, message| {
@@ -497,7 +509,7 @@ pub(crate) fn done(
             .map(|input| format!("{:016x}", input.token))
             .collect();
     }
-    let objects = match (&live.remembered, remembered) {
+    let objects = match (&live.cached_result, cached_result) {
         (Some(memory), Some(outputs)) => {
             outcome.reused = Some(tidemill_core::id::TaskId(memory.task));
             let objects = analysis.outputs.iter().map(|output| output.object.0);
@@ -507,7 +519,7 @@ pub(crate) fn done(
     };
     let sealed = objects
         .iter()
-        .map(|&(object, bytes)| Sealed::file(ObjectId(object), bytes.size));
+        .map(|&(object, bytes)| SealedOutput::file(ObjectId(object), bytes.size));
     outcome.result = Ok(sealed.collect());
     let made = made(analysis, &objects, live.label.owner, &outcome);
     let mut did = did(live, outcome, objects);
@@ -515,19 +527,19 @@ pub(crate) fn done(
     did
 }
 
-fn did(live: &Live, outcome: Outcome, objects: Vec<(u64, Bytes)>) -> Did {
-    let work = Work {
+fn did(live: &Live, outcome: Outcome, objects: Vec<(u64, ObjectContent)>) -> Did {
+    let work = LabelEffects {
         label: Some(Arc::clone(&live.label)),
-        ..Work::without_effect(outcome)
+        ..LabelEffects::without_effect(outcome)
     };
     Did { work, objects }
 }
 
 /// Returns the end of a copy.
-pub(crate) fn copied(live: &Live, to: &Output, bytes: Bytes) -> Did {
+pub(crate) fn copied(live: &Live, to: &LabelOutput, bytes: ObjectContent) -> Did {
     let mut outcome = failed(live.start, FailureKind::Device, String::new());
     outcome.end = time::now();
-    outcome.result = Ok(vec![Sealed::file(to.object, bytes.size)]);
+    outcome.result = Ok(vec![SealedOutput::file(to.object, bytes.size)]);
     let record = ObjectRecord {
         id: to.object,
         size: bytes.size,
@@ -569,7 +581,7 @@ pub(crate) fn failed_now(live: &Live, kind: FailureKind) -> Outcome {
     outcome
 }
 
-fn outputs(analysis: &Analysis, inputs: &[Bytes]) -> Vec<(u64, Bytes)> {
+fn outputs(analysis: &Analysis, inputs: &[ObjectContent]) -> Vec<(u64, ObjectContent)> {
     let kernel = kernel_name(&analysis.kernel);
     let outputs = analysis.outputs.iter().enumerate();
     outputs
@@ -586,7 +598,7 @@ pub(crate) fn kernel_name(kernel: &Kernel) -> &str {
 
 fn made(
     analysis: &Analysis,
-    objects: &[(u64, Bytes)],
+    objects: &[(u64, ObjectContent)],
     owner: Owner,
     outcome: &Outcome,
 ) -> Vec<ObjectRecord> {

@@ -2,7 +2,7 @@
 //! is killed is dropped.
 
 use crate::dice::Dice;
-use crate::store::Bytes;
+use crate::store::ObjectContent;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use tidemill_wire::v1::{Invalidation, NameResult, name_op::Op};
 
 /// Request of a client to the world.
 #[derive(Clone, Debug)]
-pub(crate) enum Ask {
+pub(crate) enum WorldRequest {
     /// Operations on names, to the server.
     Names(Vec<Op>),
     /// Request for an inode and an object id, to the server.
@@ -35,7 +35,7 @@ pub(crate) enum Ask {
 /// Request of a client to a node.
 #[derive(Clone, Debug)]
 pub(crate) enum OfNode {
-    Write(u64, Bytes),
+    Write(u64, ObjectContent),
     Seal(u64, SealBody),
     Read(u64),
     /// Sets the content of an object; each value identifies the write of the byte.
@@ -48,12 +48,12 @@ pub(crate) enum OfNode {
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub(crate) text: String,
-    pub(crate) tasks: Vec<Task>,
+    pub(crate) tasks: Vec<SubmittedTask>,
 }
 
 /// One task of a script.
 #[derive(Clone, Debug)]
-pub(crate) struct Task {
+pub(crate) struct SubmittedTask {
     pub(crate) kernel: &'static str,
     pub(crate) args: Vec<String>,
     pub(crate) inputs: Vec<String>,
@@ -64,7 +64,7 @@ pub(crate) struct Task {
 
 /// Answer of the world.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum WorldAnswer {
     Names(Vec<NameResult>),
     Ids(u64, u64),
     Session,
@@ -80,9 +80,9 @@ pub(crate) enum Answer {
 }
 
 #[derive(Debug)]
-struct Shared {
-    asked: VecDeque<(u64, Ask)>,
-    answers: BTreeMap<u64, Answer>,
+struct PortShared {
+    asked: VecDeque<(u64, WorldRequest)>,
+    answers: BTreeMap<u64, WorldAnswer>,
     /// Messages of the stream of changes; `None` means that the stream broke.
     news: VecDeque<Option<Invalidation>>,
     next: u64,
@@ -91,11 +91,11 @@ struct Shared {
 
 /// Client's side.
 #[derive(Clone, Debug)]
-pub(crate) struct Port(Rc<RefCell<Shared>>);
+pub(crate) struct Port(Rc<RefCell<PortShared>>);
 
 impl Port {
     pub(crate) fn new(dice: Dice) -> Self {
-        let shared = Shared {
+        let shared = PortShared {
             asked: VecDeque::new(),
             answers: BTreeMap::new(),
             news: VecDeque::new(),
@@ -106,7 +106,7 @@ impl Port {
     }
 
     /// Sends a request and waits for the answer.
-    pub(crate) async fn ask(&self, what: Ask) -> Answer {
+    pub(crate) async fn ask(&self, what: WorldRequest) -> WorldAnswer {
         let ticket = {
             let mut shared = self.0.borrow_mut();
             shared.next += 1;
@@ -135,7 +135,7 @@ impl Port {
     }
 
     pub(crate) async fn sleep(&self, ms: u64) {
-        self.ask(Ask::Sleep(ms)).await;
+        self.ask(WorldRequest::Sleep(ms)).await;
     }
 
     pub(crate) fn dice<T>(&self, with: impl FnOnce(&mut Dice) -> T) -> T {
@@ -143,25 +143,25 @@ impl Port {
     }
 
     /// Returns the next request that was sent.
-    pub(crate) fn take(&self) -> Option<(u64, Ask)> {
+    pub(crate) fn take(&self) -> Option<(u64, WorldRequest)> {
         self.0.borrow_mut().asked.pop_front()
     }
 
-    pub(crate) fn answer(&self, ticket: u64, answer: Answer) {
+    pub(crate) fn answer(&self, ticket: u64, answer: WorldAnswer) {
         self.0.borrow_mut().answers.insert(ticket, answer);
     }
 }
 
 /// A client that runs.
-pub(crate) struct Running(Pin<Box<dyn Future<Output = ()>>>);
+pub(crate) struct RunningClient(Pin<Box<dyn Future<Output = ()>>>);
 
-impl std::fmt::Debug for Running {
+impl std::fmt::Debug for RunningClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Running")
     }
 }
 
-impl Running {
+impl RunningClient {
     pub(crate) fn new(future: impl Future<Output = ()> + 'static) -> Self {
         Self(Box::pin(future))
     }

@@ -2,10 +2,10 @@
 //! itself with the server's answers and its database.
 
 use crate::hooks::{REDUCE, REDUCED};
-use crate::node::{Node, made_of};
-use crate::port::{Script, Task};
+use crate::node::{SimulatedNode, made_of};
+use crate::port::{Script, SubmittedTask};
 use crate::rules::{RULED, kernel, made_for};
-use crate::store::Bytes;
+use crate::store::ObjectContent;
 use rusqlite::Connection;
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::rule::hook::kernel_of;
@@ -16,12 +16,12 @@ pub(crate) const NOENT: i32 = 2;
 const EXIST: i32 = 17;
 
 /// Name of an entry: its directory's inode and the name itself.
-type Name = (u64, String);
+type EntryName = (u64, String);
 
 /// Task whose outputs may appear.
 #[derive(Clone, Debug)]
 struct Maker {
-    task: Task,
+    task: SubmittedTask,
     /// Index of the output.
     index: usize,
     /// Time at which the job was submitted, in milliseconds.
@@ -31,7 +31,7 @@ struct Maker {
 /// Reference model; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Reference {
-    entries: BTreeMap<Name, u64>,
+    entries: BTreeMap<EntryName, u64>,
     /// Sealed object of each file, 0 if it has none.
     objects: BTreeMap<u64, u64>,
     /// Mode of each file.
@@ -40,31 +40,31 @@ pub(crate) struct Reference {
     /// All inodes that any file ever used.
     inodes: BTreeSet<u64>,
     /// Content of each object that was ever sealed.
-    contents: BTreeMap<u64, Bytes>,
+    contents: BTreeMap<u64, ObjectContent>,
     /// User of each object id.
     users: BTreeMap<u64, String>,
     /// Objects of each path, with the times since which the path refers to them.
     history: BTreeMap<String, Vec<(u64, u64)>>,
     makers: BTreeMap<String, Maker>,
     /// Content of objects that were lost with a memory, as far as it was closed.
-    lost: BTreeMap<u64, Bytes>,
+    lost: BTreeMap<u64, ObjectContent>,
     /// Jobs whose number was acknowledged.
     pub(crate) accepted: BTreeSet<u64>,
     /// Number of outputs of jobs that were found.
     pub(crate) published: u64,
-    /// Number of results of rounds that were found.
+    /// Number of results of batches that were found.
     pub(crate) reduces: u64,
     /// Whether the rule is a hook.
     pub(crate) hooks: bool,
     /// Whether hooks use all their features.
-    pub(crate) rounds: bool,
+    pub(crate) batches: bool,
     now: u64,
 }
 
 /// Entry in the server's database.
 #[derive(Debug)]
-struct Entry {
-    name: Name,
+struct ReferenceEntry {
+    name: EntryName,
     ino: u64,
     kind: i64,
     mode: u32,
@@ -85,7 +85,7 @@ impl Reference {
     }
 
     /// Records that an object is lost with its memory.
-    pub(crate) fn loses(&mut self, object: u64, bytes: Bytes) {
+    pub(crate) fn loses(&mut self, object: u64, bytes: ObjectContent) {
         self.lost.insert(object, bytes);
     }
 
@@ -129,12 +129,12 @@ impl Reference {
     }
 
     /// Records the content of an object.
-    pub(crate) fn holds(&mut self, object: u64, bytes: Bytes) {
+    pub(crate) fn holds(&mut self, object: u64, bytes: ObjectContent) {
         let known = *self.contents.entry(object).or_insert(bytes);
         assert_eq!(known, bytes, "sealed object {object} changed");
     }
 
-    pub(crate) fn content(&self, object: u64) -> Option<Bytes> {
+    pub(crate) fn content(&self, object: u64) -> Option<ObjectContent> {
         self.contents.get(&object).copied()
     }
 
@@ -171,7 +171,12 @@ impl Reference {
     }
 
     /// Applies operations that the server has executed, with their results.
-    pub(crate) fn carried_out(&mut self, ops: &[Op], results: &[NameResult], nodes: &[Node]) {
+    pub(crate) fn carried_out(
+        &mut self,
+        ops: &[Op],
+        results: &[NameResult],
+        nodes: &[SimulatedNode],
+    ) {
         for (op, result) in ops.iter().zip(results) {
             let result = result.result.as_ref().expect("an answer says something");
             match op {
@@ -192,20 +197,20 @@ impl Reference {
         }
     }
 
-    fn name_of(&self, path: &[u8]) -> Option<Name> {
+    fn name_of(&self, path: &[u8]) -> Option<EntryName> {
         let path = String::from_utf8_lossy(path);
         let (directory, name) = path.rsplit_once('/')?;
         let directory = directory.trim_start_matches('/');
         Some((*self.directories.get(directory)?, name.to_owned()))
     }
 
-    fn path_of(&self, name: &Name) -> String {
+    fn path_of(&self, name: &EntryName) -> String {
         let directory = self.directories.iter().find(|(_, ino)| **ino == name.0);
         format!("/{}/{}", directory.map_or("", |(path, _)| path), name.1)
     }
 
     /// Records a change of the object at a name.
-    fn note(&mut self, name: &Name) {
+    fn note(&mut self, name: &EntryName) {
         let object = self.entries.get(name).and_then(|ino| self.objects.get(ino));
         let (path, object) = (self.path_of(name), object.copied().unwrap_or(0));
         self.history
@@ -256,7 +261,7 @@ impl Reference {
                 self.note(&name);
             }
             Named::Error(error) if error.errno == EXIST => {
-                assert!(known.is_some(), "{name:?} is said to exist");
+                assert!(known.is_some(), "{name:?} is reported to exist");
             }
             _ => {}
         }
@@ -301,7 +306,7 @@ impl Reference {
         }
     }
 
-    fn sealed(&mut self, op: &v1::Seal, result: &Named, nodes: &[Node]) {
+    fn sealed(&mut self, op: &v1::Seal, result: &Named, nodes: &[SimulatedNode]) {
         let Named::Attr(attr) = result else { return };
         let held = nodes.iter().find(|node| node.id == attr.node);
         // The operation was repeated, or the version has been replaced since.
@@ -322,7 +327,7 @@ impl Reference {
             self.change(attributes);
         }
         self.check_mode(attr);
-        let names: Vec<Name> = self
+        let names: Vec<EntryName> = self
             .entries
             .iter()
             .filter(|(_, ino)| **ino == op.ino)
@@ -376,7 +381,7 @@ impl Reference {
     }
 
     /// Compares the model with the server's database, and adds the outputs that jobs have published since.
-    pub(crate) fn compare(&mut self, db: &Connection, nodes: &[Node]) {
+    pub(crate) fn compare(&mut self, db: &Connection, nodes: &[SimulatedNode]) {
         let entries = entries(db).expect("the tables of names can be read");
         let out = self.directories.get(crate::mount::OUT).copied();
         let ruled = self.directories.get(RULED).copied();
@@ -417,7 +422,7 @@ impl Reference {
     }
 
     /// Checks a result of a rule: its name contains its input version, and the rule read no other version.
-    fn ruled(&mut self, db: &Connection, entry: &Entry, nodes: &[Node]) {
+    fn ruled(&mut self, db: &Connection, entry: &ReferenceEntry, nodes: &[SimulatedNode]) {
         if self.objects.get(&entry.ino) == Some(&entry.object) {
             return;
         }
@@ -425,29 +430,30 @@ impl Reference {
         let names: Vec<String> = read.iter().map(u64::to_string).collect();
         let named = names.first().map(String::as_str) == Some(made_for(&entry.name.1));
         assert!(named, "a rule read other versions: {names:?}");
-        assert!(self.rounds || names.len() == 1, "a rule read {names:?}");
+        assert!(self.batches || names.len() == 1, "a rule read {names:?}");
         // A map ends when its node has sealed its inputs, which is reported to the server later.
-        let sealed = |object| move |node: &Node| node.store.read(object);
+        let sealed = |object| move |node: &SimulatedNode| node.store.read(object);
         let bytes = |&object: &u64| {
             let known = self.content(object);
             known.or_else(|| nodes.iter().find_map(sealed(object)))
         };
-        let bytes: Option<Vec<Bytes>> = read.iter().map(bytes).collect();
-        let bytes = bytes.expect("what fired was sealed");
+        let bytes: Option<Vec<ObjectContent>> = read.iter().map(bytes).collect();
+        let bytes = bytes.expect("the version that triggered the rule was sealed");
         let made = made_of(&kernel(self.hooks), &[], 0, &bytes);
         assert_eq!(self.content(entry.object), Some(made), "{:?}", entry.name);
         self.objects.insert(entry.ino, entry.object);
         self.published += 1;
     }
 
-    /// Checks that the result of a round is computed from the results of its files.
-    fn reduced(&mut self, db: &Connection, entry: &Entry) {
+    /// Checks that the result of a batch is computed from the results of its files.
+    fn reduced(&mut self, db: &Connection, entry: &ReferenceEntry) {
         if self.objects.get(&entry.ino) == Some(&entry.object) {
             return;
         }
         let read = inputs(db, entry.object).expect("the tables of jobs can be read");
-        self.check_round(db, entry.object, &read);
-        let bytes: Option<Vec<Bytes>> = read.iter().map(|&part| self.content(part)).collect();
+        self.check_batch(db, entry.object, &read);
+        let bytes: Option<Vec<ObjectContent>> =
+            read.iter().map(|&part| self.content(part)).collect();
         let bytes = bytes.expect("what is reduced was made");
         let made = made_of(&kernel_of(REDUCE), &[], 0, &bytes);
         assert_eq!(self.content(entry.object), Some(made), "{:?}", entry.name);
@@ -456,7 +462,7 @@ impl Reference {
     }
 
     /// Checks an output of a job: its content must be the task's result for the recorded inputs. The inputs must not predate the job.
-    fn published(&mut self, db: &Connection, entry: &Entry, nodes: &[Node]) {
+    fn published(&mut self, db: &Connection, entry: &ReferenceEntry, nodes: &[SimulatedNode]) {
         if self.objects.get(&entry.ino) == Some(&entry.object) {
             return;
         }
@@ -489,7 +495,7 @@ impl Reference {
     }
 
     /// Returns the content that a task read as `input`.
-    fn read_by(&self, input: &str, object: u64, asked: u64) -> Bytes {
+    fn read_by(&self, input: &str, object: u64, asked: u64) -> ObjectContent {
         if !self.makers.contains_key(input) {
             let versions = self.history.get(input).map_or(&[][..], Vec::as_slice);
             let ends = versions.iter().skip(1).map(|(at, _)| *at).chain([u64::MAX]);
@@ -501,7 +507,7 @@ impl Reference {
             );
         }
         match object {
-            0 => Bytes { token: 0, size: 0 },
+            0 => ObjectContent { token: 0, size: 0 },
             object => self
                 .content(object)
                 .unwrap_or_else(|| panic!("object {object} was read and never sealed")),
@@ -509,13 +515,13 @@ impl Reference {
     }
 }
 
-fn entries(db: &Connection) -> rusqlite::Result<Vec<Entry>> {
+fn entries(db: &Connection) -> rusqlite::Result<Vec<ReferenceEntry>> {
     let sql = "SELECT dirent.parent, name, dirent.ino, kind, object, node, size, mode FROM dirent \
                JOIN inode ON inode.ino = dirent.ino";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
         let name: Vec<u8> = row.get(1)?;
-        Ok(Entry {
+        Ok(ReferenceEntry {
             name: (
                 row.get::<_, i64>(0)?.cast_unsigned(),
                 String::from_utf8_lossy(&name).into_owned(),

@@ -1,7 +1,7 @@
 //! Simulation of a rule during normal operation: every version that clients seal under a matching name triggers it once, and has one
 //! result. Alternatively a hook maps files while they are written, together with another hook for the same files.
 
-use crate::node::growing_not_sealed;
+use crate::node::streaming_not_sealed;
 use crate::world::World;
 use tidemill_core::id::LabelId;
 use tidemill_core::rule::hook::kernel_of;
@@ -64,7 +64,7 @@ impl World {
     pub(crate) fn waits_for_writer(&mut self, node: usize, lives: u64, label: LabelId) -> bool {
         let here = &self.nodes[node];
         let running = here.life.as_ref().and_then(|life| life.running.get(&label));
-        let waits = running.is_some_and(|live| growing_not_sealed(&here.store, live));
+        let waits = running.is_some_and(|live| streaming_not_sealed(&here.store, live));
         if waits {
             self.later(LOOK_MS, "kernel waits for bytes", move |world| {
                 world.ran(node, lives, label);
@@ -80,33 +80,33 @@ impl World {
         }
         for (what, sql) in [
             (
-                "has not fired",
+                "has not run",
                 "SELECT * FROM version WHERE task = 0 AND version != 0 AND size > 0 \
                  AND (CAST(path AS TEXT) GLOB '/a/f?' OR CAST(path AS TEXT) GLOB '/b/f?') \
-                 AND NOT EXISTS (SELECT 1 FROM firing WHERE firing.object = version.object \
+                 AND NOT EXISTS (SELECT 1 FROM rule_run WHERE rule_run.object = version.object \
                  AND rule = (SELECT min(rule) FROM rule))",
             ),
             (
-                "has fired twice",
-                "SELECT object, count(*) FROM firing GROUP BY rule, object HAVING count(*) > 1",
+                "has run twice",
+                "SELECT object, count(*) FROM rule_run GROUP BY rule, object HAVING count(*) > 1",
             ),
             (
-                "has a task that it did not fire",
+                "has a task that it did not trigger",
                 "SELECT task.task FROM task JOIN rule_job ON rule_job.job = task.job JOIN rule USING (rule) \
-                 WHERE state != 7 AND NOT EXISTS (SELECT 1 FROM firing WHERE firing.task = task.task)",
+                 WHERE state != 7 AND NOT EXISTS (SELECT 1 FROM rule_run WHERE rule_run.task = task.task)",
             ),
             (
                 "shares its task",
-                "SELECT task, count(*) FROM firing WHERE task != 0 GROUP BY task HAVING count(*) > 1",
+                "SELECT task, count(*) FROM rule_run WHERE task != 0 GROUP BY task HAVING count(*) > 1",
             ),
             (
                 "has no result, or two",
-                "SELECT object FROM firing JOIN rule USING (rule) WHERE state = 3 AND 1 != (SELECT count(*) FROM dirent \
+                "SELECT object FROM rule_run JOIN rule USING (rule) WHERE state = 3 AND 1 != (SELECT count(*) FROM dirent \
                  WHERE name = CAST(iif(rule.name = 'other', 'x' || object, object) AS BLOB))",
             ),
             (
                 "failed for no reason",
-                "SELECT * FROM firing WHERE state NOT IN (3, 5) AND error = ''",
+                "SELECT * FROM rule_run WHERE state NOT IN (3, 5) AND error = ''",
             ),
         ] {
             let found = self.ask(sql);

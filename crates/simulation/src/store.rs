@@ -4,22 +4,22 @@ use std::collections::BTreeMap;
 
 /// Content of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bytes {
+pub(crate) struct ObjectContent {
     /// Placeholder for the bytes: equal numbers are equal bytes.
     pub(crate) token: u64,
     pub(crate) size: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Object {
-    pub(crate) bytes: Bytes,
+pub(crate) struct SimulatedObject {
+    pub(crate) bytes: ObjectContent,
     pub(crate) sealed: bool,
     /// Whether the object changed after it was sealed.
     pub(crate) corrupt: bool,
 }
 
-impl Object {
-    fn new(bytes: Bytes, sealed: bool) -> Self {
+impl SimulatedObject {
+    fn new(bytes: ObjectContent, sealed: bool) -> Self {
         Self {
             bytes,
             sealed,
@@ -30,7 +30,7 @@ impl Object {
 
 /// Reason for which the store refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum StoreRefusal {
     Missing,
     Sealed,
     Full,
@@ -38,44 +38,46 @@ pub(crate) enum Refusal {
 
 /// Store that survives the death of the node.
 #[derive(Debug, Default)]
-pub(crate) struct Store {
-    pub(crate) objects: BTreeMap<u64, Object>,
+pub(crate) struct SimulatedStore {
+    pub(crate) objects: BTreeMap<u64, SimulatedObject>,
     /// Whether no more bytes can be written.
     pub(crate) full: bool,
     /// Maximum size of bytes that clients can write.
     pub(crate) capacity_bytes: Option<u64>,
 }
 
-impl Store {
-    pub(crate) fn write(&mut self, object: u64, bytes: Bytes) -> Result<(), Refusal> {
+impl SimulatedStore {
+    pub(crate) fn write(&mut self, object: u64, bytes: ObjectContent) -> Result<(), StoreRefusal> {
         match self.objects.get(&object) {
-            Some(known) if known.sealed => return Err(Refusal::Sealed),
-            _ if self.full || self.lacks_room(object, bytes) => return Err(Refusal::Full),
+            Some(known) if known.sealed => return Err(StoreRefusal::Sealed),
+            _ if self.full || self.lacks_space(object, bytes) => return Err(StoreRefusal::Full),
             _ => {}
         }
-        self.objects.insert(object, Object::new(bytes, false));
+        self.objects
+            .insert(object, SimulatedObject::new(bytes, false));
         Ok(())
     }
 
-    fn lacks_room(&self, object: u64, bytes: Bytes) -> bool {
+    fn lacks_space(&self, object: u64, bytes: ObjectContent) -> bool {
         let others = self.objects.iter().filter(|(known, _)| **known != object);
         let others = || others.map(|(_, known)| known.bytes.size).sum::<u64>();
         self.capacity_bytes
             .is_some_and(|most| others() + bytes.size > most)
     }
 
-    pub(crate) fn seal(&mut self, object: u64) -> Result<u64, Refusal> {
-        let object = self.objects.get_mut(&object).ok_or(Refusal::Missing)?;
+    pub(crate) fn seal(&mut self, object: u64) -> Result<u64, StoreRefusal> {
+        let object = self.objects.get_mut(&object).ok_or(StoreRefusal::Missing)?;
         object.sealed = true;
         Ok(object.bytes.size)
     }
 
     /// Stores bytes as a sealed object, replacing the previous one.
-    pub(crate) fn adopt(&mut self, object: u64, bytes: Bytes) -> Result<(), Refusal> {
+    pub(crate) fn adopt(&mut self, object: u64, bytes: ObjectContent) -> Result<(), StoreRefusal> {
         if self.full {
-            return Err(Refusal::Full);
+            return Err(StoreRefusal::Full);
         }
-        self.objects.insert(object, Object::new(bytes, true));
+        self.objects
+            .insert(object, SimulatedObject::new(bytes, true));
         Ok(())
     }
 
@@ -92,7 +94,7 @@ impl Store {
     }
 
     /// Returns the bytes of a sealed object.
-    pub(crate) fn read(&self, object: u64) -> Option<Bytes> {
+    pub(crate) fn read(&self, object: u64) -> Option<ObjectContent> {
         let known = self.objects.get(&object)?;
         known.sealed.then_some(known.bytes)
     }

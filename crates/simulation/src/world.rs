@@ -3,17 +3,17 @@
 use crate::Summary;
 use crate::broker::Broker;
 use crate::dice::{Dice, mix};
+use crate::fault_mix::FaultMix;
 use crate::hooks::{Hooked, REDUCED};
-use crate::mount::{Client, DIRECTORIES, Habits, OUT};
-use crate::node::Node;
-use crate::port::{Answer, Port, Running};
+use crate::memory_tier::{MEMORY, MemoryTier};
+use crate::mount::{ClientState, DIRECTORIES, Habits, OUT};
+use crate::multi_writer::MultiWriter;
+use crate::node::SimulatedNode;
+use crate::port::{Port, RunningClient, WorldAnswer};
 use crate::reference::Reference;
 use crate::rules::RULED;
-use crate::store::Refusal;
+use crate::store::StoreRefusal;
 use crate::time;
-use crate::together::Together;
-use crate::warehouse::{MEMORY, Warehouse};
-use crate::weather::Weather;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use std::cell::Cell;
@@ -23,11 +23,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::burst::Limits;
+use tidemill_core::burst::TierLimits;
 use tidemill_core::time::Span;
-use tidemill_server::names::{Caller, Request};
-use tidemill_server::queue::Queue;
-use tidemill_server::simulated::{self, Link, Options, Simulated, Submitted};
+use tidemill_server::names::{Caller, NamesRequest};
+use tidemill_server::queue::LabelQueue;
+use tidemill_server::simulated::{self, NodeStream, Simulated, SimulatedOptions, Submitted};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
 /// Interval at which changes by the server itself are looked for, in milliseconds.
@@ -54,28 +54,28 @@ const POLICIES: [&str; 5] = [
 type Act = Box<dyn FnOnce(&mut World)>;
 
 /// Pending event.
-struct Due {
+struct PendingEvent {
     at: u64,
     order: u64,
     what: &'static str,
     act: Act,
 }
 
-impl PartialEq for Due {
+impl PartialEq for PendingEvent {
     fn eq(&self, other: &Self) -> bool {
         (self.at, self.order) == (other.at, other.order)
     }
 }
 
-impl Eq for Due {}
+impl Eq for PendingEvent {}
 
-impl PartialOrd for Due {
+impl PartialOrd for PendingEvent {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Due {
+impl Ord for PendingEvent {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.order).cmp(&(other.at, other.order))
     }
@@ -86,9 +86,9 @@ impl Ord for Due {
 pub(crate) struct Wire {
     pub(crate) node: usize,
     /// Whether the connection belongs to a suspended node.
-    asleep: bool,
+    suspended: bool,
     /// Server's end, once the server knows the connection.
-    pub(crate) link: Option<Link>,
+    pub(crate) link: Option<NodeStream>,
     /// Arrival time of the last message to the server; `to_node` is the same for the other direction. Later messages arrive later.
     to_server: u64,
     to_node: u64,
@@ -96,9 +96,9 @@ pub(crate) struct Wire {
 
 /// One client.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct ClientSlot {
     pub(crate) port: Port,
-    pub(crate) running: Option<Running>,
+    pub(crate) running: Option<RunningClient>,
     pub(crate) session: u64,
     /// Number of starts.
     pub(crate) life: u64,
@@ -118,13 +118,13 @@ pub(crate) struct Killed;
 pub(crate) struct World {
     pub(crate) now: u64,
     order: u64,
-    due: BinaryHeap<Reverse<Due>>,
+    due: BinaryHeap<Reverse<PendingEvent>>,
     pub(crate) events: u64,
     fingerprint: u64,
     trace: VecDeque<(u64, &'static str)>,
     pub(crate) verbose: bool,
     pub(crate) dice: Dice,
-    pub(crate) weather: Weather,
+    pub(crate) fault_mix: FaultMix,
     pub(crate) server: Option<Simulated>,
     disk: Option<Connection>,
     pub(crate) server_life: u64,
@@ -147,25 +147,25 @@ pub(crate) struct World {
     /// State of hooks that use all their features.
     pub(crate) hooked: Option<Hooked>,
     /// Whether nodes are suspended.
-    pub(crate) sleeps: bool,
+    pub(crate) suspends: bool,
     /// Whether some nodes belong to the burst tier.
     pub(crate) bursts: bool,
-    burst: Limits,
+    burst: TierLimits,
     suspend_after_ms: Option<u64>,
     /// Number of times that nodes were resumed, set at the end.
-    pub(crate) wakes: u64,
-    /// State of nodes in memory, and of rooms.
-    pub(crate) warehouse: Option<Warehouse>,
+    pub(crate) resumes: u64,
+    /// State of nodes of the memory tier, and of workspaces.
+    pub(crate) memory_tier: Option<MemoryTier>,
     /// State of several mounts that write the same files; if set, nothing else is simulated.
-    pub(crate) together: Option<Together>,
+    pub(crate) multi_writer: Option<MultiWriter>,
     /// Broker in which labels wait, if they do not wait in the server's database.
     pub(crate) broker: Option<Arc<Broker>>,
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<SimulatedNode>,
     pub(crate) wires: BTreeMap<u64, Wire>,
     /// Wire of each node.
     pub(crate) attached: Vec<Option<u64>>,
     next_wire: u64,
-    pub(crate) slots: Vec<Slot>,
+    pub(crate) slots: Vec<ClientSlot>,
     pub(crate) calm: Rc<Cell<bool>>,
     habits: Habits,
     pub(crate) reference: Reference,
@@ -173,11 +173,11 @@ pub(crate) struct World {
     pub(crate) labels: BTreeMap<u64, (usize, Result<u64, Vec<u64>>)>,
     pub(crate) submissions: Vec<(Submitted, usize, u64, u64)>,
     /// Seals that their node has committed, with the clients that wait for them.
-    pub(crate) sealed: Sealed,
+    pub(crate) sealed: CommittedSeals,
 }
 
 /// Committed seals, with the client and the number of its request.
-pub(crate) type Sealed = Arc<Mutex<Vec<((usize, u64, u64), Result<u64, Refusal>)>>>;
+pub(crate) type CommittedSeals = Arc<Mutex<Vec<((usize, u64, u64), Result<u64, StoreRefusal>)>>>;
 
 impl std::fmt::Debug for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -190,14 +190,14 @@ impl std::fmt::Debug for World {
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
-        let weather = Weather::draw(&mut dice);
+        let fault_mix = FaultMix::draw(&mut dice);
         let disk = Connection::open_in_memory().expect("SQLite works in memory");
         let nodes = 1 + dice.roll(4);
         let nodes = (0..nodes).map(|id| {
             let cores = 1 + u32::try_from(dice.roll(3)).unwrap_or(0);
-            Node::new(u32::try_from(id).unwrap_or(0), cores)
+            SimulatedNode::new(u32::try_from(id).unwrap_or(0), cores)
         });
-        let nodes: Vec<Node> = nodes.collect();
+        let nodes: Vec<SimulatedNode> = nodes.collect();
         let habits = Habits {
             write: 1 + dice.roll(10),
             rename: dice.roll(8),
@@ -217,7 +217,7 @@ impl World {
             fingerprint: 0,
             trace: VecDeque::new(),
             verbose: false,
-            weather,
+            fault_mix,
             server: None,
             disk: Some(disk),
             server_life: 0,
@@ -232,13 +232,13 @@ impl World {
             rules: false,
             hooks: false,
             hooked: None,
-            sleeps: false,
+            suspends: false,
             bursts: false,
-            burst: Limits::default(),
+            burst: TierLimits::default(),
             suspend_after_ms: None,
-            wakes: 0,
-            warehouse: None,
-            together: None,
+            resumes: 0,
+            memory_tier: None,
+            multi_writer: None,
             broker: dice.chance(500).then(Arc::default),
             nodes,
             wires: BTreeMap::new(),
@@ -250,7 +250,7 @@ impl World {
             reference: Reference::new(),
             labels: BTreeMap::new(),
             submissions: Vec::new(),
-            sealed: Sealed::default(),
+            sealed: CommittedSeals::default(),
             dice,
         }
     }
@@ -261,9 +261,9 @@ impl World {
         simulated::time::on_rest(|| resume_unwind(Box::new(Killed)));
         if self.drains {
             let paced = self.dice.chance(500);
-            self.weather.move_bytes_per_sec = if paced { MOVE_BYTES_PER_SEC } else { 0 };
+            self.fault_mix.move_bytes_per_sec = if paced { MOVE_BYTES_PER_SEC } else { 0 };
         }
-        if self.sleeps {
+        if self.suspends {
             let automatic = self.dice.chance(700);
             self.suspend_after_ms = automatic.then(|| 500 + self.dice.roll(5000));
         }
@@ -279,26 +279,29 @@ impl World {
             self.start_node(node);
         }
         let clients = 1 + self.dice.roll(3);
-        let clients = self.together.as_mut().map_or(clients, Together::mounts);
+        let clients = self
+            .multi_writer
+            .as_mut()
+            .map_or(clients, MultiWriter::mounts);
         for number in 0..clients {
             self.start_client(usize::try_from(number).unwrap_or(0));
         }
-        if self.together.is_some() {
+        if self.multi_writer.is_some() {
             self.later(1, "a mount's stream breaks", World::cut_some);
         }
         self.later(1, "look", World::look);
         self.later(1, "driver looks", World::driver_looks);
-        self.later(1, "weather", World::change_weather);
+        self.later(1, "fault mix", World::change_fault_mix);
         if self.bit_rot.is_some() {
             self.later(1, "bit rot", World::bit_rot);
         }
         if self.drains {
             self.drain_some();
         }
-        if self.sleeps {
+        if self.suspends {
             self.suspend_some();
         }
-        self.open_warehouse();
+        self.open_memory_tier();
         if self.hooked.is_some() {
             self.begin_hooks();
         }
@@ -310,10 +313,10 @@ impl World {
         for node in disks.filter(|one| one.store.capacity_bytes.is_none()) {
             node.burst = self.dice.chance(600);
         }
-        self.burst = Limits {
+        self.burst = TierLimits {
             after: Span::from_millis(self.dice.roll(4000)),
             pass: self.dice.chance(300),
-            ..Limits::default()
+            ..TierLimits::default()
         };
     }
 
@@ -325,7 +328,7 @@ impl World {
         act: impl FnOnce(&mut World) + 'static,
     ) {
         self.order += 1;
-        self.due.push(Reverse(Due {
+        self.due.push(Reverse(PendingEvent {
             at: self.now + delay,
             order: self.order,
             what,
@@ -347,10 +350,10 @@ impl World {
         self.set_now(end);
     }
 
-    fn happen(&mut self, due: Due) {
+    fn happen(&mut self, due: PendingEvent) {
         self.set_now(due.at);
         // The server may have changed its state as time passed.
-        self.take_warehouse();
+        self.take_memory_tier();
         self.take_dropped();
         self.events += 1;
         let text = due.what.bytes();
@@ -410,7 +413,7 @@ impl World {
         let Some(server) = &mut self.server else {
             return;
         };
-        if server.told() && !self.driver_due {
+        if server.has_messages() && !self.driver_due {
             self.driver_due = true;
             let delay = self.dice.roll(3);
             let life = self.server_life;
@@ -422,7 +425,7 @@ impl World {
             });
         }
         self.take_outboxes();
-        self.take_warehouse();
+        self.take_memory_tier();
         self.take_dropped();
         self.take_submitted();
         self.take_together();
@@ -454,7 +457,7 @@ impl World {
             return;
         };
         match catch_unwind(AssertUnwindSafe(|| server.turn())) {
-            Ok(()) if self.dice.chance(self.weather.kill_after_commit) => self.kill_server(),
+            Ok(()) if self.dice.chance(self.fault_mix.kill_after_commit) => self.kill_server(),
             Ok(()) => {}
             Err(thrown) if thrown.is::<Killed>() => self.kill_server(),
             Err(thrown) => resume_unwind(thrown),
@@ -487,14 +490,14 @@ impl World {
         let Some(message) = message.message else {
             return;
         };
-        let delay = self.weather.delay(&mut self.dice);
+        let delay = self.fault_mix.delay(&mut self.dice);
         let now = self.now;
         let Some(state) = self.wires.get_mut(&wire) else {
             return;
         };
         state.to_node = state.to_node.max(now + delay);
         let wait = state.to_node - now;
-        if self.dice.chance(self.weather.twice) {
+        if self.dice.chance(self.fault_mix.twice) {
             let (node, again) = (state.node, message.clone());
             let late = wait + self.dice.roll(5000);
             self.later(late, "to node, twice", move |world| {
@@ -519,7 +522,7 @@ impl World {
             let Some(message) = message.message else {
                 continue;
             };
-            let delay = self.weather.delay(&mut self.dice);
+            let delay = self.fault_mix.delay(&mut self.dice);
             let now = self.now;
             let Some(state) = self.wires.get_mut(&wire) else {
                 return;
@@ -541,7 +544,7 @@ impl World {
             return self.cut(wire);
         };
         match message {
-            From::Hello(hello) if hello.asleep => match server.keep(&hello) {
+            From::Hello(hello) if hello.suspended => match server.keep(&hello) {
                 Ok(link) => state.link = Some(link),
                 Err(_) => self.cut(wire),
             },
@@ -552,7 +555,7 @@ impl World {
             message => {
                 let Some(link) = &state.link else { return };
                 let node = self.nodes[state.node].id;
-                let times = 1 + u64::from(self.dice.chance(self.weather.twice));
+                let times = 1 + u64::from(self.dice.chance(self.fault_mix.twice));
                 for _ in 0..times {
                     server.hear(node, link.epoch, message.clone());
                 }
@@ -562,12 +565,12 @@ impl World {
 
     /// Connects a node to the server.
     pub(crate) fn connect(&mut self, node: usize) {
-        let is_there = self.nodes[node].life.is_some() || self.nodes[node].asleep;
+        let is_there = self.nodes[node].life.is_some() || self.nodes[node].suspended;
         if !is_there || self.attached[node].is_some() {
             return;
         }
-        if self.nodes[node].falling {
-            return self.fall_asleep(node);
+        if self.nodes[node].suspending {
+            return self.complete_suspend(node);
         }
         if self.server.is_none() {
             let delay = self.dice.between(50, 3000);
@@ -576,7 +579,7 @@ impl World {
         self.next_wire += 1;
         let wire = Wire {
             node,
-            asleep: self.nodes[node].asleep,
+            suspended: self.nodes[node].suspended,
             link: None,
             to_server: 0,
             to_node: 0,
@@ -592,20 +595,20 @@ impl World {
         let Some(state) = self.wires.remove(&wire) else {
             return;
         };
-        let (node, asleep) = (state.node, state.asleep);
+        let (node, suspended) = (state.node, state.suspended);
         if let Some(link) = state.link {
             let (id, life) = (self.nodes[node].id, self.server_life);
-            let delay = self.dice.roll(self.weather.notice_ms);
+            let delay = self.dice.roll(self.fault_mix.notice_ms);
             self.later(delay, "server notices", move |world| {
                 let server = world.server.as_ref();
                 match server.filter(|_| world.server_life == life) {
-                    Some(server) if asleep => server.unkeep(id, link.epoch),
+                    Some(server) if suspended => server.unkeep(id, link.epoch),
                     Some(server) => server.leave(id, link.epoch),
                     None => {}
                 }
             });
         }
-        let delay = self.dice.roll(self.weather.notice_ms);
+        let delay = self.dice.roll(self.fault_mix.notice_ms);
         self.later(delay, "node notices", move |world| {
             if world.attached[node] == Some(wire) {
                 world.attached[node] = None;
@@ -619,17 +622,20 @@ impl World {
     pub(crate) fn start_server(&mut self) {
         let Some(disk) = self.disk.take() else { return };
         self.server_life += 1;
-        let options = Options {
+        let options = SimulatedOptions {
             seed: mix(self.dice.roll(u64::MAX) ^ self.server_life),
-            node_timeout: Duration::from_millis(self.weather.node_timeout_ms),
+            node_timeout: Duration::from_millis(self.fault_mix.node_timeout_ms),
             policy: self.policy.clone(),
             replicas: self.replicas,
             repair_after: Duration::from_millis(REPAIR_MS),
             scrub_every: Duration::from_millis(SCRUB_MS),
-            move_bytes_per_sec: self.weather.move_bytes_per_sec,
+            move_bytes_per_sec: self.fault_mix.move_bytes_per_sec,
             suspend_after: self.suspend_after_ms.map(Duration::from_millis),
             burst: self.burst,
-            queue: self.broker.clone().map(|broker| broker as Arc<dyn Queue>),
+            queue: self
+                .broker
+                .clone()
+                .map(|broker| broker as Arc<dyn LabelQueue>),
         };
         self.server_start = self.now;
         match Simulated::start(disk, time::since_epoch(self.now), &options) {
@@ -665,14 +671,14 @@ impl World {
         }
         self.take_submitted();
         self.cut_streams();
-        let delay = self.dice.between(1, self.weather.server_offline_ms);
+        let delay = self.dice.between(1, self.fault_mix.server_offline_ms);
         self.later(delay, "start server", World::start_server);
     }
 
     fn make_directories(&mut self) {
         let ruled = (self.rules || self.hooked.is_some()).then_some(RULED);
         let reduced = self.hooked.as_ref().map(|_| REDUCED);
-        let memory = self.warehouse.is_some().then_some(MEMORY);
+        let memory = self.memory_tier.is_some().then_some(MEMORY);
         let server = self.server.as_ref().expect("the server has just started");
         let directories = DIRECTORIES
             .into_iter()
@@ -687,12 +693,12 @@ impl World {
                 mode: 0o777,
                 ..v1::Create::default()
             };
-            let request = Request {
+            let request = NamesRequest {
                 caller: Caller::root(),
                 ops: vec![v1::NameOp {
                     op: Some(Op::Create(create)),
                 }],
-                ..Request::default()
+                ..NamesRequest::default()
             };
             let results = server
                 .apply(request)
@@ -706,14 +712,14 @@ impl World {
             if directory == MEMORY {
                 let wish = Op::SetXattr(v1::SetXattr {
                     ino: attr.ino,
-                    name: b"user.tidemill.medium".to_vec(),
+                    name: b"user.tidemill.tier".to_vec(),
                     value: b"memory".to_vec(),
                     ..v1::SetXattr::default()
                 });
-                let request = Request {
+                let request = NamesRequest {
                     caller: Caller::root(),
                     ops: vec![v1::NameOp { op: Some(wish) }],
-                    ..Request::default()
+                    ..NamesRequest::default()
                 };
                 server.apply(request).expect("a directory takes a wish");
             }
@@ -721,7 +727,7 @@ impl World {
     }
 
     pub(crate) fn start_node(&mut self, node: usize) {
-        if self.nodes[node].life.is_some() || self.nodes[node].asleep {
+        if self.nodes[node].life.is_some() || self.nodes[node].suspended {
             return;
         }
         self.nodes[node].start(self.bit_rots);
@@ -734,7 +740,7 @@ impl World {
     }
 
     pub(crate) fn kill_node(&mut self, node: usize) {
-        if self.nodes[node].life.is_none() && !self.nodes[node].asleep {
+        if self.nodes[node].life.is_none() && !self.nodes[node].suspended {
             return;
         }
         self.say("node is killed");
@@ -742,7 +748,7 @@ impl World {
         if let Some(wire) = self.attached[node].take() {
             self.cut(wire);
         }
-        let delay = self.dice.between(1, self.weather.node_offline_ms);
+        let delay = self.dice.between(1, self.fault_mix.node_offline_ms);
         self.later(delay, "start node", move |world| world.start_node(node));
     }
 
@@ -760,8 +766,8 @@ impl World {
         let life = self.slots.get(number).map_or(0, |slot| slot.life) + 1;
         let (habits, calm) = (self.habits, Rc::clone(&self.calm));
         let memory = self.memory_of(number);
-        let client = Client::new(port.clone(), (number, life), (habits, memory), calm);
-        let slot = Slot {
+        let client = ClientState::new(port.clone(), (number, life), (habits, memory), calm);
+        let slot = ClientSlot {
             port,
             running: None,
             session: 0,
@@ -776,7 +782,7 @@ impl World {
             self.slots.push(slot);
         }
         let mount = self.begin_mount(number);
-        self.slots[number].running = mount.or_else(|| Some(Running::new(client.live())));
+        self.slots[number].running = mount.or_else(|| Some(RunningClient::new(client.live())));
         self.poll(number);
     }
 
@@ -809,7 +815,7 @@ impl World {
     }
 
     /// Delivers an answer to its client, if the client still runs.
-    pub(crate) fn answer(&mut self, number: usize, life: u64, ticket: u64, answer: Answer) {
+    pub(crate) fn answer(&mut self, number: usize, life: u64, ticket: u64, answer: WorldAnswer) {
         if self.slots[number].life == life {
             self.slots[number].port.answer(ticket, answer);
             self.poll(number);
@@ -828,13 +834,13 @@ impl World {
                 Ok(Ok(job)) => {
                     let new = self.reference.accepted.insert(job);
                     assert!(new, "job {job} is accepted twice");
-                    Answer::Submitted(Ok(job))
+                    WorldAnswer::Submitted(Ok(job))
                 }
-                Ok(Err(why)) => Answer::Submitted(Err(why)),
-                Err(TryRecvError::Closed) => Answer::Lost,
+                Ok(Err(why)) => WorldAnswer::Submitted(Err(why)),
+                Err(TryRecvError::Closed) => WorldAnswer::Lost,
             };
             let (_, number, life, ticket) = self.submissions.swap_remove(index);
-            let delay = self.weather.delay(&mut self.dice);
+            let delay = self.fault_mix.delay(&mut self.dice);
             self.later(delay, "submitted", move |world| {
                 world.answer(number, life, ticket, answer);
             });
@@ -852,15 +858,15 @@ impl World {
             events: self.events,
             jobs: self.reference.accepted.len() as u64,
             outputs: self.reference.published,
-            reads: self.together.as_ref().map_or(0, Together::reads),
-            wakes: self.wakes,
+            reads: self.multi_writer.as_ref().map_or(0, MultiWriter::reads),
+            resumes: self.resumes,
             lost: self.lost().len() as u64,
-            rounds: self.reference.reduces,
+            batches: self.reference.reduces,
             dropped: self
                 .hooked
                 .as_ref()
                 .map_or(0, |one| one.dropped.len() as u64),
-            rooms: self.warehouse.as_ref().map_or(0, |one| one.ended),
+            workspaces: self.memory_tier.as_ref().map_or(0, |one| one.ended),
             labels: 0,
             agents: 0,
             servers: self.server_life,
@@ -871,10 +877,10 @@ impl World {
 
     /// Compares the namespace with the reference model.
     pub(crate) fn compare(&mut self) {
-        if self.together.is_some() {
+        if self.multi_writer.is_some() {
             return;
         }
-        self.take_warehouse();
+        self.take_memory_tier();
         self.take_dropped();
         self.check_order();
         self.check_held();

@@ -3,14 +3,14 @@
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tidemill_simulation::{Options, run};
+use tidemill_simulation::{SimulationOptions, run};
 
 const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/seeds.txt");
 
 /// Parses a line of the file: a range of seeds, the faults that are left out, the number of replicas of versions, and further options.
-fn parse(line: &str) -> Option<(Range<u64>, Options)> {
+fn parse(line: &str) -> Option<(Range<u64>, SimulationOptions)> {
     let line = line.split('#').next()?.trim();
-    let mut options = Options::default();
+    let mut options = SimulationOptions::default();
     let mut words = line.split_whitespace();
     let seeds = words.next()?;
     while let Some(word) = words.next() {
@@ -22,13 +22,13 @@ fn parse(line: &str) -> Option<(Range<u64>, Options)> {
             "replicas" => options.replicas = words.next()?.parse().ok()?,
             "bit-rot" => options.bit_rot = true,
             "drains" => options.drains = true,
-            "together" => options.together = true,
+            "multi-writer" => options.multi_writer = true,
             "rules" => options.rules = true,
             "hooks" => options.hooks = true,
-            "rounds" => options.rounds = true,
-            "sleeps" => options.sleeps = true,
+            "batches" => options.batches = true,
+            "suspends" => options.suspends = true,
             "bursts" => options.bursts = true,
-            "warehouse" => options.warehouse = true,
+            "memory-tier" => options.memory_tier = true,
             "labels" => options.labels = true,
             other => panic!("nobody knows what `{other}` is: {line}"),
         }
@@ -45,11 +45,11 @@ fn acknowledged_data_survives_all_faults_of_known_seeds() {
     let text = std::fs::read_to_string(SEEDS).unwrap();
     let lines: Vec<_> = text.lines().filter_map(parse).collect();
     assert!(!lines.is_empty());
-    let each = |(seeds, options): &(Range<u64>, Options)| {
+    let each = |(seeds, options): &(Range<u64>, SimulationOptions)| {
         let options = options.clone();
         seeds.clone().map(move |seed| (seed, options.clone()))
     };
-    let all: Vec<(u64, Options)> = lines.iter().flat_map(each).collect();
+    let all: Vec<(u64, SimulationOptions)> = lines.iter().flat_map(each).collect();
     let next = AtomicUsize::new(0);
     let some = || {
         let (mut jobs, mut outputs) = (0, 0);
@@ -82,10 +82,10 @@ fn acknowledged_data_survives_all_faults_of_known_seeds() {
 
 #[test]
 fn same_seed_replays_the_same_run() {
-    let options = Options::default();
+    let options = SimulationOptions::default();
     let first = run(5, &options);
     let again = run(5, &options);
-    let told =
+    let reported =
         |ran: Result<_, tidemill_simulation::Defect>| ran.map_err(|defect| defect.to_string());
-    assert_eq!(told(first), told(again));
+    assert_eq!(reported(first), reported(again));
 }

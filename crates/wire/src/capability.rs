@@ -35,7 +35,7 @@ pub mod rights {
     pub const ATTRIBUTES: u32 = 8;
     /// Read the object's bytes also before it is sealed: for files that several mounts write.
     pub const UNSEALED: u32 = 16;
-    /// Send to a channel, and be a reader for which messages are kept.
+    /// Send to a channel, and be a consumer for which messages are kept.
     pub const SEND: u32 = 32;
     /// Receive messages of a channel.
     pub const RECEIVE: u32 = 64;
@@ -47,11 +47,11 @@ pub mod rights {
 
 /// The key that signs and verifies.
 #[derive(Clone)]
-pub struct Key([u8; 32]);
+pub struct CapabilityKey([u8; 32]);
 
-impl std::fmt::Debug for Key {
+impl std::fmt::Debug for CapabilityKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Key(..)")
+        f.write_str("CapabilityKey(..)")
     }
 }
 
@@ -89,7 +89,7 @@ pub struct Attributes {
 
 /// Reason why a capability is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum CapabilityRefusal {
     /// The bytes are not a capability.
     #[error("the capability is malformed; ask the server for one")]
     Malformed,
@@ -110,7 +110,7 @@ pub enum Refusal {
     Expired,
 }
 
-impl Key {
+impl CapabilityKey {
     /// Creates a key from 32 random bytes.
     #[must_use]
     pub fn new(bytes: [u8; 32]) -> Self {
@@ -120,9 +120,12 @@ impl Key {
     /// Creates a key from bytes of a message or a database.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`] unless there are 32.
-    pub fn from_slice(bytes: &[u8]) -> Result<Self, Refusal> {
-        bytes.try_into().map(Self).map_err(|_| Refusal::Malformed)
+    /// [`CapabilityRefusal::Malformed`] unless there are 32.
+    pub fn from_slice(bytes: &[u8]) -> Result<Self, CapabilityRefusal> {
+        bytes
+            .try_into()
+            .map(Self)
+            .map_err(|_| CapabilityRefusal::Malformed)
     }
 
     /// Returns the bytes for a node, to be sent over a trusted connection.
@@ -164,17 +167,17 @@ impl Key {
     /// Returns the content of a capability that was signed with this key, for whatever object and however old.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`] or [`Refusal::Forged`].
-    pub fn read(&self, bytes: &[u8]) -> Result<Capability, Refusal> {
+    /// [`CapabilityRefusal::Malformed`] or [`CapabilityRefusal::Forged`].
+    pub fn read(&self, bytes: &[u8]) -> Result<Capability, CapabilityRefusal> {
         let with_attributes = match (bytes.len(), bytes.first()) {
             (LENGTH, Some(&VERSION)) => false,
             (LENGTH_ATTRIBUTES, Some(&VERSION)) => true,
-            _ => return Err(Refusal::Malformed),
+            _ => return Err(CapabilityRefusal::Malformed),
         };
         let (signed, tag) = bytes.split_at(bytes.len() - MAC_BYTES);
         self.mac(signed)
             .verify_slice(tag)
-            .map_err(|_| Refusal::Forged)?;
+            .map_err(|_| CapabilityRefusal::Forged)?;
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| signed[at + i]));
         let short = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| signed[at + i]));
         let attributes = with_attributes.then(|| Attributes {
@@ -207,15 +210,15 @@ impl Capability {
         object: ObjectId,
         rights: u32,
         now_ns: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), CapabilityRefusal> {
         if self.object != object || self.node != node {
-            return Err(Refusal::OtherObject);
+            return Err(CapabilityRefusal::OtherObject);
         }
         if self.rights & rights != rights {
-            return Err(Refusal::Rights);
+            return Err(CapabilityRefusal::Rights);
         }
         if self.expires_at_ns <= now_ns {
-            return Err(Refusal::Expired);
+            return Err(CapabilityRefusal::Expired);
         }
         Ok(())
     }
@@ -245,13 +248,13 @@ mod tests {
         ..CAPABILITY
     };
 
-    fn read(bytes: &[u8]) -> Result<Capability, Refusal> {
-        Key::new([1; 32]).read(bytes)
+    fn read(bytes: &[u8]) -> Result<Capability, CapabilityRefusal> {
+        CapabilityKey::new([1; 32]).read(bytes)
     }
 
     #[test]
     fn capability_is_valid_for_its_object_rights_and_time() {
-        let key = Key::new([1; 32]);
+        let key = CapabilityKey::new([1; 32]);
         let bytes = key.sign(&CAPABILITY);
         assert_eq!(bytes.len(), LENGTH);
         assert_eq!(read(&bytes), Ok(CAPABILITY));
@@ -259,14 +262,20 @@ mod tests {
             CAPABILITY.allows(NodeId(node), ObjectId(object), rights, now)
         };
         assert_eq!(on(2, 7, rights::READ, 99), Ok(()));
-        assert_eq!(on(2, 8, rights::READ, 99), Err(Refusal::OtherObject));
-        assert_eq!(on(3, 7, rights::READ, 99), Err(Refusal::OtherObject));
-        assert_eq!(on(2, 7, rights::REMOVE, 99), Err(Refusal::Rights));
-        assert_eq!(on(2, 7, rights::READ, 100), Err(Refusal::Expired));
-        assert!(Refusal::Expired.to_string().contains("clocks"));
         assert_eq!(
-            read(&Key::new([2; 32]).sign(&CAPABILITY)),
-            Err(Refusal::Forged)
+            on(2, 8, rights::READ, 99),
+            Err(CapabilityRefusal::OtherObject)
+        );
+        assert_eq!(
+            on(3, 7, rights::READ, 99),
+            Err(CapabilityRefusal::OtherObject)
+        );
+        assert_eq!(on(2, 7, rights::REMOVE, 99), Err(CapabilityRefusal::Rights));
+        assert_eq!(on(2, 7, rights::READ, 100), Err(CapabilityRefusal::Expired));
+        assert!(CapabilityRefusal::Expired.to_string().contains("clocks"));
+        assert_eq!(
+            read(&CapabilityKey::new([2; 32]).sign(&CAPABILITY)),
+            Err(CapabilityRefusal::Forged)
         );
     }
 
@@ -279,26 +288,29 @@ mod tests {
             ..TO_WRITE
         };
         for capability in [TO_WRITE, whole] {
-            let bytes = Key::new([1; 32]).sign(&capability);
+            let bytes = CapabilityKey::new([1; 32]).sign(&capability);
             assert_eq!(bytes.len(), LENGTH_ATTRIBUTES);
             assert_eq!(read(&bytes), Ok(capability));
             // The attributes cannot be cut off.
-            assert_eq!(read(&bytes[..LENGTH]), Err(Refusal::Forged));
-            assert_eq!(read(&bytes[..LENGTH + 1]), Err(Refusal::Malformed));
+            assert_eq!(read(&bytes[..LENGTH]), Err(CapabilityRefusal::Forged));
+            assert_eq!(
+                read(&bytes[..LENGTH + 1]),
+                Err(CapabilityRefusal::Malformed)
+            );
         }
     }
 
     proptest! {
         #[test]
         fn capability_with_any_changed_byte_is_refused(at in 0..LENGTH, flip in 1u8..=255) {
-            let mut bytes = Key::new([1; 32]).sign(&CAPABILITY);
+            let mut bytes = CapabilityKey::new([1; 32]).sign(&CAPABILITY);
             bytes[at] ^= flip;
             prop_assert!(read(&bytes).is_err());
         }
 
         #[test]
         fn capability_with_any_changed_attribute_is_refused(at in 0..LENGTH_ATTRIBUTES, flip in 1u8..=255) {
-            let mut bytes = Key::new([1; 32]).sign(&TO_WRITE);
+            let mut bytes = CapabilityKey::new([1; 32]).sign(&TO_WRITE);
             bytes[at] ^= flip;
             prop_assert!(read(&bytes).is_err());
         }

@@ -17,7 +17,7 @@ pub const METADATA: &str = "tidemill-state";
 
 /// A state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Kind {
+pub struct ConditionKind {
     /// Name: a stable word.
     pub name: &'static str,
     /// Exit code of `tidemill health`.
@@ -29,10 +29,10 @@ pub struct Kind {
 /// Declares the states and the list of all of them.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal, $exit:ident, $remedy:literal;)*) => {
-        $($(#[$doc])* pub const $kind: Kind = Kind { name: $name, exit: $exit, remedy: $remedy };)*
+        $($(#[$doc])* pub const $kind: ConditionKind = ConditionKind { name: $name, exit: $exit, remedy: $remedy };)*
 
         /// All states.
-        pub const ALL: &[Kind] = &[$($kind),*];
+        pub const ALL: &[ConditionKind] = &[$($kind),*];
     };
 }
 
@@ -54,7 +54,7 @@ kinds! {
     /// A node is connected and sends no messages.
     NODE_SILENT = "node-silent", DEGRADED, "look at its process, its disk and its host; restart it";
     /// A suspended node does not resume.
-    NODE_NOT_WOKEN = "node-not-woken", DEGRADED, "start it, and fix the `wake` command";
+    NODE_NOT_RESUMED = "node-not-resumed", DEGRADED, "start it, and fix the `resume` command";
     /// A node of another release wants to attach.
     NODE_VERSION = "node-version", DEGRADED, "start it with the server's release";
     /// A node of another cluster wants to attach.
@@ -79,8 +79,8 @@ kinds! {
         "mount the store; if it is empty for good, put an empty `.tidemill-store` there";
     /// The store of a node's files refuses them.
     STORE_FAILING = "store-failing", DEGRADED, "fix the cause: address, keys, space or network of the store";
-    /// A directory that is bound to a store cannot be updated.
-    STORE_UNSEEN = "store-unseen", DEGRADED, "fix the cause, then `tidemill bridge check`";
+    /// A directory that is attached to a store cannot be updated.
+    STORE_UNSEEN = "store-unseen", DEGRADED, "fix the cause, then `tidemill remote check`";
     /// No node that is up takes new files.
     CLUSTER_FULL = "cluster-full", DEGRADED, "remove files, or add a node";
     /// The disk of the server's database is full.
@@ -93,7 +93,7 @@ kinds! {
     REBUILT_INCOMPLETE = "rebuilt-incomplete", DEGRADED,
         "`tidemill rebuild` with better copies, if there are any";
     /// Replicas cannot be made.
-    REPLICAS_NO_ROOM = "replicas-no-room", DEGRADED, "add a node, or remove files";
+    REPLICAS_NO_SPACE = "replicas-no-space", DEGRADED, "add a node, or remove files";
     /// Replicas are being made.
     REPLICAS_MISSING = "replicas-missing", DEGRADED, "wait: `tidemill health` says how long";
     /// Replicas are corrupt and are recreated from others.
@@ -106,7 +106,7 @@ kinds! {
     RULE_FAILED = "rule-failed", NOTICE, "`tidemill rule log NAME`, then `tidemill rule retry NAME`";
 }
 
-impl Kind {
+impl ConditionKind {
     /// Returns a refusal because of this state.
     #[must_use]
     pub fn refusal(self, message: impl Into<String>) -> tonic::Status {

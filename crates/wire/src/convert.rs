@@ -6,11 +6,11 @@ use tidemill_core::event::{Decision, Estimate, History, JobState, NodeView, Role
 use tidemill_core::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label as core;
 use tidemill_core::layout::{
-    Extents, Layout, Part, PartOf, Records, Selection, Striped, decode_pieces,
+    Extents, Layout, Part, PartOf, Records, Selection, StripedLayout, decode_extents,
 };
-use tidemill_core::locks::{Lock, Owner, Space};
+use tidemill_core::locks::{Lock, LockHolder, LockSpace};
 use tidemill_core::resources::{NAMES_MAX, Needs, Offers, is_name};
-use tidemill_core::surroundings::Surroundings;
+use tidemill_core::runtime_environment::RuntimeEnvironment;
 use tidemill_core::time::{Span, Time};
 
 /// A message lacks a part or has a value that does not exist.
@@ -33,7 +33,7 @@ pub fn time_from_wire(nanos: i64) -> Time {
 impl From<&Lock> for v1::Lock {
     fn from(lock: &Lock) -> Self {
         Self {
-            whole_file: lock.owner.space == Space::Files,
+            whole_file: lock.owner.space == LockSpace::Files,
             owner: lock.owner.id,
             start: lock.start,
             end: lock.end,
@@ -49,11 +49,11 @@ impl From<&v1::Lock> for Lock {
     /// The mount that owns it is known from the sender.
     fn from(lock: &v1::Lock) -> Self {
         let space = if lock.whole_file {
-            Space::Files
+            LockSpace::Files
         } else {
-            Space::Ranges
+            LockSpace::Ranges
         };
-        let owner = Owner {
+        let owner = LockHolder {
             mount: 0,
             space,
             id: lock.owner,
@@ -123,9 +123,9 @@ impl From<&core::Kernel> for v1::Kernel {
             core::Kernel::Wasm { input } => Code::Wasm(input.clone()),
             core::Kernel::Stored { input } => Code::Stored(input.clone()),
             core::Kernel::Program(name) => Code::Program(name.clone()),
-            core::Kernel::Stack(stack) => Code::Stack(v1::Stack {
-                text: stack.text.clone(),
-                stages: stack.stages.iter().map(stage).collect(),
+            core::Kernel::Pipeline(pipeline) => Code::Pipeline(v1::Pipeline {
+                text: pipeline.text.clone(),
+                stages: pipeline.stages.iter().map(stage).collect(),
             }),
         };
         Self { code: Some(code) }
@@ -149,10 +149,10 @@ impl TryFrom<&v1::Kernel> for core::Kernel {
                 input: input.clone(),
             },
             Code::Program(name) => Self::Program(name.clone()),
-            Code::Stack(stack) => {
-                let stages = stack.stages.iter().map(stage);
-                Self::Stack(Box::new(core::Stack {
-                    text: stack.text.clone(),
+            Code::Pipeline(pipeline) => {
+                let stages = pipeline.stages.iter().map(stage);
+                Self::Pipeline(Box::new(core::Pipeline {
+                    text: pipeline.text.clone(),
                     stages: stages.collect::<Result<_, _>>()?,
                 }))
             }
@@ -162,7 +162,7 @@ impl TryFrom<&v1::Kernel> for core::Kernel {
 
 fn stage(stage: &v1::Stage) -> Result<core::Stage, ConvertError> {
     let kernel = stage.kernel.as_ref().ok_or(ConvertError("stage.kernel"))?;
-    if matches!(kernel.code, Some(v1::kernel::Code::Stack(_))) {
+    if matches!(kernel.code, Some(v1::kernel::Code::Pipeline(_))) {
         return Err(ConvertError("stage.kernel"));
     }
     Ok(core::Stage {
@@ -172,7 +172,7 @@ fn stage(stage: &v1::Stage) -> Result<core::Stage, ConvertError> {
 }
 
 fn analyse(analysis: &core::Analysis) -> v1::Analyse {
-    let output = |output: &core::Output| v1::Output {
+    let output = |output: &core::LabelOutput| v1::Output {
         name: output.name.clone(),
         object: output.object.0,
         ino: output.inode.0,
@@ -189,42 +189,44 @@ fn analyse(analysis: &core::Analysis) -> v1::Analyse {
         outputs: analysis.outputs.iter().map(output).collect(),
         stdin: analysis.stdin.clone(),
         stdout: analysis.stdout.clone(),
-        pipelined: analysis.pipelined.clone(),
+        streaming: analysis.streaming.clone(),
         time_ns_max: analysis.limits.time.0,
         memory_bytes_max: analysis.limits.memory_bytes,
         output_bytes_max: analysis.limits.output_bytes,
         cores: needed_cores(analysis),
         memory_bytes: analysis.needs.memory_bytes,
         resources: analysis.needs.named.clone(),
-        remembered: None,
-        surroundings: surroundings(&analysis.surroundings),
+        cached_result: None,
+        runtime_environment: runtime_environment(&analysis.runtime_environment),
     }
 }
 
-impl From<Surroundings> for v1::Surroundings {
-    fn from(surroundings: Surroundings) -> Self {
+impl From<RuntimeEnvironment> for v1::RuntimeEnvironment {
+    fn from(runtime_environment: RuntimeEnvironment) -> Self {
         Self {
-            environment: surroundings.environment,
-            path: surroundings.path,
-            directories: surroundings.directories,
+            environment: runtime_environment.environment,
+            path: runtime_environment.path,
+            directories: runtime_environment.directories,
         }
     }
 }
 
-impl From<v1::Surroundings> for Surroundings {
-    fn from(surroundings: v1::Surroundings) -> Self {
+impl From<v1::RuntimeEnvironment> for RuntimeEnvironment {
+    fn from(runtime_environment: v1::RuntimeEnvironment) -> Self {
         Self {
-            environment: surroundings.environment,
-            path: surroundings.path,
-            directories: surroundings.directories,
+            environment: runtime_environment.environment,
+            path: runtime_environment.path,
+            directories: runtime_environment.directories,
         }
     }
 }
 
-/// Returns `None` if the task has only the default surroundings.
+/// Returns `None` if the task has only the default runtime environment.
 #[must_use]
-pub fn surroundings(surroundings: &Surroundings) -> Option<v1::Surroundings> {
-    (!surroundings.is_empty()).then(|| surroundings.clone().into())
+pub fn runtime_environment(
+    runtime_environment: &RuntimeEnvironment,
+) -> Option<v1::RuntimeEnvironment> {
+    (!runtime_environment.is_empty()).then(|| runtime_environment.clone().into())
 }
 
 /// Returns the cores that an analysis needs; `None` if it needs one and is not limited to it.
@@ -242,7 +244,7 @@ fn amounts(named: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     named.take(NAMES_MAX).collect()
 }
 
-fn input(input: &core::Input) -> v1::Input {
+fn input(input: &core::LabelInput) -> v1::Input {
     v1::Input {
         name: input.name.clone(),
         object: input.object.0,
@@ -251,7 +253,7 @@ fn input(input: &core::Input) -> v1::Input {
         capability: Vec::new(),
         layout: None,
         selection: selection(&input.selection),
-        growing: false,
+        streaming: false,
         leaves: 0,
     }
 }
@@ -307,7 +309,7 @@ impl TryFrom<&v1::Label> for core::Label {
             Operation::Analyse(analyse) => core::Operation::Analyse(Box::new(analyse.try_into()?)),
             Operation::Copy(copy) => core::Operation::Copy {
                 from: copied(copy)?,
-                to: core::Output {
+                to: core::LabelOutput {
                     name: String::new(),
                     object: ObjectId(copy.to),
                     inode: Inode(copy.ino),
@@ -338,8 +340,8 @@ impl TryFrom<&v1::Label> for core::Label {
 }
 
 /// Returns the input of a copy: the whole object.
-fn copied(copy: &v1::Copy) -> Result<core::Input, ConvertError> {
-    let from: core::Input = copy
+fn copied(copy: &v1::Copy) -> Result<core::LabelInput, ConvertError> {
+    let from: core::LabelInput = copy
         .from
         .as_ref()
         .ok_or(ConvertError("copy.from"))?
@@ -371,10 +373,10 @@ pub fn layout(layout: &v1::Layout, size: u64) -> Result<Layout, ConvertError> {
     };
     let parts = layout.parts.iter().map(part).collect();
     let made = if layout.unit == 0 {
-        let pieces = decode_pieces(&layout.pieces);
-        pieces.and_then(|pieces| Extents::of(size, parts, pieces).map(Layout::Extents))
+        let extents = decode_extents(&layout.extents);
+        extents.and_then(|extents| Extents::of(size, parts, extents).map(Layout::Extents))
     } else {
-        let striped = Layout::Striped(Striped {
+        let striped = Layout::Striped(StripedLayout {
             unit: layout.unit,
             size,
             parts,
@@ -384,7 +386,7 @@ pub fn layout(layout: &v1::Layout, size: u64) -> Result<Layout, ConvertError> {
     made.map_err(|_| ConvertError("layout"))
 }
 
-impl TryFrom<&v1::Input> for core::Input {
+impl TryFrom<&v1::Input> for core::LabelInput {
     type Error = ConvertError;
 
     fn try_from(input: &v1::Input) -> Result<Self, ConvertError> {
@@ -404,7 +406,7 @@ impl TryFrom<&v1::Analyse> for core::Analysis {
 
     fn try_from(analyse: &v1::Analyse) -> Result<Self, ConvertError> {
         let kernel = analyse.kernel.as_ref().ok_or(ConvertError("kernel"))?;
-        let output = |output: &v1::Output| core::Output {
+        let output = |output: &v1::Output| core::LabelOutput {
             name: output.name.clone(),
             object: ObjectId(output.object),
             inode: Inode(output.ino),
@@ -425,7 +427,7 @@ impl TryFrom<&v1::Analyse> for core::Analysis {
             outputs: analyse.outputs.iter().map(output).collect(),
             stdin: analyse.stdin.clone(),
             stdout: analyse.stdout.clone(),
-            pipelined: analyse.pipelined.clone(),
+            streaming: analyse.streaming.clone(),
             needs: Needs {
                 cores: analyse.cores.unwrap_or(1),
                 memory_bytes: analyse.memory_bytes,
@@ -437,7 +439,11 @@ impl TryFrom<&v1::Analyse> for core::Analysis {
                 output_bytes: analyse.output_bytes_max,
                 cores: analyse.cores,
             },
-            surroundings: analyse.surroundings.clone().unwrap_or_default().into(),
+            runtime_environment: analyse
+                .runtime_environment
+                .clone()
+                .unwrap_or_default()
+                .into(),
         })
     }
 }
@@ -477,11 +483,11 @@ impl From<&core::Outcome> for v1::LabelOutcome {
             start: time_to_wire(outcome.start),
             kernel_start: time_to_wire(outcome.kernel_start),
             end: time_to_wire(outcome.end),
-            moved_bytes: outcome.moved_bytes,
+            transferred_bytes: outcome.transferred_bytes,
             read_bytes: outcome.read_bytes,
             written_bytes: outcome.written_bytes,
             in_memory_bytes: outcome.in_memory_bytes,
-            fed: outcome.fed,
+            streamed: outcome.streamed,
             cpu_ns: outcome.cpu.0,
             memory_bytes: outcome.memory_bytes,
             kernel_hash: outcome.kernel_hash.clone(),
@@ -500,7 +506,7 @@ impl TryFrom<&v1::LabelOutcome> for core::Outcome {
     type Error = ConvertError;
 
     fn try_from(outcome: &v1::LabelOutcome) -> Result<Self, ConvertError> {
-        let sealed = |s: &v1::SealedObject| core::Sealed {
+        let sealed = |s: &v1::SealedObject| core::SealedOutput {
             object: ObjectId(s.object),
             size: s.size,
             name: s.name.clone(),
@@ -515,11 +521,11 @@ impl TryFrom<&v1::LabelOutcome> for core::Outcome {
             kernel_start: time_from_wire(outcome.kernel_start),
             end: time_from_wire(outcome.end),
             hashing: Span(outcome.hash_ns),
-            moved_bytes: outcome.moved_bytes,
+            transferred_bytes: outcome.transferred_bytes,
             read_bytes: outcome.read_bytes,
             written_bytes: outcome.written_bytes,
             in_memory_bytes: outcome.in_memory_bytes,
-            fed: outcome.fed,
+            streamed: outcome.streamed,
             cpu: Span(outcome.cpu_ns),
             memory_bytes: outcome.memory_bytes,
             reused: (outcome.reused_task != 0).then_some(TaskId(outcome.reused_task)),
@@ -567,7 +573,7 @@ impl From<&core::Failure> for v1::FailureReport {
             K::Cancelled => ("cancelled", 0),
             K::Dependency => ("dependency", 0),
             K::NodeLost => ("node-lost", 0),
-            K::Recalled => ("recalled", 0),
+            K::Rescheduled => ("rescheduled", 0),
             K::Unfit => ("unfit", 0),
         };
         Self {
@@ -596,7 +602,7 @@ impl TryFrom<&v1::FailureReport> for core::Failure {
             "cancelled" => K::Cancelled,
             "dependency" => K::Dependency,
             "node-lost" => K::NodeLost,
-            "recalled" => K::Recalled,
+            "rescheduled" => K::Rescheduled,
             "unfit" => K::Unfit,
             _ => return Err(ConvertError("failure.kind")),
         };
@@ -612,7 +618,7 @@ impl TryFrom<&v1::FailureReport> for core::Failure {
 pub fn role_name(role: Role) -> &'static str {
     match role {
         Role::Store => "store",
-        Role::Host => "host",
+        Role::ServerCores => "server-cores",
     }
 }
 
@@ -622,11 +628,11 @@ pub const BURST: &str = "burst";
 /// Parses a name of [`role_name`].
 ///
 /// # Errors
-/// The name is neither `store` nor `host`.
+/// The name is neither `store` nor `server-cores`.
 pub fn parse_role(name: &str) -> Result<Role, ConvertError> {
     match name {
         "store" => Ok(Role::Store),
-        "host" => Ok(Role::Host),
+        "server-cores" => Ok(Role::ServerCores),
         _ => Err(ConvertError("node.role")),
     }
 }
@@ -719,16 +725,16 @@ impl From<&Decision> for v1::Decision {
             reason: decision.reason.clone(),
             chained: decision.chained,
             estimates: decision.estimates.iter().map(estimate).collect(),
-            moved_bytes: 0,
+            transferred_bytes: 0,
             at: time_to_wire(decision.at),
             reused_task: 0,
             reused_job: 0,
             inputs: Vec::new(),
             selections: Vec::new(),
             in_memory_bytes: 0,
-            handed_on: 0,
-            pipelined: 0,
-            fed: 0,
+            memory_outputs: 0,
+            streaming: 0,
+            streamed: 0,
             energy: None,
         }
     }
@@ -740,7 +746,7 @@ mod tests {
     use tidemill_core::label as core;
 
     #[test]
-    fn stack_of_kernels_round_trips_and_refuses_nested_stack() {
+    fn pipeline_of_kernels_round_trips_and_refuses_nested_pipeline() {
         let kernels = [
             core::Kernel::Builtin("sort".into()),
             core::Kernel::Program("/bin/cat".into()),
@@ -750,16 +756,16 @@ mod tests {
             kernel,
             args: vec!["x".into()],
         });
-        let stack = core::Kernel::Stack(Box::new(core::Stack {
+        let pipeline = core::Kernel::Pipeline(Box::new(core::Pipeline {
             text: "sort x | …".into(),
             stages: stages.to_vec(),
         }));
-        let message = v1::Kernel::from(&stack);
-        assert_eq!(core::Kernel::try_from(&message), Ok(stack.clone()));
-        let nested = core::Kernel::Stack(Box::new(core::Stack {
+        let message = v1::Kernel::from(&pipeline);
+        assert_eq!(core::Kernel::try_from(&message), Ok(pipeline.clone()));
+        let nested = core::Kernel::Pipeline(Box::new(core::Pipeline {
             text: "a | b".into(),
             stages: vec![core::Stage {
-                kernel: stack,
+                kernel: pipeline,
                 args: Vec::new(),
             }],
         }));
@@ -775,7 +781,7 @@ mod tests {
                 input: "k.so".into(),
             },
             args: vec!["a".into()],
-            inputs: vec![core::Input {
+            inputs: vec![core::LabelInput {
                 name: "in".into(),
                 object: ObjectId(3),
                 node: NodeId(4),
@@ -785,7 +791,7 @@ mod tests {
                     .of_values(Some("{}"))
                     .unwrap(),
             }],
-            outputs: vec![core::Output {
+            outputs: vec![core::LabelOutput {
                 name: "out".into(),
                 object: ObjectId(6),
                 inode: Inode(7),
@@ -793,7 +799,7 @@ mod tests {
                 memory: true,
             }],
             stdin: Some("in".into()),
-            pipelined: vec![0],
+            streaming: vec![0],
             stdout: None,
             needs: Needs {
                 cores: 0,
@@ -804,7 +810,7 @@ mod tests {
                 cores: Some(0),
                 ..core::Limits::default()
             },
-            surroundings: Surroundings {
+            runtime_environment: RuntimeEnvironment {
                 environment: [("A".into(), "1".into())].into(),
                 path: vec!["/sw/bin".into()],
                 directories: vec!["/sw".into()],
@@ -912,7 +918,7 @@ mod tests {
             K::Cancelled,
             K::Dependency,
             K::NodeLost,
-            K::Recalled,
+            K::Rescheduled,
             K::Unfit,
         ] {
             let failure = core::Failure {

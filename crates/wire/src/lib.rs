@@ -3,16 +3,16 @@
 //!
 //! The crate only has formats: it opens no connection.
 
-pub mod bounded;
 pub mod capability;
 pub mod condition;
 pub mod control;
 pub mod convert;
+pub mod descriptors;
 pub mod lineage;
 pub mod local;
 pub mod replicas;
 pub mod route;
-pub mod shape;
+pub mod size_limits;
 
 /// Version of the control protocol. Peers of different versions refuse each other.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -4,8 +4,8 @@ use crate::convert::time_from_wire;
 use crate::v1;
 use tidemill_core::id::{Inode, JobId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::Owner;
-use tidemill_core::lineage::search::{Annotated, Search};
-use tidemill_core::lineage::{Graph, Record, Version, Writer};
+use tidemill_core::lineage::search::{Annotated, LineageCriteria};
+use tidemill_core::lineage::{Graph, LineageRecord, LineageVersion, VersionWriter};
 
 /// Returns the answer as a graph.
 #[must_use]
@@ -28,9 +28,9 @@ fn owner(uid: u32) -> Owner {
 
 /// Returns a version of the core. Values that are not valid text are shown as far as possible.
 #[must_use]
-pub fn version(version: &v1::Version) -> Version {
+pub fn version(version: &v1::Version) -> LineageVersion {
     let named = !version.current_path.is_empty();
-    Version {
+    LineageVersion {
         object: ObjectId(version.object),
         path: version.path.clone(),
         current_path: named.then(|| version.current_path.clone()),
@@ -38,8 +38,8 @@ pub fn version(version: &v1::Version) -> Version {
         inode: Inode(version.ino),
         node: NodeId(version.node),
         writer: match version.task {
-            0 => Writer::Client(owner(version.uid)),
-            task => Writer::Task(TaskId(task)),
+            0 => VersionWriter::Client(owner(version.uid)),
+            task => VersionWriter::Task(TaskId(task)),
         },
         sealed_at: time_from_wire(version.sealed_at),
         number: version.version,
@@ -59,13 +59,13 @@ fn annotation(annotation: &v1::Annotation) -> (String, String) {
 
 /// Returns a search of the core.
 #[must_use]
-pub fn search(search: &v1::LineageSearch) -> Search {
+pub fn search(search: &v1::LineageSearch) -> LineageCriteria {
     let time = |at: i64| (at != 0).then(|| time_from_wire(at));
     let annotated = |one: &v1::AnnotationSearch| Annotated {
         name: one.name.clone(),
         values: one.values.clone(),
     };
-    Search {
+    LineageCriteria {
         kernel: (!search.kernel.is_empty()).then(|| search.kernel.clone()),
         args: search.args.clone(),
         since: time(search.since),
@@ -88,12 +88,12 @@ fn named(object: &v1::NamedObject) -> String {
 
 /// Returns a run of the core.
 #[must_use]
-pub fn record(run: &v1::Run) -> Record {
+pub fn record(run: &v1::Run) -> LineageRecord {
     let objects = |objects: &[v1::NamedObject]| {
         let pair = |object: &v1::NamedObject| (named(object), ObjectId(object.object));
         objects.iter().map(pair).collect()
     };
-    Record {
+    LineageRecord {
         task: TaskId(run.task),
         job: JobId(run.job),
         job_name: run.job_name.clone(),
@@ -101,14 +101,14 @@ pub fn record(run: &v1::Run) -> Record {
         kernel: run.kernel.clone(),
         kernel_hash: run.kernel_hash.clone(),
         args: run.args.clone(),
-        surroundings: run.surroundings.clone().unwrap_or_default().into(),
+        runtime_environment: run.runtime_environment.clone().unwrap_or_default().into(),
         node: NodeId(run.node),
         start: time_from_wire(run.start),
         end: time_from_wire(run.end),
         owner: owner(run.uid),
         inputs: objects(&run.inputs),
         outputs: objects(&run.outputs),
-        moved_bytes: run.moved_bytes,
+        transferred_bytes: run.transferred_bytes,
         read_bytes: run.read_bytes,
         written_bytes: run.written_bytes,
         // Only successful runs have lineage.
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(graph.maker(ObjectId(2)).unwrap().task, TaskId(10));
         assert_eq!(graph.readers(ObjectId(1)).count(), 1);
         let writer = graph.version(ObjectId(1)).unwrap().writer;
-        assert_eq!(writer, Writer::Client(owner(7)));
+        assert_eq!(writer, VersionWriter::Client(owner(7)));
         assert_eq!(graph.version(ObjectId(2)).unwrap().current_path, None);
     }
 }

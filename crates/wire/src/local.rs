@@ -4,7 +4,7 @@
 //! [`NameRequest`](crate::v1::NameRequest) gets one answer: a byte that is a gRPC status code, and the [`NameReply`](crate::v1::NameReply)
 //! if it is 0, else a text.
 
-use crate::bounded::{self, Excess};
+use crate::size_limits::{self, Excess};
 use crate::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, v1};
 use prost::Message;
 use rustix::fs::{Mode, OFlags};
@@ -42,12 +42,12 @@ const PATH_BYTES_MAX: usize = 107;
 
 /// A path of a Unix socket that is short enough to bind or connect to: a longer path is resolved by its open directory.
 #[derive(Debug)]
-pub struct Short {
+pub struct ShortPath {
     path: PathBuf,
     _directory: Option<OwnedFd>,
 }
 
-impl Short {
+impl ShortPath {
     /// Returns a short path to the same socket.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl Short {
     }
 }
 
-impl AsRef<Path> for Short {
+impl AsRef<Path> for ShortPath {
     fn as_ref(&self) -> &Path {
         &self.path
     }
@@ -172,7 +172,7 @@ pub fn greeted(frame: &[u8]) -> Option<u32> {
 /// # Errors
 /// The request is invalid, or too large.
 pub fn request(frame: &[u8]) -> Result<v1::NameRequest, Excess> {
-    bounded::check(frame)?;
+    size_limits::check(frame)?;
     v1::NameRequest::decode(frame).map_err(|_| Excess::Nonsense)
 }
 
@@ -235,13 +235,13 @@ mod tests {
             let directory = directory.path().join("x".repeat(length));
             std::fs::create_dir(&directory).unwrap();
             let path = directory.join("server.sock");
-            let listener = UnixListener::bind(Short::of(&path).unwrap()).unwrap();
+            let listener = UnixListener::bind(ShortPath::of(&path).unwrap()).unwrap();
             assert!(path.exists());
-            UnixStream::connect(Short::of(&path).unwrap()).unwrap();
+            UnixStream::connect(ShortPath::of(&path).unwrap()).unwrap();
             listener.accept().unwrap();
         }
         let absent = directory.path().join("y".repeat(200)).join("server.sock");
-        let error = Short::of(&absent).unwrap_err();
+        let error = ShortPath::of(&absent).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }

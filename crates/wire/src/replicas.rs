@@ -22,10 +22,10 @@ pub struct ReplicaItem {
 }
 
 /// Data of one object: the BLAKE3 hash of the sealed bytes and, if requested, the bytes. `None`: the object has to be requested alone.
-pub type Given = Option<([u8; 32], Vec<u8>)>;
+pub type ReplicaData = Option<([u8; 32], Vec<u8>)>;
 
 /// The same, within the body of an answer.
-pub type Came<'a> = Option<(&'a [u8; 32], &'a [u8])>;
+pub type BorrowedReplica<'a> = Option<(&'a [u8; 32], &'a [u8])>;
 
 /// In place of a length: no data is sent.
 const NONE: u32 = u32::MAX;
@@ -33,8 +33,8 @@ const NONE: u32 = u32::MAX;
 /// Returns the body of an answer: for each object the number of its bytes (`u32`, little-endian; 0xffffffff: no data), the hash and the
 /// bytes.
 #[must_use]
-pub fn encode(given: &[Given]) -> Vec<u8> {
-    let length = |one: &Given| 4 + one.as_ref().map_or(0, |(_, bytes)| 32 + bytes.len());
+pub fn encode(given: &[ReplicaData]) -> Vec<u8> {
+    let length = |one: &ReplicaData| 4 + one.as_ref().map_or(0, |(_, bytes)| 32 + bytes.len());
     let mut body = Vec::with_capacity(given.iter().map(length).sum());
     for one in given {
         let Some((hash, bytes)) = one else {
@@ -53,7 +53,7 @@ pub fn encode(given: &[Given]) -> Vec<u8> {
 
 /// Returns the first object of a body, and the rest of the body; `None`: the body is invalid.
 #[must_use]
-pub fn decode(body: &[u8]) -> Option<(Came<'_>, &[u8])> {
+pub fn decode(body: &[u8]) -> Option<(BorrowedReplica<'_>, &[u8])> {
     let (length, rest) = body.split_first_chunk()?;
     let length = u32::from_le_bytes(*length);
     if length == NONE {

@@ -9,8 +9,8 @@
 //! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is created if necessary |
 //! | `POST /objects/{id}/truncate?size=N` | sets the length of an unsealed object |
 //! | `POST /objects/{id}/copy?from={id}&bytes=N` | creates an unsealed object from the first `N` bytes of a sealed object of the same node, whose capability is in [`SOURCE_HEADER`]; it does not exist before it is complete; idempotent |
-//! | `POST /objects/{id}/outside` | creates a sealed object from a file of the store outside in which the node stores its objects (body: its path there); for administrators; answers `{"size": N}` |
-//! | `POST /objects/{id}/reserve?size=N` | reserves room for an unsealed object of `N` bytes, where room is counted |
+//! | `POST /objects/{id}/backend` | creates a sealed object from a file of the backend in which the node stores its objects (body: its path there); for administrators; answers `{"size": N}` |
+//! | `POST /objects/{id}/reserve?size=N` | reserves space for an unsealed object of `N` bytes, where space is counted |
 //! | `POST /objects/{id}/allocate?offset=N&length=N&mode=N` | `fallocate(2)` on an unsealed object; answers `{"size": N}` |
 //! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |
 //! | `POST /objects/{id}/confirm?hash=HEX` | answers if a sealed object has this BLAKE3 hash; reads it if it was not hashed before, and, unless it was read within the last 10 minutes, if it has another hash: `409` |
@@ -19,16 +19,16 @@
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
 //! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of [`SealResult`], in order |
 //! | `POST /replicas?bytes=B` | the data for replicas of many small objects (body: list of [`ReplicaItem`](crate::replicas::ReplicaItem), whose first capability is in the header, too): their hashes and, if `B` is `true`, their bytes, as [`encode`](crate::replicas::encode) writes them |
-//! | `GET /objects?directory=N` | the objects of one of its 256 directories as JSON: a list of [`Listed`] |
+//! | `GET /objects?directory=N` | the objects of one of its 256 directories as JSON: a list of [`ListedObject`] |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
 //! | `GET /objects/{id}/members` | the objects of a collection as JSON |
 //! | `POST /channels/{id}` | creates a channel that the server has announced; idempotent |
 //! | `GET /channels/{id}` | [`ChannelState`] |
-//! | `POST /channels/{id}/messages` | sends messages ([`ChannelSending`]; body: each with its length before it, four bytes, the lowest first), all or none: [`Sent`]; idempotent for a producer's last request; `409` if the producer's last request was another one, or it never fits |
-//! | `GET /channels/{id}/room` | waits until a request of a given size fits ([`ChannelRoom`]); answers whether it does |
+//! | `POST /channels/{id}/messages` | sends messages ([`ChannelSending`]; body: each with its length before it, four bytes, the lowest first), all or none: [`SentMessages`]; idempotent for a producer's last request; `409` if the producer's last request was another one, or it never fits |
+//! | `GET /channels/{id}/space` | waits until a request of a given size fits ([`ChannelSpace`]); answers whether it does |
 //! | `GET /channels/{id}/messages` | waits for messages ([`ChannelReading`]): the number of the first, eight bytes, the lowest first, and the messages as they are sent; empty if none arrived |
-//! | `POST /channels/{id}/readers/{name}?read=N` | the reader has read all messages before message `N` |
-//! | `DELETE /channels/{id}/readers/{name}` | removes the reader |
+//! | `POST /channels/{id}/consumers/{name}?read=N` | the consumer has read all messages before message `N` |
+//! | `DELETE /channels/{id}/consumers/{name}` | removes the consumer |
 //! | `GET /status` | the status object as JSON |
 //! | `GET /tasks` | the task tracker: all labels that are queued or run, as JSON |
 //! | `GET /tasks/{id}` | one task, as JSON; `{id}` is its number in decimal |
@@ -150,7 +150,7 @@ pub const DIRECTORIES: u32 = 256;
 
 /// An object as a node lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Listed {
+pub struct ListedObject {
     /// The object.
     pub object: u64,
     /// Length in bytes.
@@ -202,14 +202,14 @@ pub struct ChannelSending {
 
 /// Outcome of sent messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Sent {
+pub struct SentMessages {
     /// Number of the first message, the others follow; `None`: the channel is full.
     pub first: Option<u64>,
 }
 
-/// Query of `GET /channels/{id}/room`.
+/// Query of `GET /channels/{id}/space`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct ChannelRoom {
+pub struct ChannelSpace {
     /// Size of the body in bytes.
     pub bytes: u64,
     /// Time to wait in milliseconds, a minute at most.
@@ -222,9 +222,9 @@ pub struct ChannelReading {
     /// First message, or the first later message that exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<u64>,
-    /// Reader, which continues where it has read, unless `from` is set.
+    /// Consumer, which continues where it has read, unless `from` is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reader: Option<String>,
+    pub consumer: Option<String>,
     /// All messages before this one are read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read: Option<u64>,
@@ -247,8 +247,8 @@ pub struct ChannelState {
     pub held_bytes: u64,
     /// Capacity in bytes.
     pub capacity_bytes: u64,
-    /// Readers, and the number of the next message of each.
-    pub readers: std::collections::BTreeMap<String, u64>,
+    /// Consumers, and the number of the next message of each.
+    pub consumers: std::collections::BTreeMap<String, u64>,
 }
 
 /// The answer to a seal.

@@ -1,6 +1,6 @@
 //! `tidemill apps`: applications that publish labels on this host.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::output::apps::AppsView;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ pub(crate) struct Args {
     data_dir: Option<PathBuf>,
 }
 
-pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let known = tidemill_label::apps::list(args.data_dir.as_deref())?;
     context.output.show(&AppsView(known))?;
     Ok(ExitCode::SUCCESS)

@@ -1,8 +1,8 @@
 //! `tidemill cancel`: ends a job before its time.
 
 use super::jobs;
-use crate::context::Context;
-use crate::output::Said;
+use crate::context::CommandContext;
+use crate::output::Printed;
 use crate::output::job::{headline, job_json};
 use std::process::ExitCode;
 
@@ -17,12 +17,12 @@ pub(crate) struct Args {
     job: u64,
 }
 
-pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let reply = server.jobs().cancel(jobs::request(args.job)).await;
     let job = reply.map_err(|status| server.explain(status))?.into_inner();
     context
         .output
-        .show(&Said::new(headline(&job), job_json(&job)))?;
+        .show(&Printed::new(headline(&job), job_json(&job)))?;
     Ok(ExitCode::SUCCESS)
 }

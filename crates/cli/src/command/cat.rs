@@ -1,11 +1,11 @@
 //! `tidemill cat`: a file of the cluster on standard output.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::files;
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
-use tidemill_client::follow::Followed;
+use tidemill_client::follow::FollowedFile;
 
 /// Maximum number of unwritten ranges that are reported for one file.
 const UNWRITTEN_MAX: usize = 8;
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     wait: bool,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let transfer = context.transfer().await?;
     for path in &args.paths {
         let path = &files::path(path)?;
@@ -53,9 +53,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 /// If the file can't be read. If the reader of the output has closed it, an `std::io::Error` of that kind.
 pub(crate) async fn to_stdout(
     transfer: &tidemill_client::transfer::Transfer,
-    path: &files::Path,
+    path: &files::ClusterPath,
     wait: bool,
-) -> anyhow::Result<Followed> {
+) -> anyhow::Result<FollowedFile> {
     let piece = |piece: bytes::Bytes| {
         let mut out = std::io::stdout().lock();
         out.write_all(&piece)
@@ -67,9 +67,9 @@ pub(crate) async fn to_stdout(
     };
     let copied = match wait {
         true => transfer.follow(path, piece).await,
-        false => transfer.read(path, piece).await.map(|bytes| Followed {
+        false => transfer.read(path, piece).await.map(|bytes| FollowedFile {
             bytes,
-            ..Followed::default()
+            ..FollowedFile::default()
         }),
     };
     match copied {

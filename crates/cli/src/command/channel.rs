@@ -1,9 +1,9 @@
-//! `tidemill channel`: messages in one order, by way of a room.
+//! `tidemill channel`: messages in one order, by way of a workspace.
 
-use crate::context::{Context, credentials};
-use crate::format::{self, Length, Size};
-use crate::output::Said;
-use crate::output::room::{ChannelsView, channel_json};
+use crate::context::{CommandContext, credentials};
+use crate::format::{self, ByteSize, TimeLength};
+use crate::output::Printed;
+use crate::output::workspace::{ChannelsView, channel_json};
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use serde_json::json;
@@ -18,23 +18,23 @@ use tidemill_wire::route::{self, ChannelReading};
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill channel create m51 steps --capacity 64MiB         make a channel in the room m51
+  tidemill channel create m51 steps --capacity 64MiB         make a channel in the workspace m51
   tidemill channel send m51 steps step.dat --wait 1m         send a file as a message; wait for space
   ./simulate | tidemill channel send m51 steps --lines       send each line as a message
   tidemill channel receive m51 steps --from 7                message 7, or the next message that exists
-  tidemill channel receive m51 steps --reader plot --wait 1h wait for the next message of this reader
-  tidemill channel receive m51 steps --reader plot -n 100 --json
+  tidemill channel receive m51 steps --consumer plot --wait 1h wait for the next message of this consumer
+  tidemill channel receive m51 steps --consumer plot -n 100 --json
   tidemill channel list m51
   tidemill channel forget m51 steps plot                     the channel keeps no more messages for it
 
-A message is deleted when all named readers have received it. Without readers, all messages are kept.";
+A message is deleted when all named consumers have received it. Without consumers, all messages are kept.";
 
 /// Time that a sender or a receiver waits for an offline node, unless `--wait` sets a longer time.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of lines that are sent at once.
 const LINES_BYTES: u64 = 256 << 10;
 
-/// Manage channels: send messages through a room and receive them in the order of sending
+/// Manage channels: send messages through a workspace and receive them in the order of sending
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -44,38 +44,38 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum ChannelCommand {
-    /// Make a channel in a room
+    /// Make a channel in a workspace
     Create {
-        /// Room name
-        room: String,
+        /// Workspace name
+        workspace: String,
         /// Channel name
         channel: String,
-        /// Capacity of the channel. The server reserves it at once in the room's quota and on a node [default: 16MiB]
+        /// Capacity of the channel. The server reserves it at once in the workspace's quota and on a node [default: 16MiB]
         #[arg(long, value_name = "SIZE")]
-        capacity: Option<Size>,
+        capacity: Option<ByteSize>,
     },
-    /// List the channels of a room
+    /// List the channels of a workspace
     List {
-        /// Room name
-        room: String,
+        /// Workspace name
+        workspace: String,
     },
     /// Send files, or standard input, as messages
     Send(Send),
     /// Print messages
     Receive(Receive),
-    /// Forget a reader, so that the channel keeps no messages for it
+    /// Forget a consumer, so that the channel keeps no messages for it
     Forget {
-        /// Room name
-        room: String,
+        /// Workspace name
+        workspace: String,
         /// Channel name
         channel: String,
-        /// Reader name
-        reader: String,
+        /// Consumer name
+        consumer: String,
     },
     /// Delete a channel and its messages
     Remove {
-        /// Room name
-        room: String,
+        /// Workspace name
+        workspace: String,
         /// Channel name
         channel: String,
     },
@@ -83,8 +83,8 @@ enum ChannelCommand {
 
 #[derive(Debug, clap::Args)]
 struct Send {
-    /// Room name
-    room: String,
+    /// Workspace name
+    workspace: String,
     /// Channel name
     channel: String,
     /// Files of up to 1 MiB, each a message [default: standard input]
@@ -94,19 +94,19 @@ struct Send {
     lines: bool,
     /// Maximum wait for space in the channel, such as 30s [default: no wait]
     #[arg(long, value_name = "TIME")]
-    wait: Option<Length>,
+    wait: Option<TimeLength>,
 }
 
 #[derive(Debug, clap::Args)]
 struct Receive {
-    /// Room name
-    room: String,
+    /// Workspace name
+    workspace: String,
     /// Channel name
     channel: String,
-    /// Name of a reader. The channel remembers its position: a printed message counts as received
+    /// Name of a consumer. The channel remembers its position: a printed message counts as received
     #[arg(long, value_name = "NAME")]
-    reader: Option<String>,
-    /// Number of the first message, or of the next message that exists. A reader continues there
+    consumer: Option<String>,
+    /// Number of the first message, or of the next message that exists. A consumer continues there
     #[arg(long, value_name = "NUMBER")]
     from: Option<u64>,
     /// Number of messages
@@ -117,78 +117,81 @@ struct Receive {
     lines: bool,
     /// Maximum wait for each message, such as 30s [default: no wait]
     #[arg(long, value_name = "TIME")]
-    wait: Option<Length>,
+    wait: Option<TimeLength>,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     match args.command {
         ChannelCommand::Create {
-            room,
+            workspace,
             channel,
             capacity,
         } => {
-            let capacity = capacity.map_or(0, |Size(bytes)| bytes);
-            let names = (room.as_str(), channel.as_str());
+            let capacity = capacity.map_or(0, |ByteSize(bytes)| bytes);
+            let names = (workspace.as_str(), channel.as_str());
             let made = Channel::create(&server, credentials(), names, capacity).await;
             let (_, made) = made?;
             let kept = if made.memory { "in memory" } else { "on disk" };
             let text = format!("channel {channel} is made, {kept} of node {}", made.node);
-            context.output.show(&Said::new(text, channel_json(&made)))?;
+            context
+                .output
+                .show(&Printed::new(text, channel_json(&made)))?;
         }
-        ChannelCommand::List { room } => list(&room, context, &server).await?,
+        ChannelCommand::List { workspace } => list(&workspace, context, &server).await?,
         ChannelCommand::Send(args) => send(args, context, &server).await?,
         ChannelCommand::Receive(args) => receive(&args, context, &server).await?,
         ChannelCommand::Forget {
-            room,
+            workspace,
             channel,
-            reader,
+            consumer,
         } => {
-            need_name(&reader)?;
-            let mut used = Channel::new(&server, credentials(), &room, &channel);
-            used.forget(&reader).await?;
-            let text = format!("{reader} is no reader of {channel} any more");
-            let said = json!({ "room": room, "channel": channel, "reader": reader });
-            context.output.show(&Said::new(text, said))?;
+            need_name(&consumer)?;
+            let mut used = Channel::new(&server, credentials(), &workspace, &channel);
+            used.forget(&consumer).await?;
+            let text = format!("{consumer} is no consumer of {channel} any more");
+            let printed =
+                json!({ "workspace": workspace, "channel": channel, "consumer": consumer });
+            context.output.show(&Printed::new(text, printed))?;
         }
-        ChannelCommand::Remove { room, channel } => {
+        ChannelCommand::Remove { workspace, channel } => {
             let request = v1::ChannelRequest {
                 credentials: Some(credentials()),
-                room,
+                workspace,
                 channel,
             };
-            let deleted = server.rooms().remove_channel(request).await;
+            let deleted = server.workspaces().remove_channel(request).await;
             let deleted = deleted
                 .map_err(|status| server.explain(status))?
                 .into_inner();
             let text = format!("channel {} is removed", deleted.channel);
             context
                 .output
-                .show(&Said::new(text, channel_json(&deleted)))?;
+                .show(&Printed::new(text, channel_json(&deleted)))?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn need_name(reader: &str) -> anyhow::Result<()> {
-    if !is_name(reader) {
+fn need_name(consumer: &str) -> anyhow::Result<()> {
+    if !is_name(consumer) {
         bail!(
-            "{reader:?} is no name of a reader: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
+            "{consumer:?} is no name of a consumer: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
         );
     }
     Ok(())
 }
 
-async fn list(room: &str, context: &Context, server: &Server) -> anyhow::Result<()> {
-    let request = v1::RoomRequest {
+async fn list(workspace: &str, context: &CommandContext, server: &Server) -> anyhow::Result<()> {
+    let request = v1::WorkspaceRequest {
         credentials: Some(credentials()),
-        name: room.to_owned(),
+        name: workspace.to_owned(),
     };
-    let listed = server.rooms().channels(request).await;
+    let listed = server.workspaces().channels(request).await;
     let listed = listed.map_err(|status| server.explain(status))?;
     let mut all = Vec::new();
     for channel in listed.into_inner().channels {
-        let mut used = Channel::new(server, credentials(), room, &channel.channel);
+        let mut used = Channel::new(server, credentials(), workspace, &channel.channel);
         let state = match channel.lost {
             true => None,
             // An offline node cannot report the state of its channels.
@@ -219,10 +222,10 @@ impl Sender {
     }
 }
 
-async fn send(args: Send, context: &Context, server: &Server) -> anyhow::Result<()> {
+async fn send(args: Send, context: &CommandContext, server: &Server) -> anyhow::Result<()> {
     let mut sender = Sender {
-        channel: Channel::new(server, credentials(), &args.room, &args.channel),
-        wait: args.wait.map_or(Duration::ZERO, |Length(wait)| wait),
+        channel: Channel::new(server, credentials(), &args.workspace, &args.channel),
+        wait: args.wait.map_or(Duration::ZERO, |TimeLength(wait)| wait),
         sent: None,
     };
     if args.lines {
@@ -242,13 +245,13 @@ async fn send(args: Send, context: &Context, server: &Server) -> anyhow::Result<
         Some((first, last)) => format!("messages {first} to {last}, if nobody else sent between"),
     };
     let (first, last) = sender.sent.unzip();
-    let said = json!({
-        "room": args.room,
+    let printed = json!({
+        "workspace": args.workspace,
         "channel": args.channel,
         "first": first,
         "last": last,
     });
-    context.output.show(&Said::new(text, said))?;
+    context.output.show(&Printed::new(text, printed))?;
     Ok(())
 }
 
@@ -265,7 +268,7 @@ fn read(from: impl Read, what: &str) -> anyhow::Result<Bytes> {
 fn need_short(message: &[u8], what: &str) -> anyhow::Result<()> {
     if message.len() as u64 > MESSAGE_BYTES_MAX {
         bail!(
-            "{what} is longer than a message may be, {}: put it into a file of the room, and send the file's name",
+            "{what} is longer than a message may be, {}: put it into a file of the workspace, and send the file's name",
             format::bytes(MESSAGE_BYTES_MAX)
         );
     }
@@ -299,15 +302,15 @@ async fn send_lines(sender: &mut Sender) -> anyhow::Result<()> {
     }
 }
 
-async fn receive(args: &Receive, context: &Context, server: &Server) -> anyhow::Result<()> {
-    if let Some(reader) = &args.reader {
-        need_name(reader)?;
+async fn receive(args: &Receive, context: &CommandContext, server: &Server) -> anyhow::Result<()> {
+    if let Some(consumer) = &args.consumer {
+        need_name(consumer)?;
     }
-    let mut channel = Channel::new(server, credentials(), &args.room, &args.channel);
-    let wait = args.wait.map_or(Duration::ZERO, |Length(wait)| wait);
+    let mut channel = Channel::new(server, credentials(), &args.workspace, &args.channel);
+    let wait = args.wait.map_or(Duration::ZERO, |TimeLength(wait)| wait);
     let mut reading = ChannelReading {
         from: args.from,
-        reader: args.reader.clone(),
+        consumer: args.consumer.clone(),
         ..ChannelReading::default()
     };
     let mut left = args.count;
@@ -326,11 +329,11 @@ async fn receive(args: &Receive, context: &Context, server: &Server) -> anyhow::
         write(taken, args.lines, context.global.json)?;
         left -= taken.len() as u64;
         let next = taken.last().map_or(0, |message| message.number + 1);
-        match &args.reader {
+        match &args.consumer {
             // Acknowledges the last printed message, so that it is not printed again.
-            Some(reader) if left == 0 => {
+            Some(consumer) if left == 0 => {
                 channel
-                    .acknowledge(reader, next, wait.max(PATIENCE))
+                    .acknowledge(consumer, next, wait.max(PATIENCE))
                     .await?;
             }
             Some(_) => (reading.from, reading.read) = (None, Some(next)),

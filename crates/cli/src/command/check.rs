@@ -1,6 +1,6 @@
 //! `tidemill check`: compares the namespace with what nodes hold.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::format;
 use crate::output::check::{CheckedView, FindingView};
 use std::process::ExitCode;
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     age: u64,
 }
 
-pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let request = v1::CheckRequest {
         repair: args.repair,

@@ -1,7 +1,7 @@
 //! `tidemill down`: stops what `tidemill up` started.
 
-use crate::context::Context;
-use crate::output::Said;
+use crate::context::CommandContext;
+use crate::output::Printed;
 use crate::process;
 use rustix::process::Signal;
 use serde_json::json;
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     force: bool,
 }
 
-pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let mut stopped = Vec::new();
     for name in started(context) {
         let Some(running) = process::running(&context.cluster.pid_file(&name)) else {
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         [] => format!("nothing was running in {dir}"),
         names => format!("stopped {}", names.join(", ")),
     };
-    context.output.show(&Said::new(
+    context.output.show(&Printed::new(
         text,
         json!({ "dir": dir.to_string(), "stopped": stopped }),
     ))?;
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
 }
 
 /// Names of the processes that have pid files, in the order they are to be stopped in.
-fn started(context: &Context) -> Vec<String> {
+fn started(context: &CommandContext) -> Vec<String> {
     let pid_file = context.cluster.pid_file("any");
     let entries = pid_file
         .parent()

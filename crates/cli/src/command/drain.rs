@@ -1,6 +1,6 @@
-//! `tidemill drain`: copies files from the burst tier to nodes that store.
+//! `tidemill drain`: copies files from the burst tier to nodes of the capacity tier.
 
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::output::places::StagedView;
 use std::ffi::OsString;
@@ -10,19 +10,19 @@ use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
   tidemill drain /run/step-7.nc             begin, and print the remaining size
-  tidemill drain /run --wait                wait until all closed files below it are on nodes that store
-  tidemill drain /run --free --wait         and remove them from the burst tier
+  tidemill drain /run --wait                wait until all closed files below it are on nodes of the capacity tier
+  tidemill drain /run --evict --wait        and evict them from the burst tier
   tidemill --json drain /run | jq .bytes
 
-Files drain by themselves some time after they were closed (--drain-after of `tidemill server`). This command drains them at once,
-and continues after a restart of the server. A file that is written for the first time does not drain before it is closed.";
+Files are staged out by themselves some time after they were closed (--stage-out-after of `tidemill server`). This command stages them out at once,
+and continues after a restart of the server. A file that is written for the first time is not staged out before it is closed.";
 
 /// Interval between two reports of progress, and longest pause between two requests.
 const PERIOD: Duration = Duration::from_millis(500);
 /// Shortest pause.
 const SHORTEST: Duration = Duration::from_millis(25);
 
-/// Copy files from the burst tier to nodes that store, now
+/// Stage files out: copy them from the burst tier to nodes of the capacity tier, now
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -32,14 +32,14 @@ pub(crate) struct Args {
     /// Wait until all files are copied, and print the progress
     #[arg(long)]
     wait: bool,
-    /// Remove the bytes from the burst tier as soon as they are stored elsewhere and have no reader in the tier
+    /// Evict the bytes from the burst tier as soon as they are stored elsewhere and have no reader in the tier
     #[arg(long)]
-    free: bool,
+    evict: bool,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let request = v1::StageRequest {
-        free: args.free,
+        evict: args.evict,
         ..v1::StageRequest::default()
     };
     ask(context, (&args.paths, request), args.wait).await?;
@@ -48,14 +48,14 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 
 /// Asks for something to be done with files and the burst tier, and says how far it is; again until it is done, if that is waited for.
 pub(super) async fn ask(
-    context: &Context,
+    context: &CommandContext,
     (paths, request): (&[OsString], v1::StageRequest),
     wait: bool,
 ) -> anyhow::Result<()> {
     let server = context.connect().await?;
     for path in paths {
         let path = files::path(path)?;
-        let (mut before, started, mut told) = (None, Instant::now(), None::<Instant>);
+        let (mut before, started, mut printed_at) = (None, Instant::now(), None::<Instant>);
         // The wait excludes files that are closed after the first request.
         let mut until = 0;
         loop {
@@ -72,12 +72,13 @@ pub(super) async fn ask(
                 .into_inner();
             let done = !wait || staged.objects + staged.held == 0;
             let news = before != Some(staged);
-            if news && (done || told.is_none_or(|told| told.elapsed() >= PERIOD)) {
-                told = Some(Instant::now());
+            if news && (done || printed_at.is_none_or(|printed_at| printed_at.elapsed() >= PERIOD))
+            {
+                printed_at = Some(Instant::now());
                 before = Some(staged);
                 context.output.step(&StagedView {
                     path: path.clone(),
-                    brings: request.bring.is_some(),
+                    stages_in: request.stage_in.is_some(),
                     staged,
                 })?;
             }
@@ -85,7 +86,7 @@ pub(super) async fn ask(
                 break;
             }
             until = staged.until;
-            // A short drain is polled at short intervals.
+            // A short stage-out is polled at short intervals.
             let pause = (started.elapsed() / 20).clamp(SHORTEST, PERIOD);
             tokio::time::sleep(pause.max(begun.elapsed() * 10)).await;
         }

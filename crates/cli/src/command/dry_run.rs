@@ -5,7 +5,7 @@
 
 use super::submit::{awaited, awaited_json};
 use crate::config::Submit;
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::format;
 use crate::output::{View, table, write_table};
 use crate::trace::trace;
@@ -21,7 +21,9 @@ use tidemill_core::label::Kernel;
 use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
 use tidemill_plan::sim::trace::Trace;
-use tidemill_plan::sim::{Placement, Platform, Report, Simulation, Task, Workflow};
+use tidemill_plan::sim::{
+    Placement, Platform, Simulation, SimulationReport, Workflow, WorkflowTask,
+};
 use tidemill_plan::units::{Joules, Watts};
 use tidemill_wire::v1;
 
@@ -37,13 +39,13 @@ const OTHER: &str = "(other jobs)";
 pub(super) fn show(
     mut reply: v1::SubmitReply,
     prices: &Submit,
-    context: &Context,
+    context: &CommandContext,
 ) -> anyhow::Result<ExitCode> {
     let planned = reply.planned.take();
     let planned = planned.context("the reply of the server has no plan")?;
     let notes = awaited(&reply);
     let waits = awaited_json(&reply);
-    let plan = Planned::new(planned, notes, waits, prices)?;
+    let plan = PlannedJob::new(planned, notes, waits, prices)?;
     context.output.show(&plan)?;
     context.note("nothing was submitted");
     Ok(ExitCode::SUCCESS)
@@ -51,14 +53,14 @@ pub(super) fn show(
 
 /// One task of the plan.
 #[derive(Debug)]
-struct Step {
+struct PlannedTask {
     name: String,
     kernel: String,
     /// Where it would go; `None`: no node is up.
     node: Option<u32>,
     start_ns: u64,
     end_ns: u64,
-    moved_bytes: u64,
+    transferred_bytes: u64,
     /// Whether the time of its run is known.
     known: bool,
     /// The job whose result it would be given.
@@ -68,10 +70,10 @@ struct Step {
 
 /// A job that was not submitted.
 #[derive(Debug)]
-struct Planned {
+struct PlannedJob {
     job: String,
     policy: String,
-    steps: Vec<Step>,
+    steps: Vec<PlannedTask>,
     /// Of all tasks whose times are known.
     makespan_ns: u64,
     energy: Option<Joules>,
@@ -82,7 +84,7 @@ struct Planned {
     waits: Value,
 }
 
-impl Planned {
+impl PlannedJob {
     fn new(
         mut planned: v1::JobTrace,
         mut notes: Vec<String>,
@@ -98,7 +100,7 @@ impl Planned {
         let history = history(&planned.nodes);
         let sizes = sizes(&planned, &tasks);
         let mut unknown = BTreeMap::new();
-        let mut steps: Vec<Step> = Vec::with_capacity(tasks.len());
+        let mut steps: Vec<PlannedTask> = Vec::with_capacity(tasks.len());
         let mut unsized_tasks = 0;
         let mut runs = Vec::with_capacity(tasks.len());
         for (task, traced) in tasks.iter().zip(&planned.tasks) {
@@ -115,13 +117,13 @@ impl Planned {
             }
             unsized_tasks += usize::from(traced.output_sizes.is_empty() && !reused);
             runs.push(run.unwrap_or_default());
-            steps.push(Step {
+            steps.push(PlannedTask {
                 name: task.name.clone(),
                 kernel: task.kernel.clone(),
                 node: None,
                 start_ns: 0,
                 end_ns: 0,
-                moved_bytes: 0,
+                transferred_bytes: 0,
                 known: reused || run.is_some(),
                 reused_job: reused.then_some(task.reused_job),
                 awaited: task.awaited.clone(),
@@ -173,7 +175,7 @@ impl Planned {
             .zip(&mut planned.tasks)
             .zip(runs)
         {
-            // Recorded as a run from 0 on. A remembered result takes no time.
+            // Recorded as a run from 0 on. A cached result takes no time.
             task.node = first;
             if task.reused_task == 0 {
                 task.end = i64::try_from(run.0).unwrap_or(i64::MAX);
@@ -217,14 +219,14 @@ impl Planned {
         }
     }
 
-    fn take(&mut self, trace: &Trace, simulated: &Report, others: usize) {
+    fn take(&mut self, trace: &Trace, simulated: &SimulationReport, others: usize) {
         let nodes = trace.nodes.iter().map(|one| one.node);
         let real: BTreeMap<NodeId, u32> = nodes.map(|one| (trace.planned_id(one), one)).collect();
         for (step, task) in self.steps.iter_mut().zip(&simulated.tasks[others..]) {
             step.node = real.get(&NodeId(task.node)).copied();
             step.start_ns = task.start_ns;
             step.end_ns = task.end_ns;
-            step.moved_bytes = task.moved_bytes;
+            step.transferred_bytes = task.transferred_bytes;
             self.makespan_ns = self.makespan_ns.max(task.end_ns);
         }
     }
@@ -237,12 +239,12 @@ impl Planned {
         };
         if idle > busy {
             self.notes.push(format!(
-                "energy is not told: idle-power {idle} is above busy-power {busy}"
+                "energy is not reported: idle-power {idle} is above busy-power {busy}"
             ));
             return;
         }
         let seconds = |ns: u64| tidemill_plan::units::Seconds::new(Span(ns).as_secs_f64());
-        let nodes = platform.nodes.iter().chain(&platform.host);
+        let nodes = platform.nodes.iter().chain(&platform.server_cores);
         #[expect(clippy::cast_precision_loss, reason = "a number of nodes")]
         let count = nodes.count() as f64;
         let mut energy = idle * count * seconds(self.makespan_ns);
@@ -259,8 +261,8 @@ impl Planned {
         });
     }
 
-    fn moved_bytes(&self) -> u64 {
-        self.steps.iter().map(|step| step.moved_bytes).sum()
+    fn transferred_bytes(&self) -> u64 {
+        self.steps.iter().map(|step| step.transferred_bytes).sum()
     }
 
     fn unknown_tasks(&self) -> usize {
@@ -326,7 +328,7 @@ fn behind(
     for &(node, cores, wait) in loads {
         let id = trace.planned_id(node);
         for core in 0..cores {
-            others.push(Task {
+            others.push(WorkflowTask {
                 name: format!("{OTHER} {node} {core}"),
                 kernel: Kernel::Program(OTHER.to_owned()),
                 inputs: Vec::new(),
@@ -346,7 +348,7 @@ fn behind(
         let at = usize::try_from(id.0).unwrap_or(usize::MAX);
         let node = match platform.nodes.get_mut(at) {
             Some(node) => Some(node),
-            None => platform.host.as_mut(),
+            None => platform.server_cores.as_mut(),
         };
         if let Some(node) = node {
             node.history.insert(OTHER.to_owned(), known);
@@ -355,18 +357,18 @@ fn behind(
     Ok(trace.replay()?.behind(others))
 }
 
-impl View for Planned {
+impl View for PlannedJob {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let reused = self.steps.iter().filter(|step| step.reused_job.is_some());
         let reused = reused.count();
-        let remembered = match reused {
+        let cached = match reused {
             0 => String::new(),
-            reused => format!(", {reused} of them remembered and not run"),
+            reused => format!(", {reused} of them cached and not run"),
         };
         let line =
             |out: &mut dyn Write, name: &str, value: &str| writeln!(out, "{name:<8} {value}");
         line(out, "job", &self.job)?;
-        line(out, "tasks", &format!("{}{remembered}", self.steps.len()))?;
+        line(out, "tasks", &format!("{}{cached}", self.steps.len()))?;
         line(out, "policy", &self.policy)?;
         let time = format::span(self.makespan_ns);
         let time = match self.unknown_tasks() {
@@ -377,13 +379,13 @@ impl View for Planned {
                 format::count(some as u64, "task")
             ),
         };
-        let moved = match self.unknown_tasks() {
-            0 => format::bytes(self.moved_bytes()),
-            _ => format!("at least {}", format::bytes(self.moved_bytes())),
+        let transferred = match self.unknown_tasks() {
+            0 => format::bytes(self.transferred_bytes()),
+            _ => format!("at least {}", format::bytes(self.transferred_bytes())),
         };
         if self.steps.iter().any(|step| step.node.is_some()) {
             line(out, "time", &time)?;
-            line(out, "moved", &moved)?;
+            line(out, "transferred", &transferred)?;
             let least = if self.unknown.is_empty() {
                 ""
             } else {
@@ -426,7 +428,7 @@ impl View for Planned {
                 "start_ns": step.start_ns,
                 "end_ns": step.end_ns,
                 "time_known": step.known,
-                "moved_bytes": step.moved_bytes,
+                "transferred_bytes": step.transferred_bytes,
                 "reused_job": step.reused_job,
                 "awaited": step.awaited,
             })
@@ -440,7 +442,7 @@ impl View for Planned {
                 "policy": self.policy,
                 "makespan_ns": self.makespan_ns,
                 "complete": self.unknown.is_empty(),
-                "moved_bytes": self.moved_bytes(),
+                "transferred_bytes": self.transferred_bytes(),
                 "energy_joules": self.energy,
                 "cost": self.cost,
                 "unknown_kernels": self.unknown,
@@ -451,9 +453,11 @@ impl View for Planned {
     }
 }
 
-impl Planned {
+impl PlannedJob {
     fn rows(&self) -> comfy_table::Table {
-        let header = ["TASK", "KERNEL", "NODE", "START", "TIME", "MOVED", "NOTE"];
+        let header = [
+            "TASK", "KERNEL", "NODE", "START", "TIME", "TRANSFER", "NOTE",
+        ];
         let mut rows = table(&header, &[2, 3, 4, 5]);
         for step in self.steps.iter().take(SHOWN_MAX) {
             let time = match (step.known, step.end_ns - step.start_ns) {
@@ -461,7 +465,7 @@ impl Planned {
                 (false, _) => "unknown".to_owned(),
             };
             let note = match (step.reused_job, step.awaited.first()) {
-                (Some(job), _) => format!("remembered from job {job}"),
+                (Some(job), _) => format!("cached result of job {job}"),
                 (None, Some(path)) => format!("waits for {path}"),
                 (None, None) => String::new(),
             };
@@ -472,7 +476,7 @@ impl Planned {
                 node.map_or("-".to_owned(), |node| node.to_string()),
                 format::span(step.start_ns),
                 time,
-                format::bytes(step.moved_bytes),
+                format::bytes(step.transferred_bytes),
                 note,
             ]);
         }

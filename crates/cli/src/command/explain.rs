@@ -1,7 +1,7 @@
 //! `tidemill explain`: why tasks ran where they did.
 
 use super::jobs;
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::output::explain::ExplainView;
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ const EXAMPLES: &str = "Examples:
   tidemill explain 3                every decision of job 3
   tidemill explain 3 mAdd           one task, by its name in the script";
 
-/// Explain the placement of tasks: the reasons, the bytes moved, and the cost on other nodes
+/// Explain the placement of tasks: the reasons, the bytes transferred, and the cost on other nodes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -20,7 +20,7 @@ pub(crate) struct Args {
     task: Option<String>,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let job = jobs::named_or_newest(&server, args.job).await?;
     let reply = server.jobs().explain(jobs::request(job)).await;

@@ -1,6 +1,6 @@
 //! `tidemill find`: searches files by their metadata.
 
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::output::find::FoundView;
 use anyhow::anyhow;
@@ -9,8 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_client::Error;
+use tidemill_core::display::line;
 use tidemill_core::find::{FindError, read};
-use tidemill_core::shown::line;
 use tidemill_mount::mountpoint::is_mounted;
 use tidemill_wire::v1;
 
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     header: bool,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     read(&args.expression).map_err(|error| pointed(&args.expression, &error))?;
     let (mount, under) = directory(&args.under)?;
     let server = context.connect().await?;
@@ -78,7 +78,7 @@ fn pointed(expression: &str, error: &FindError) -> anyhow::Error {
 }
 
 /// Returns the mountpoint, if the directory is a path of a mount, and the directory's path in the cluster.
-fn directory(text: &OsStr) -> anyhow::Result<(Option<PathBuf>, files::Path)> {
+fn directory(text: &OsStr) -> anyhow::Result<(Option<PathBuf>, files::ClusterPath)> {
     if matches!(text.as_bytes(), [b'/' | b'.', ..]) {
         let whole = std::path::absolute(text)?;
         let whole: PathBuf = whole.components().collect();

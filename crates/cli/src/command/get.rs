@@ -1,7 +1,7 @@
 //! `tidemill get`: copies files of the cluster to local ones.
 
 use super::{cat, put};
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::files;
 use crate::format;
 use crate::output::files::kind;
@@ -45,14 +45,14 @@ pub(crate) struct Args {
 }
 
 /// One file to be copied: path in the cluster, local path, mode, size.
-struct Wanted {
-    path: files::Path,
+struct Download {
+    path: files::ClusterPath,
     local: PathBuf,
     mode: u32,
     size: u64,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let transfer = Arc::new(context.transfer().await?);
     let (sources, local) = args.paths.split_at(args.paths.len() - 1);
@@ -102,7 +102,7 @@ async fn plan(
     sources: &[OsString],
     local: &Path,
     recursive: bool,
-) -> anyhow::Result<Vec<Wanted>> {
+) -> anyhow::Result<Vec<Download>> {
     let is_directory = local.is_dir();
     anyhow::ensure!(
         is_directory || sources.len() == 1,
@@ -130,10 +130,10 @@ async fn plan(
 
 async fn collect(
     server: &Server,
-    path: &files::Path,
+    path: &files::ClusterPath,
     entry: &v1::Entry,
     local: PathBuf,
-    wanted: &mut Vec<Wanted>,
+    wanted: &mut Vec<Download>,
 ) -> anyhow::Result<()> {
     let at = || local.display().to_string();
     let attr = entry.attr.unwrap_or_default();
@@ -150,7 +150,7 @@ async fn collect(
             let target = OsStr::from_bytes(&entry.target);
             std::os::unix::fs::symlink(target, &local).with_context(at)?;
         }
-        v1::Kind::File => wanted.push(Wanted {
+        v1::Kind::File => wanted.push(Download {
             path: path.clone(),
             local,
             mode: attr.mode,
@@ -166,7 +166,7 @@ async fn collect(
 /// Copies one file. A plain file appears under its name only when it is whole.
 async fn copy(
     transfer: &Transfer,
-    file: &Wanted,
+    file: &Download,
     corrupt: bool,
     progress: &Progress,
 ) -> anyhow::Result<u64> {

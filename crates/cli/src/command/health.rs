@@ -1,6 +1,6 @@
 //! `tidemill health`: the states that need an administrator, and files that are unavailable or lack replicas.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::output::health::HealthView;
 use std::process::ExitCode;
 use tidemill_client::Server;
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     all: bool,
 }
 
-pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let status = server.status().await?;
     let mut health = ask(&server, "", 0).await?;

@@ -1,7 +1,7 @@
 //! `tidemill hook`: kernels that run on new files where they were written, and the handling of their results and of the files.
 
-use crate::context::{Context, credentials};
-use crate::output::Said;
+use crate::context::{CommandContext, credentials};
+use crate::output::Printed;
 use crate::output::hook::{HookView, HooksView, hook_json};
 use anyhow::bail;
 use clap::ValueEnum;
@@ -9,20 +9,20 @@ use serde_json::json;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::Server;
-use tidemill_core::rule::hook::{Keep, On, Spec};
+use tidemill_core::rule::hook::{HookSpec, InputAction, On};
 use tidemill_wire::v1;
 
-/// How often a round is looked at that somebody waits for.
+/// How often a batch is looked at that somebody waits for.
 const PERIOD: Duration = Duration::from_millis(200);
 
 const EXAMPLES: &str = "Examples:
   tidemill hook add '/run/step-*.dat' --map 'max dtype=f32' --output 'max/${stem}.txt'
-  tidemill hook add '/run/*.f64' --map max --reduce 'max dtype=text' --output all.txt --on write --keep results
+  tidemill hook add '/run/*.f64' --map max --reduce 'max dtype=text' --output all.txt --on write --inputs delete
   tidemill hook add '/run/*.nc' --map /usr/bin/sha256sum --output 'sums/${name}' --on write
   tidemill hook add '/run/*.csv' --map 'sort -u {inputs}' --group 10 --on group --output 'sorted/${batch}'
   tidemill hook list
-  tidemill hook show max                  the progress of its maps and rounds, and whether they keep up
-  tidemill hook end max --wait            reduce the files of the open round
+  tidemill hook show max                  the progress of its maps and batches, and whether they keep up
+  tidemill hook end max --wait            reduce the files of the open batch
   tidemill hook remove max
 
 Names of files are relative to the directory at the start of the pattern; ${stem}, ${name} and the like are as in rules.";
@@ -38,36 +38,36 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum HookCommand {
     /// Make a hook for files that match a pattern, from now on
-    Add(Box<Add>),
+    Add(Box<AddHook>),
     /// List your hooks; as root, all hooks
     List,
-    /// Show the progress of a hook's maps and rounds, and whether its maps keep up
-    Show(Named),
-    /// End the open round of a hook: its files are reduced as soon as they are mapped
-    End(End),
+    /// Show the progress of a hook's maps and batches, and whether its maps keep up
+    Show(HookName),
+    /// End the open batch of a hook: its files are reduced as soon as they are mapped
+    End(EndHook),
     /// Delete a hook. Jobs that it has begun continue
-    Remove(Named),
+    Remove(HookName),
 }
 
 #[derive(Debug, clap::Args)]
-struct Named {
+struct HookName {
     /// Name or number of the hook
     #[arg(value_name = "HOOK")]
     name: String,
 }
 
 #[derive(Debug, clap::Args)]
-struct End {
+struct EndHook {
     /// Name or number of the hook
     #[arg(value_name = "HOOK")]
     name: String,
-    /// Wait until the round is reduced
+    /// Wait until the batch is reduced
     #[arg(long)]
     wait: bool,
 }
 
 #[derive(Debug, clap::Args)]
-struct Add {
+struct AddHook {
     /// Pattern of the files, as in rules, for paths from the root of the cluster
     pattern: String,
     /// Kernel to run on each file, with its arguments; programs read standard input
@@ -76,21 +76,21 @@ struct Add {
     /// Path of the map's output; with --reduce, path of the reduced output
     #[arg(long, value_name = "FILE")]
     output: String,
-    /// Kernel that makes one result from the results of a round; {inputs} stands for their names
+    /// Kernel that makes one result from the results of a batch; {inputs} stands for their names
     #[arg(long, value_name = "KERNEL")]
     reduce: Option<String>,
     /// Path of the outputs of maps, which the reduction then reads [default: a hidden directory next to the output]
     #[arg(long, value_name = "FILE", requires = "reduce")]
     parts: Option<String>,
-    /// Number of files after which a round is reduced; with --on group, number of files of one map
+    /// Number of files after which a batch is reduced; with --on group, number of files of one map
     #[arg(long, value_name = "FILES")]
     group: Option<u32>,
-    /// Pattern of marker files, below the hook's directory. A matching file ends the round
+    /// Pattern of marker files, below the hook's directory. A matching file ends the batch
     #[arg(long, value_name = "PATTERN", requires = "reduce")]
     marker: Option<String>,
-    /// Files that stay: all; only results; or all until they are stored elsewhere, then no longer in the burst tier
-    #[arg(long, value_enum, default_value_t = KeepArg::All)]
-    keep: KeepArg,
+    /// Files after their map: keep; delete; or evict from the burst tier as soon as they are stored elsewhere
+    #[arg(long, value_enum, default_value_t = InputsArg::Keep)]
+    inputs: InputsArg,
     /// Time of the map: as a file is written; when it is closed; or for several closed files together
     #[arg(long, value_enum, default_value_t = OnArg::Seal)]
     on: OnArg,
@@ -115,10 +115,10 @@ struct Add {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum KeepArg {
-    All,
-    Results,
-    UntilDrained,
+enum InputsArg {
+    Keep,
+    Delete,
+    Evict,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -128,9 +128,9 @@ enum OnArg {
     Group,
 }
 
-impl Add {
-    fn spec(&self) -> Spec {
-        Spec {
+impl AddHook {
+    fn spec(&self) -> HookSpec {
+        HookSpec {
             name: self.name.clone().unwrap_or_default(),
             pattern: self.pattern.clone(),
             map: self.map.clone(),
@@ -139,10 +139,10 @@ impl Add {
             parts: self.parts.clone(),
             group: self.group,
             marker: self.marker.clone(),
-            keep: match self.keep {
-                KeepArg::All => Keep::All,
-                KeepArg::Results => Keep::Results,
-                KeepArg::UntilDrained => Keep::UntilDrained,
+            inputs: match self.inputs {
+                InputsArg::Keep => InputAction::Keep,
+                InputsArg::Delete => InputAction::Delete,
+                InputsArg::Evict => InputAction::Evict,
             },
             on: match self.on {
                 OnArg::Write => On::Write,
@@ -156,7 +156,7 @@ impl Add {
     }
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     match args.command {
         HookCommand::Add(args) => return add(*args, context, &server).await,
@@ -180,7 +180,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             let removed = removed.map_err(|status| server.explain(status))?;
             let rule = removed.into_inner();
             let text = format!("hook {} is removed", rule.name);
-            context.output.show(&Said::new(text, hook_json(&rule)))?;
+            context.output.show(&Printed::new(text, hook_json(&rule)))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -204,7 +204,7 @@ pub(crate) async fn one(server: &Server, name: &str) -> anyhow::Result<v1::Rule>
     Ok(rule)
 }
 
-async fn add(args: Add, context: &Context, server: &Server) -> anyhow::Result<ExitCode> {
+async fn add(args: AddHook, context: &CommandContext, server: &Server) -> anyhow::Result<ExitCode> {
     let request = v1::AddRuleRequest {
         credentials: Some(credentials()),
         text: args.spec().rule_text(),
@@ -222,47 +222,47 @@ async fn add(args: Add, context: &Context, server: &Server) -> anyhow::Result<Ex
         "hook {} (number {}, revision {}) is for {} below {}",
         rule.name, rule.rule, rule.revision, rule.pattern, rule.workdir
     );
-    context.output.show(&Said::new(text, hook_json(&rule)))?;
+    context.output.show(&Printed::new(text, hook_json(&rule)))?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn end(args: End, context: &Context, server: &Server) -> anyhow::Result<ExitCode> {
+async fn end(args: EndHook, context: &CommandContext, server: &Server) -> anyhow::Result<ExitCode> {
     let request = v1::RuleRequest {
         credentials: Some(credentials()),
         name: args.name.clone(),
     };
-    let ended = server.rules().end_round(request).await;
+    let ended = server.rules().end_batch(request).await;
     let ended = ended.map_err(|status| server.explain(status))?;
-    let number = ended.into_inner().round;
+    let number = ended.into_inner().batch;
     if !args.wait {
-        let text = format!("round {number} has ended: it is reduced when all of it is mapped");
-        let said = json!({ "round": number, "state": "ending" });
-        context.output.show(&Said::new(text, said))?;
+        let text = format!("batch {number} has ended: it is reduced when all of it is mapped");
+        let printed = json!({ "batch": number, "state": "ending" });
+        context.output.show(&Printed::new(text, printed))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let round = reduced(server, &args.name, number).await?;
-    let mut text = format!("round {number} is {}", round.state);
-    let failed = round.state == "failed";
+    let batch = reduced(server, &args.name, number).await?;
+    let mut text = format!("batch {number} is {}", batch.state);
+    let failed = batch.state == "failed";
     if failed {
-        text = format!("{text}: {}", round.error);
+        text = format!("{text}: {}", batch.error);
     }
-    let said = json!({ "round": number, "state": round.state, "error": round.error });
-    context.output.show(&Said::new(text, said))?;
+    let printed = json!({ "batch": number, "state": batch.state, "error": batch.error });
+    context.output.show(&Printed::new(text, printed))?;
     Ok(match failed {
         true => ExitCode::from(crate::FAILED),
         false => ExitCode::SUCCESS,
     })
 }
 
-/// A round when it has ended, or is not known any more.
-async fn reduced(server: &Server, name: &str, number: u64) -> anyhow::Result<v1::HookRound> {
+/// A batch when it has ended, or is not known any more.
+async fn reduced(server: &Server, name: &str, number: u64) -> anyhow::Result<v1::HookBatch> {
     loop {
         let hook = one(server, name).await?.hook.unwrap_or_default();
-        let rounds = hook.rounds.into_iter();
-        let round = rounds.into_iter().find(|round| round.round == number);
-        let round = round.unwrap_or_default();
-        if matches!(round.state.as_str(), "done" | "failed" | "empty" | "") {
-            return Ok(round);
+        let batches = hook.batches.into_iter();
+        let batch = batches.into_iter().find(|batch| batch.batch == number);
+        let batch = batch.unwrap_or_default();
+        if matches!(batch.state.as_str(), "done" | "failed" | "empty" | "") {
+            return Ok(batch);
         }
         tokio::time::sleep(PERIOD).await;
     }

@@ -1,9 +1,9 @@
 //! `tidemill jobs`: all jobs, one with its tasks, or the trace of one.
 
 use super::plan;
-use crate::context::{Context, credentials};
-use crate::format::{Length, count};
-use crate::output::Said;
+use crate::context::{CommandContext, credentials};
+use crate::format::{TimeLength, count};
+use crate::output::Printed;
 use crate::output::job::{JobView, JobsView};
 use crate::trace;
 use anyhow::Context as _;
@@ -25,7 +25,7 @@ const EXAMPLES: &str = "Examples:
   tidemill jobs --delete 3 4        delete them from the list, with the output of their tasks
   tidemill jobs --delete --older 30d    delete all your jobs that ended over 30 days ago
 
-The lineage of a deleted job's files stays, and its remembered results stay, too.";
+The lineage of a deleted job's files stays, and its cached results stay, too.";
 
 /// List jobs, or the tasks of given jobs
 #[derive(Debug, clap::Args)]
@@ -47,7 +47,7 @@ pub(crate) struct Args {
         value_delimiter = ',',
         conflicts_with = "jobs"
     )]
-    state: Vec<Ended>,
+    state: Vec<ShownState>,
     /// Pattern of * and ? for names of jobs
     #[arg(long, value_name = "PATTERN", conflicts_with = "jobs")]
     name: Option<String>,
@@ -56,8 +56,8 @@ pub(crate) struct Args {
     delete: bool,
     /// With --delete: delete your jobs that ended longer ago than this time, such as 30d
     #[arg(long, value_name = "TIME", requires = "delete")]
-    older: Option<Length>,
-    /// File for the course of the job (files, sizes, nodes, times, bytes moved), as JSON for `tidemill plan`; `-` for
+    older: Option<TimeLength>,
+    /// File for the course of the job (files, sizes, nodes, times, bytes transferred), as JSON for `tidemill plan`; `-` for
     /// standard output
     #[arg(long, value_name = "FILE", requires = "jobs", conflicts_with = "all")]
     export_trace: Option<PathBuf>,
@@ -65,26 +65,26 @@ pub(crate) struct Args {
 
 /// State of a job.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Ended {
+enum ShownState {
     Running,
     Done,
     Failed,
     Cancelled,
 }
 
-impl From<Ended> for i32 {
-    fn from(ended: Ended) -> Self {
+impl From<ShownState> for i32 {
+    fn from(ended: ShownState) -> Self {
         match ended {
-            Ended::Running => v1::State::Running,
-            Ended::Done => v1::State::Done,
-            Ended::Failed => v1::State::Failed,
-            Ended::Cancelled => v1::State::Cancelled,
+            ShownState::Running => v1::State::Running,
+            ShownState::Done => v1::State::Done,
+            ShownState::Failed => v1::State::Failed,
+            ShownState::Cancelled => v1::State::Cancelled,
         }
         .into()
     }
 }
 
-pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(
         !args.delete || args.older.is_some() || !args.jobs.is_empty(),
         "which jobs? Name them (`tidemill jobs --delete 3 4`), or give --older TIME"
@@ -118,8 +118,12 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-async fn delete(server: &Server, args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let before = args.older.map(|Length(time)| SystemTime::now() - time);
+async fn delete(
+    server: &Server,
+    args: &Args,
+    context: &CommandContext,
+) -> anyhow::Result<ExitCode> {
+    let before = args.older.map(|TimeLength(time)| SystemTime::now() - time);
     let before = before.and_then(|before| before.duration_since(UNIX_EPOCH).ok());
     let before = before.map_or(0, |before| i64::try_from(before.as_nanos()).unwrap_or(0));
     let request = v1::DeleteJobsRequest {
@@ -133,11 +137,11 @@ async fn delete(server: &Server, args: &Args, context: &Context) -> anyhow::Resu
         .into_inner()
         .jobs;
     let number = jobs.len() as u64;
-    let said = Said::new(
+    let printed = Printed::new(
         format!("{} deleted", count(number, "job")),
         json!({ "deleted": jobs }),
     );
-    context.output.show(&said)?;
+    context.output.show(&printed)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -176,7 +180,7 @@ async fn export(
     server: &Server,
     job: u64,
     path: &Path,
-    context: &Context,
+    context: &CommandContext,
 ) -> anyhow::Result<ExitCode> {
     let trace = trace::fetch(server, job).await?;
     let json = serde_json::to_string_pretty(&trace)? + "\n";

@@ -2,13 +2,13 @@
 //! trying one on files of this machine.
 
 mod build;
-mod law;
+mod merge_invariance;
 mod new;
 mod store;
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::format;
-use crate::output::{Said, table};
+use crate::output::{Printed, table};
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use serde_json::json;
@@ -19,8 +19,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_core::job::quantity;
 use tidemill_kernel::{
-    Code, Exit, InputsAs, Kernel, Launcher, Limits, Prepared, Run, RunInput, Settings,
-    builtin_kernels, builtin_names, find_program, is_builtin,
+    BuiltinKernel, CodeSource, Exit, InputsAs, Launcher, LauncherSettings, Prepared, Run, RunInput,
+    RunLimits, builtin_kernels, builtin_names, find_program, is_builtin,
 };
 
 /// Why a module is neither made nor kept.
@@ -30,7 +30,7 @@ const EXAMPLES: &str = "Examples:
   tidemill kernel list
   tidemill kernel new denoise --language rust
   tidemill kernel build denoise
-  tidemill kernel test denoise/denoise.so denoise/test.f64 --law
+  tidemill kernel test denoise/denoise.so denoise/test.f64 --merge-invariance
   tidemill kernel add denoise/denoise.so --shared
   tidemill kernel remove denoise@1
   tidemill kernel test max values.f64
@@ -51,21 +51,21 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum KernelCommand {
     /// Make a directory with a kernel's source, its headers, and a file to test it on
-    New(new::New),
+    New(new::NewKernel),
     /// Compile a kernel to a shared object and, if the tools are installed, to a module, inside the sandbox
     Build(build::Build),
     /// Store a kernel in the cluster. A changed kernel becomes a new version, and old versions remain
-    Add(store::Add),
+    Add(store::AddKernel),
     /// Delete your kernels from the cluster
     Remove(store::Remove),
     /// List the built-in kernels with descriptions and arguments (`--quiet`: their names), and your own
-    List(List),
+    List(ListKernels),
     /// Run a kernel on local files in the sandbox and under the limits of a node; no cluster is needed
-    Test(Test),
+    Test(TestKernel),
 }
 
 #[derive(Debug, clap::Args)]
-struct List {
+struct ListKernels {
     /// List kernels of all users, not only your own
     #[arg(long)]
     all: bool,
@@ -73,7 +73,7 @@ struct List {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-struct Test {
+struct TestKernel {
     /// A built-in kernel, a shared object (`.so`), a module (`.wasm`), an executable file, or a program of this machine
     kernel: String,
     /// Input files; the kernel sees them under their last names
@@ -92,7 +92,7 @@ struct Test {
     memory: Option<u64>,
     /// Cut the inputs in many ways and check that the result stays the same (for your own fold)
     #[arg(long)]
-    law: bool,
+    merge_invariance: bool,
     /// Arguments of the kernel
     #[arg(last = true)]
     args: Vec<String>,
@@ -107,7 +107,7 @@ fn size(text: &str) -> Result<u64, String> {
     quantity::size(text).ok_or_else(|| "a size is a number with K, M, G or T".to_owned())
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     use tokio::task::block_in_place;
     match args.command {
         KernelCommand::New(new) => new::run(&new, context),
@@ -119,7 +119,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     }
 }
 
-async fn list(args: &List, context: &Context) -> anyhow::Result<ExitCode> {
+async fn list(args: &ListKernels, context: &CommandContext) -> anyhow::Result<ExitCode> {
     // The built-in ones can be listed without a cluster.
     let own = match store::kept(context, args.all).await {
         Err(_) if !args.all && context.global.server.is_none() => Vec::new(),
@@ -135,7 +135,7 @@ async fn list(args: &List, context: &Context) -> anyhow::Result<ExitCode> {
     if !own.is_empty() && !context.quiet() {
         let _ = write!(text, "\nkept in the cluster:\n{}", store::described(&own));
     }
-    let own: Vec<_> = own.iter().map(store::Kept::json).collect();
+    let own: Vec<_> = own.iter().map(store::StoredKernel::json).collect();
     let all: Vec<_> = kernels
         .iter()
         .map(|kernel| {
@@ -152,7 +152,7 @@ async fn list(args: &List, context: &Context) -> anyhow::Result<ExitCode> {
             })
         })
         .collect();
-    context.output.show(&Said::new(
+    context.output.show(&Printed::new(
         text,
         json!({ "builtin": names, "kernels": all, "own": own }),
     ))?;
@@ -160,7 +160,7 @@ async fn list(args: &List, context: &Context) -> anyhow::Result<ExitCode> {
 }
 
 /// A kernel and its arguments, in lines.
-fn described(kernel: &Kernel) -> String {
+fn described(kernel: &BuiltinKernel) -> String {
     let mut text = format!("{}: {}\n", kernel.name, kernel.help);
     if kernel.args().next().is_none() {
         let _ = writeln!(text, "    {}", kernel.usage());
@@ -176,28 +176,28 @@ fn described(kernel: &Kernel) -> String {
 }
 
 /// Returns the code that a name on the command line stands for, as in a job script.
-fn code(name: &str, launcher: &Launcher) -> anyhow::Result<Code> {
+fn code(name: &str, launcher: &Launcher) -> anyhow::Result<CodeSource> {
     let path = Path::new(name);
     let ends = |with: &str| path.extension().is_some_and(|end| end == with);
     if path.is_file() && (name.contains('/') || ends("so") || ends("wasm")) {
         let full = fs::canonicalize(path)?;
         return Ok(if ends("so") {
-            Code::Native(full)
+            CodeSource::Native(full)
         } else if ends("wasm") {
-            Code::Wasm(full)
+            CodeSource::Wasm(full)
         } else {
-            Code::Program(full)
+            CodeSource::Program(full)
         });
     }
     let plain = name.strip_suffix(".so").unwrap_or(name);
     if is_builtin(plain) {
-        return Ok(Code::Builtin(plain.to_owned()));
+        return Ok(CodeSource::Builtin(plain.to_owned()));
     }
     if name.contains('/') {
         bail!("no kernel {name}: there is no such file, or it is none; name one of this machine");
     }
     match find_program(name, &launcher.settings().path) {
-        Some(program) => Ok(Code::Program(program)),
+        Some(program) => Ok(CodeSource::Program(program)),
         None => bail!(
             "there is no kernel `{name}` (a file of one's own is written with a `/`, as in ./{name}): no built-in one ({}), no program in {}",
             builtin_names().join(", "),
@@ -218,8 +218,8 @@ fn input(path: &Path) -> anyhow::Result<RunInput> {
     })
 }
 
-fn try_out(test: Test, context: &Context) -> anyhow::Result<ExitCode> {
-    let launcher = Launcher::new(Settings::default())?;
+fn try_out(test: TestKernel, context: &CommandContext) -> anyhow::Result<ExitCode> {
+    let launcher = Launcher::new(LauncherSettings::default())?;
     // Beside where outputs are kept, so that they need not be copied there.
     let directory = match &test.keep {
         Some(keep) => fs::create_dir_all(keep).and_then(|()| tempfile::tempdir_in(keep)),
@@ -240,18 +240,18 @@ fn try_out(test: Test, context: &Context) -> anyhow::Result<ExitCode> {
     run.inputs_as = InputsAs::Symlink;
     run.args = test.args;
     run.outputs.clone_from(&test.output);
-    let default = Limits::default();
-    run.limits = Limits {
+    let default = RunLimits::default();
+    run.limits = RunLimits {
         time: test.time.unwrap_or(default.time),
         memory_bytes: test.memory.unwrap_or(default.memory_bytes),
         ..default
     };
-    if test.law {
-        return law::run(&launcher, &run, directory.path(), context);
+    if test.merge_invariance {
+        return merge_invariance::run(&launcher, &run, directory.path(), context);
     }
     let prepared = launcher.prepare(run)?;
     let exit = launcher.spawn(&prepared)?.wait()?;
-    let tried = Tried {
+    let tried = TrialOutput {
         name: &test.kernel,
         input_bytes,
         exit: &exit,
@@ -260,12 +260,12 @@ fn try_out(test: Test, context: &Context) -> anyhow::Result<ExitCode> {
     };
     context
         .output
-        .show(&Said::new(tried.text(context.quiet()), tried.json()))?;
+        .show(&Printed::new(tried.text(context.quiet()), tried.json()))?;
     Ok(ExitCode::from(u8::from(!exit.success())))
 }
 
 /// An output: its name, its length and, if it is short and text, its content.
-struct Written {
+struct KernelOutput {
     name: String,
     bytes: u64,
     text: Option<String>,
@@ -276,7 +276,7 @@ fn outputs(
     exit: &Exit,
     names: &[String],
     keep: Option<&Path>,
-) -> anyhow::Result<Vec<Written>> {
+) -> anyhow::Result<Vec<KernelOutput>> {
     if !exit.success() {
         return Ok(Vec::new());
     }
@@ -298,7 +298,7 @@ fn outputs(
             let kept = moved.or_else(|_| fs::copy(&path, &to).map(drop));
             kept.with_context(|| format!("can't write {}", to.display()))?;
         }
-        written.push(Written {
+        written.push(KernelOutput {
             name: name.clone(),
             bytes,
             text,
@@ -307,15 +307,15 @@ fn outputs(
     Ok(written)
 }
 
-struct Tried<'a> {
+struct TrialOutput<'a> {
     name: &'a str,
     input_bytes: u64,
     exit: &'a Exit,
-    outputs: Vec<Written>,
+    outputs: Vec<KernelOutput>,
     message: String,
 }
 
-impl Tried<'_> {
+impl TrialOutput<'_> {
     #[expect(clippy::cast_precision_loss, reason = "display only")]
     fn bytes_per_sec(&self) -> f64 {
         self.input_bytes as f64 / self.exit.usage.wall.as_secs_f64().max(1e-9)

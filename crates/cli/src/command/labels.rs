@@ -1,6 +1,6 @@
 //! `tidemill labels`: work of the cluster for itself.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::output::places::LabelsView;
 use std::process::ExitCode;
 use tidemill_wire::v1;
@@ -16,7 +16,7 @@ The list has queued and running labels, and the number of files that wait for th
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {}
 
-pub(crate) async fn run(_: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(_: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let listed = server.places().list(v1::MigrationsRequest {}).await;
     let listed = listed

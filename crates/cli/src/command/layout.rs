@@ -1,6 +1,6 @@
 //! `tidemill layout`: which nodes have the bytes of a file.
 
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::output::layout::LayoutView;
 use anyhow::Context as _;
@@ -22,7 +22,7 @@ pub(crate) struct Args {
     paths: Vec<OsString>,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let nodes = server.status().await?.nodes;
     for path in &args.paths {

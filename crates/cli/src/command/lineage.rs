@@ -1,19 +1,19 @@
 //! `tidemill lineage`: the origin of a file, the files that derive from it, and a search through all recorded tasks.
 
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::output::lineage::{difference, json};
-use crate::output::{exact, prov, whole};
+use crate::output::{atomic_file, exact, prov};
 use anyhow::Context as _;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_client::Server;
+use tidemill_core::display::{day_of, escaped};
 use tidemill_core::id::{JobId, ObjectId, TaskId};
-use tidemill_core::lineage::search::{Search, matches_pattern};
+use tidemill_core::lineage::search::{LineageCriteria, matches_pattern};
 use tidemill_core::lineage::{Graph, Vertex, difference as differences, dot, svg, text};
-use tidemill_core::shown::{day_of, escaped};
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
@@ -76,8 +76,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     only: Option<OsString>,
     /// Format of the output
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    format: Format,
+    #[arg(long, value_enum, default_value_t = GraphFormat::Text)]
+    format: GraphFormat,
     /// Output path [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -210,7 +210,7 @@ impl Searched {
 
 /// Format of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Format {
+enum GraphFormat {
     /// A tree or a list, for people
     Text,
     /// Versions and runs with all recorded values
@@ -288,7 +288,7 @@ impl Args {
 }
 
 /// An answer, as far as it is shown.
-struct Answer {
+struct LineageView {
     reply: v1::LineageReply,
     graph: Graph,
     /// Where it starts.
@@ -297,7 +297,11 @@ struct Answer {
     found: Option<Vec<Vertex>>,
 }
 
-async fn ask(args: &Args, server: &Server, request: v1::LineageRequest) -> anyhow::Result<Answer> {
+async fn ask(
+    args: &Args,
+    server: &Server,
+    request: v1::LineageRequest,
+) -> anyhow::Result<LineageView> {
     let (up, down) = args.ways();
     let search = tidemill_wire::lineage::search(&args.search.to_wire());
     let job = request.job;
@@ -343,7 +347,7 @@ async fn ask(args: &Args, server: &Server, request: v1::LineageRequest) -> anyho
     } else {
         None
     };
-    Ok(Answer {
+    Ok(LineageView {
         reply,
         graph,
         roots,
@@ -358,7 +362,7 @@ fn has(graph: &Graph, vertex: Vertex) -> bool {
     }
 }
 
-fn matching(search: &Search, graph: &Graph) -> Vec<Vertex> {
+fn matching(search: &LineageCriteria, graph: &Graph) -> Vec<Vertex> {
     let runs = search.runs(graph).map(|run| Vertex::Run(run.task));
     let versions = search
         .versions(graph)
@@ -385,9 +389,9 @@ fn ends_of(graph: &Graph, job: JobId, up: bool) -> Vec<Vertex> {
 }
 
 /// The versions of a path, without what their tasks read.
-fn of_path(graph: &Graph, path: &files::Path) -> Vec<Vertex> {
+fn of_path(graph: &Graph, path: &files::ClusterPath) -> Vec<Vertex> {
     let path = &*escaped(path.as_ref());
-    let of = |version: &&tidemill_core::lineage::Version| {
+    let of = |version: &&tidemill_core::lineage::LineageVersion| {
         version.path == path || version.current_path.as_deref() == Some(path)
     };
     let mut versions: Vec<_> = graph.versions().filter(of).collect();
@@ -413,7 +417,7 @@ fn selected(args: &Args, graph: &Graph, among: Option<&[Vertex]>) -> Vec<Vertex>
     };
     let makers = |object: ObjectId| {
         let maker = graph.maker(object);
-        let wanted = |run: &tidemill_core::lineage::Record| {
+        let wanted = |run: &tidemill_core::lineage::LineageRecord| {
             let of = args.outputs_of.as_ref();
             of.is_none_or(|kernel| run.is_of(kernel))
                 && among.is_none_or(|among| among.contains(&Vertex::Run(run.task)))
@@ -430,11 +434,11 @@ fn selected(args: &Args, graph: &Graph, among: Option<&[Vertex]>) -> Vec<Vertex>
         .collect()
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let request = args.request()?;
     let server = context.connect().await?;
-    let format = if context.global.json && args.format == Format::Text {
-        Format::Json
+    let format = if context.global.json && args.format == GraphFormat::Text {
+        GraphFormat::Json
     } else {
         args.format
     };
@@ -446,8 +450,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         );
         let differences = differences::differences(&first.graph, &second.graph);
         match format {
-            Format::Text => differences::text(&differences),
-            Format::Json => format!("{:#}", difference(&differences)),
+            GraphFormat::Text => differences::text(&differences),
+            GraphFormat::Json => format!("{:#}", difference(&differences)),
             _ => anyhow::bail!("differences are written as text or JSON only"),
         }
     } else {
@@ -457,27 +461,27 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-fn render(answer: &Answer, format: Format, (up, down): (bool, bool)) -> String {
-    let Answer {
+fn render(answer: &LineageView, format: GraphFormat, (up, down): (bool, bool)) -> String {
+    let LineageView {
         reply,
         graph,
         roots,
         found,
     } = answer;
     match (format, found) {
-        (Format::Text, Some(found)) => text::list(graph, found),
-        (Format::Text, None) => text::trees(graph, roots, up, down),
-        (Format::Json, _) => format!("{:#}", json(reply, graph, found.as_deref())),
-        (Format::Dot, _) => dot::render(graph),
-        (Format::Svg, _) => svg::render(graph),
-        (Format::ProvJson, _) => format!("{:#}", prov::document(graph, reply.cluster)),
+        (GraphFormat::Text, Some(found)) => text::list(graph, found),
+        (GraphFormat::Text, None) => text::trees(graph, roots, up, down),
+        (GraphFormat::Json, _) => format!("{:#}", json(reply, graph, found.as_deref())),
+        (GraphFormat::Dot, _) => dot::render(graph),
+        (GraphFormat::Svg, _) => svg::render(graph),
+        (GraphFormat::ProvJson, _) => format!("{:#}", prov::document(graph, reply.cluster)),
     }
 }
 
 fn write(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
     let text = format!("{}\n", text.trim_end_matches('\n'));
     match output {
-        Some(path) => whole::write(path, text.as_bytes()),
+        Some(path) => atomic_file::write(path, text.as_bytes()),
         None => Ok(std::io::Write::write_all(
             &mut std::io::stdout(),
             text.as_bytes(),

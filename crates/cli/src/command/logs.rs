@@ -1,7 +1,7 @@
-//! `tidemill logs`: what tasks said.
+//! `tidemill logs`: what tasks printed.
 
 use super::jobs;
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::output::job::LogsView;
 use std::process::ExitCode;
 use tidemill_wire::v1;
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     task: Option<String>,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let job = jobs::named_or_newest(&server, args.job).await?;
     let reply = server.jobs().logs(jobs::request(job)).await;

@@ -1,6 +1,6 @@
 //! `tidemill ls`: the entries of a directory of the cluster.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::files;
 use crate::output::files::{DirectoryView, kind};
 use std::ffi::OsString;
@@ -33,10 +33,10 @@ pub(crate) struct Args {
 const SEALING: Duration = Duration::from_millis(500);
 const LOOKS: u32 = 10;
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let titled = args.recursive || args.paths.len() > 1;
-    let mut waiting: Vec<files::Path> = Vec::new();
+    let mut waiting: Vec<files::ClusterPath> = Vec::new();
     for path in args.paths.iter().rev() {
         waiting.push(files::path(path)?);
     }

@@ -1,8 +1,8 @@
 //! `tidemill man`: the manual pages, made from the same words as `--help`.
 
 use crate::args::command_line;
-use crate::context::Context;
-use crate::output::{Said, exact};
+use crate::context::CommandContext;
+use crate::output::{Printed, exact};
 use anyhow::Context as _;
 use serde_json::json;
 use std::path::PathBuf;
@@ -21,13 +21,13 @@ pub(crate) struct Args {
     directory: PathBuf,
 }
 
-pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let directory = &args.directory;
     let written = std::fs::create_dir_all(directory)
         .and_then(|()| clap_mangen::generate_to(command_line(), directory));
     written.with_context(|| format!("can't write manual pages: {}", directory.display()))?;
     let text = format!("manual pages in {}", directory.display());
     let json = json!({ "directory": exact(directory) });
-    context.output.show(&Said::new(text, json))?;
+    context.output.show(&Printed::new(text, json))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,6 @@
 //! `tidemill mkdir`: makes directories in the cluster.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::files;
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     parents: bool,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     for path in &args.paths {
         files::make_directory(&server, &files::path(path)?, args.parents).await?;

@@ -3,7 +3,6 @@
 pub(crate) mod agent;
 pub(crate) mod apps;
 pub(crate) mod bench;
-pub(crate) mod bridge;
 pub(crate) mod cancel;
 pub(crate) mod cat;
 pub(crate) mod channel;
@@ -36,9 +35,9 @@ pub(crate) mod put;
 pub(crate) mod rebalance;
 pub(crate) mod rebuild;
 pub(crate) mod reduce;
+pub(crate) mod remote;
 pub(crate) mod report;
 pub(crate) mod rm;
-pub(crate) mod room;
 pub(crate) mod rule;
 pub(crate) mod scrub;
 pub(crate) mod server;
@@ -50,16 +49,17 @@ pub(crate) mod token;
 pub(crate) mod up;
 pub(crate) mod variables;
 pub(crate) mod watch;
+pub(crate) mod workspace;
 
 use crate::args::Command;
-use crate::context::Context;
+use crate::context::CommandContext;
 use std::process::ExitCode;
 
 /// Carries out one command.
 ///
 /// # Errors
 /// The failure of the command, in words for the user.
-pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(command: Command, context: CommandContext) -> anyhow::Result<ExitCode> {
     let log = match command {
         Command::Node(ref args) if !args.is_process() => "warn",
         Command::Server(_) | Command::Node(_) | Command::Mount(_) => "info",
@@ -74,10 +74,10 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Health(args) => health::run(&args, &context).await,
         Command::Check(args) => check::run(&args, &context).await,
         Command::Scrub(args) => scrub::run(args, &context).await,
-        Command::Bridge(args) => bridge::run(args, &context).await,
-        Command::Import(args) => bridge::import::run(args, &context).await,
-        Command::Export(args) => bridge::export::run(args, &context).await,
-        Command::Sync(args) => bridge::sync::run(args, &context).await,
+        Command::Remote(args) => remote::run(args, &context).await,
+        Command::Import(args) => remote::import::run(args, &context).await,
+        Command::Export(args) => remote::export::run(args, &context).await,
+        Command::Sync(args) => remote::sync::run(args, &context).await,
         Command::Put(args) => put::run(args, &context).await,
         Command::Get(args) => get::run(args, &context).await,
         Command::Cat(args) => cat::run(args, &context).await,
@@ -115,7 +115,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Hook(args) => hook::run(args, &context).await,
         Command::Rule(args) => rule::run(args, &context).await,
         Command::Channel(args) => channel::run(args, &context).await,
-        Command::Room(args) => room::run(args, &context).await,
+        Command::Workspace(args) => workspace::run(args, &context).await,
         Command::Token(args) => token::run(args, &context).await,
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args, &context),

@@ -1,8 +1,8 @@
 //! `tidemill mount`: the cluster as a file system, in the foreground.
 
-mod bridges;
+mod remotes;
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::process::Foreground;
 use anyhow::Context as _;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ const EXAMPLES: &str = "Examples:
   tidemill mount /mnt/tidemill --server https://10.0.0.1:7700 --token-file /etc/tidemill.token
 
 Needs /dev/fuse; for users other than root also the program fusermount3 (Debian: fuse3). Mounted by root, all
-users may use it with their own rights; mounted by another user, only that user. Stores of bridges are in /bridges,
+users may use it with their own rights; mounted by another user, only that user. Stores of remotes are in /remotes,
 for root and the user of the mount, with that user's keys. The mount waits for a server that has not
 started yet. It ends on SIGTERM or when it is unmounted; files that are open for writing are sealed first.";
 
@@ -39,9 +39,9 @@ pub(crate) struct Args {
     /// Lifetime of cached names and attributes without a notice of the server, in seconds [default: 60]
     #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_ATTR_TTL")]
     attr_ttl: Option<u64>,
-    /// Maximum time for one answer of a store of `/bridges`, in seconds [default: 30]
-    #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_BRIDGE_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..))]
-    bridge_timeout: Option<u64>,
+    /// Maximum time for one answer of a store of `/remotes`, in seconds [default: 30]
+    #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_REMOTE_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..))]
+    remote_timeout: Option<u64>,
     /// Maximum wait of a call for an offline server or node, in seconds; then the call fails with ETIMEDOUT or EHOSTUNREACH
     /// [default: 30]
     #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_PATIENCE", value_parser = clap::value_parser!(u64).range(1..))]
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     foreground: Foreground,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let _running = args.foreground.enter()?;
     let file = &context.config.mount;
     let path = args.place.or(args.path).or_else(|| file.path.clone());
@@ -66,7 +66,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     }
     let endpoint = context.endpoint()?;
     let credential = context.credential(&endpoint)?;
-    let mut config = tidemill_mount::Config::new(endpoint, credential, path);
+    let mut config = tidemill_mount::MountConfig::new(endpoint, credential, path);
     config.in_place = args.in_place.or(file.in_place).unwrap_or(config.in_place);
     config.allow_other = args
         .allow_other
@@ -75,8 +75,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     if let Some(seconds) = args.attr_ttl.or(file.attr_ttl) {
         config.attr_ttl = Duration::from_secs(seconds);
     }
-    if let Some(seconds) = args.bridge_timeout.or(file.bridge_timeout) {
-        config.bridge_timeout = Duration::from_secs(seconds.max(1));
+    if let Some(seconds) = args.remote_timeout.or(file.remote_timeout) {
+        config.remote_timeout = Duration::from_secs(seconds.max(1));
     }
     if let Some(seconds) = args.patience.or(file.patience) {
         config.patience = Some(Duration::from_secs(seconds.max(1)));
@@ -85,7 +85,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         config.patience = None;
     }
     config.guarded = true;
-    config.stores = Some(Arc::new(bridges::Bridges::default()));
+    config.stores = Some(Arc::new(remotes::Remotes::default()));
     // The mount has threads of its own and blocks until it ends.
     let served = tokio::task::spawn_blocking(move || {
         let session = tidemill_mount::mount(&config)?;

@@ -1,6 +1,6 @@
 //! `tidemill move`: files lie on another node from then on.
 
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::output::places::MovedView;
 use std::ffi::OsString;
@@ -36,7 +36,7 @@ pub(crate) struct Args {
     cancel: bool,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     for path in &args.paths {
         let path = files::path(path)?;

@@ -1,6 +1,6 @@
 //! `tidemill mv`: renames files and directories of the cluster.
 
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::output::files::kind;
 use std::ffi::OsString;
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     no_replace: bool,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let (from, mut to) = (files::path(&args.from)?, files::path(&args.to)?);
     let (directory, name) = from.split()?;

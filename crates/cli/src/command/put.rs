@@ -1,9 +1,9 @@
 //! `tidemill put`: copies local files into the cluster.
 
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::format;
-use crate::output::Said;
+use crate::output::Printed;
 use crate::output::files::kind;
 use crate::progress::Progress;
 use anyhow::Context as _;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use tidemill_client::Server;
-use tidemill_client::transfer::{Transfer, Wanted};
+use tidemill_client::transfer::{PutOptions, Transfer};
 use tidemill_core::id::NodeId;
 use tidemill_core::layout::Stripes;
 use tidemill_core::replicas;
@@ -50,7 +50,7 @@ pub(crate) struct Args {
     /// Number of nodes with a replica, on other hosts first, 1 to 8; with `,now` the command waits for the replicas [default: as the
     /// directory says]
     #[arg(long, value_name = "N[,now]")]
-    replicas: Option<replicas::Wanted>,
+    replicas: Option<replicas::WantedReplicas>,
     /// Size of a stripe and number of nodes [default: as the directory says; without WIDTH: all nodes]
     #[arg(long, value_name = "UNIT[,WIDTH]", conflicts_with = "node")]
     stripe: Option<Stripes>,
@@ -58,29 +58,29 @@ pub(crate) struct Args {
 
 /// One thing to be made in the cluster.
 #[derive(Debug, PartialEq, Eq)]
-enum Step {
-    Directory(files::Path),
-    Link(files::Path, PathBuf),
-    File(PathBuf, files::Path, u64),
+enum PutStep {
+    Directory(files::ClusterPath),
+    Link(files::ClusterPath, PathBuf),
+    File(PathBuf, files::ClusterPath, u64),
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let (sources, target) = args.paths.split_at(args.paths.len() - 1);
     let steps = plan(&server, sources, target[0].as_os_str(), args.recursive).await?;
     let total = steps
         .iter()
         .map(|step| {
-            if let Step::File(.., size) = step {
+            if let PutStep::File(.., size) = step {
                 *size
             } else {
                 0
             }
         })
         .sum();
-    let copy = Arc::new(Copy {
+    let copy = Arc::new(FileUpload {
         transfer: Transfer::new(server.clone(), credentials()),
-        wanted: Wanted {
+        wanted: PutOptions {
             node: args.node.map(NodeId),
             replicas: args.replicas,
             stripes: args.stripe,
@@ -91,9 +91,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let (mut count, mut bytes) = (0_u64, 0);
     for step in steps {
         match step {
-            Step::Directory(path) => files::make_directory(&server, &path, true).await?,
-            Step::Link(path, target) => make_link(&server, &path, &target).await?,
-            Step::File(local, path, _) => {
+            PutStep::Directory(path) => files::make_directory(&server, &path, true).await?,
+            PutStep::Link(path, target) => make_link(&server, &path, &target).await?,
+            PutStep::File(local, path, _) => {
                 if running.len() >= AT_ONCE
                     && let Some(done) = running.join_next().await
                 {
@@ -123,25 +123,25 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 /// # Errors
 /// If standard output can't be written.
 pub(crate) fn tell(
-    context: &Context,
+    context: &CommandContext,
     text: String,
     json: serde_json::Value,
 ) -> std::io::Result<()> {
     if context.global.json {
-        return context.output.show(&Said::new(text, json));
+        return context.output.show(&Printed::new(text, json));
     }
     context.note(text);
     Ok(())
 }
 
-struct Copy {
+struct FileUpload {
     transfer: Transfer,
-    wanted: Wanted,
+    wanted: PutOptions,
     progress: Progress,
 }
 
-impl Copy {
-    async fn file(&self, local: &Path, path: &files::Path) -> anyhow::Result<u64> {
+impl FileUpload {
+    async fn file(&self, local: &Path, path: &files::ClusterPath) -> anyhow::Result<u64> {
         self.progress.now(local.display());
         let progress = |bytes| self.progress.add(bytes);
         let put = self.transfer.put(local, path, self.wanted, progress).await;
@@ -155,7 +155,7 @@ async fn plan(
     sources: &[PathBuf],
     target: &OsStr,
     recursive: bool,
-) -> anyhow::Result<Vec<Step>> {
+) -> anyhow::Result<Vec<PutStep>> {
     let path = files::path(target)?;
     let found = files::find(server, &path, true).await;
     let is_directory = found.is_ok_and(|entry| kind(&entry) == v1::Kind::Directory);
@@ -170,7 +170,7 @@ async fn plan(
                 !is_directory,
                 "no name for standard input: {path} is a directory; give the full path of a file"
             );
-            steps.push(Step::File("/dev/stdin".into(), path.clone(), 0));
+            steps.push(PutStep::File("/dev/stdin".into(), path.clone(), 0));
             continue;
         }
         let metadata = std::fs::metadata(source).with_context(|| source.display().to_string())?;
@@ -187,7 +187,7 @@ async fn plan(
         if metadata.is_dir() {
             walk(source, &path, &mut steps)?;
         } else {
-            steps.push(Step::File(source.clone(), path, metadata.len()));
+            steps.push(PutStep::File(source.clone(), path, metadata.len()));
         }
     }
     Ok(steps)
@@ -202,9 +202,13 @@ fn own_name(source: &Path) -> anyhow::Result<OsString> {
     Ok(name.to_owned())
 }
 
-fn walk(directory: &Path, path: &files::Path, steps: &mut Vec<Step>) -> anyhow::Result<()> {
+fn walk(
+    directory: &Path,
+    path: &files::ClusterPath,
+    steps: &mut Vec<PutStep>,
+) -> anyhow::Result<()> {
     let at = || directory.display().to_string();
-    steps.push(Step::Directory(path.clone()));
+    steps.push(PutStep::Directory(path.clone()));
     let mut entries = std::fs::read_dir(directory)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .with_context(at)?;
@@ -216,10 +220,10 @@ fn walk(directory: &Path, path: &files::Path, steps: &mut Vec<Step>) -> anyhow::
             walk(&local, &path, steps)?;
         } else if kind.is_symlink() {
             let target = std::fs::read_link(&local).with_context(|| local.display().to_string())?;
-            steps.push(Step::Link(path, target));
+            steps.push(PutStep::Link(path, target));
         } else if kind.is_file() {
             let size = entry.metadata().with_context(at)?.len();
-            steps.push(Step::File(local, path, size));
+            steps.push(PutStep::File(local, path, size));
         } else {
             anyhow::bail!(
                 "not a file, directory or link: {}; move it elsewhere or copy through the mount",
@@ -230,7 +234,11 @@ fn walk(directory: &Path, path: &files::Path, steps: &mut Vec<Step>) -> anyhow::
     Ok(())
 }
 
-async fn make_link(server: &Server, path: &files::Path, target: &Path) -> anyhow::Result<()> {
+async fn make_link(
+    server: &Server,
+    path: &files::ClusterPath,
+    target: &Path,
+) -> anyhow::Result<()> {
     let (ino, _) = server.reserve(1, 0).await?;
     let me = credentials();
     let create = v1::Create {
@@ -262,10 +270,10 @@ mod tests {
         let path = |text| files::path(text).unwrap();
         walk(&root, &path("/data"), &mut steps).unwrap();
         let expected = [
-            Step::Directory(path("/data")),
-            Step::Directory(path("/data/sub")),
-            Step::File(root.join("sub/a"), path("/data/sub/a"), 4),
-            Step::Link(path("/data/z"), "sub/a".into()),
+            PutStep::Directory(path("/data")),
+            PutStep::Directory(path("/data/sub")),
+            PutStep::File(root.join("sub/a"), path("/data/sub/a"), 4),
+            PutStep::Link(path("/data/z"), "sub/a".into()),
         ];
         assert_eq!(steps, expected);
     }

@@ -1,6 +1,6 @@
 //! `tidemill rebalance`: full nodes give files to empty ones.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::output::places::RebalanceView;
 use std::process::ExitCode;
 use tidemill_wire::v1;
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     cancel: bool,
 }
 
-pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let request = v1::RebalanceRequest {
         dry_run: args.dry_run,

@@ -1,13 +1,13 @@
 //! `tidemill rebuild`: makes a lost server database again from the nodes.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::format;
-use crate::output::{Said, exact};
+use crate::output::{Printed, exact};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tidemill_server::rebuild::{self, Apart, Rebuilt};
+use tidemill_server::rebuild::{self, LostFoundEntry, Rebuilt};
 
 const EXAMPLES: &str = "Examples:
   tidemill rebuild                                   the cluster of `tidemill up`, after its server.db was lost
@@ -36,7 +36,7 @@ pub(crate) struct Args {
     nodes: Vec<PathBuf>,
 }
 
-pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let directory = args
         .data_dir
         .or_else(|| context.config.server.data_dir.clone());
@@ -44,8 +44,13 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let nodes = if args.nodes.is_empty() {
         let ids = context.cluster.nodes().into_iter();
         let mut all: Vec<PathBuf> = ids.map(|id| context.cluster.node(id)).collect();
-        let host = directory.join("host");
-        all.extend(host.join("node.db").is_file().then_some(host));
+        let server_cores = directory.join("cores");
+        all.extend(
+            server_cores
+                .join("node.db")
+                .is_file()
+                .then_some(server_cores),
+        );
         all
     } else {
         args.nodes
@@ -56,11 +61,11 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     );
     context.note(format_args!("reading {} nodes", nodes.len()));
     let rebuilt = rebuild::rebuild(&directory, &nodes, owner)?;
-    context.output.show(&said(&rebuilt))?;
+    context.output.show(&summary(&rebuilt))?;
     Ok(ExitCode::from(u8::from(rebuilt.less)))
 }
 
-fn said(rebuilt: &Rebuilt) -> Said {
+fn summary(rebuilt: &Rebuilt) -> Printed {
     let mut text = format!(
         "rebuilt from {} nodes ({}): {} files ({}) in {} directories, {} tasks, {} rules",
         rebuilt.nodes.len(),
@@ -100,7 +105,7 @@ fn said(rebuilt: &Rebuilt) -> Said {
         }
     }
     text += &warnings(rebuilt);
-    text += "\nnot kept by nodes: lifetimes, job scripts, jobs that had not ended, times of directories, what fired rules";
+    text += "\nnot kept by nodes: lifetimes, job scripts, jobs that had not ended, times of directories, which files triggered rules";
     text += "\nstart the server to use it (`tidemill up`)";
     let apart: Vec<_> = rebuilt
         .apart
@@ -124,7 +129,7 @@ fn said(rebuilt: &Rebuilt) -> Said {
         "absent": rebuilt.absent,
         "less": rebuilt.less,
     });
-    Said::new(text, json)
+    Printed::new(text, json)
 }
 
 fn numbers(nodes: &[u32]) -> String {
@@ -175,6 +180,6 @@ fn readable(path: &Path) -> String {
     path.to_string_lossy().replace(char::is_control, "\u{fffd}")
 }
 
-fn apart(file: &Apart) -> String {
+fn apart(file: &LostFoundEntry) -> String {
     format!("{}  was {}", readable(&file.path), readable(&file.was))
 }

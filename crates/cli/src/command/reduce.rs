@@ -1,21 +1,24 @@
 //! `tidemill reduce`: sums, means and extremes of variables of scientific files, found on the nodes that have their bytes.
 
-use crate::context::Context;
+use crate::context::CommandContext;
+use crate::output::atomic_file::{self, AtomicFile};
 use crate::output::exact;
 use crate::output::reduce::TableView;
-use crate::output::whole::{self, Whole};
 use crate::progress::Progress;
 use std::ffi::OsString;
 use std::fs::{DirEntry, File};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use tidemill_core::display::unescaped;
 use tidemill_core::lineage::search::matches_pattern;
-use tidemill_core::shown::unescaped;
 use tidemill_format::time::Units;
 use tidemill_format::zip::Zip;
-use tidemill_format::{Format, Header, Store};
-use tidemill_kernel::reduction::{self, Cells, Form, Input, Netcdf, Query, Table, Words, here};
+use tidemill_format::{Format, Header, VariableSource};
+use tidemill_kernel::reduction::{
+    self, CellRange, Netcdf, QueryText, ReductionInput, ReductionQuery, ResultFormat, ResultTable,
+    local,
+};
 use tokio::task::block_in_place;
 
 mod job;
@@ -91,7 +94,7 @@ pub(crate) struct Args {
     local: bool,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     if let Some(to) = job::target(&args)? {
         return job::run(&args, &to, context).await;
     }
@@ -102,7 +105,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let form = args
         .to
         .as_ref()
-        .map(|to| Form::of(&to.to_string_lossy()))
+        .map(|to| ResultFormat::of(&to.to_string_lossy()))
         .transpose()?;
     let progress = Progress::new(context, 0);
     let mut tables = Vec::new();
@@ -110,8 +113,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         tables.push(reduced(&args, of, context, &progress, None).await?);
     }
     if let Some(to) = args.to.as_deref()
-        && form == Some(Form::Netcdf)
-        && tables.iter().any(Table::is_outline)
+        && form == Some(ResultFormat::Netcdf)
+        && tables.iter().any(ResultTable::is_outline)
     {
         large((&args, to), (&queries, tables), context, &progress).await?;
         return Ok(ExitCode::SUCCESS);
@@ -129,20 +132,20 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 }
 
 /// A query with its files.
-type Of = (Query, Vec<String>);
+type QueryFiles = (ReductionQuery, Vec<String>);
 
 /// Receives the values of some cells of a large result.
-type Put<'a> = dyn FnMut(&Cells, &Table) -> reduction::Result<()> + 'a;
+type CellWriter<'a> = dyn FnMut(&CellRange, &ResultTable) -> reduction::Result<()> + 'a;
 
 /// The result of one query, or its outline if it is too large to be found at once: then its slabs are found if somebody takes
 /// them.
 async fn reduced(
     args: &Args,
-    (query, paths): &Of,
-    context: &Context,
+    (query, paths): &QueryFiles,
+    context: &CommandContext,
     progress: &Progress,
-    put: Option<&mut Put<'_>>,
-) -> anyhow::Result<Table> {
+    put: Option<&mut CellWriter<'_>>,
+) -> anyhow::Result<ResultTable> {
     match args.local {
         true => block_in_place(|| local(query, paths, progress, put)),
         false => remote::reduce(query, paths, (context, progress), put).await,
@@ -150,8 +153,8 @@ async fn reduced(
 }
 
 /// The results of all variables as one, whose notes are shown.
-fn joined(tables: Vec<Table>, context: &Context) -> anyhow::Result<Table> {
-    let mut table = Table::join(tables)?;
+fn joined(tables: Vec<ResultTable>, context: &CommandContext) -> anyhow::Result<ResultTable> {
+    let mut table = ResultTable::join(tables)?;
     for note in &table.notes {
         context.note(format_args!("note: {note}"));
     }
@@ -162,15 +165,15 @@ fn joined(tables: Vec<Table>, context: &Context) -> anyhow::Result<Table> {
 /// Finds and writes a result slab by slab.
 async fn large(
     (args, to): (&Args, &Path),
-    (queries, tables): (&[Of], Vec<Table>),
-    context: &Context,
+    (queries, tables): (&[QueryFiles], Vec<ResultTable>),
+    context: &CommandContext,
     progress: &Progress,
 ) -> anyhow::Result<()> {
     let table = joined(tables.clone(), context)?;
-    let mut netcdf = Netcdf::create(&table, Whole::create(to)?)?;
+    let mut netcdf = Netcdf::create(&table, AtomicFile::create(to)?)?;
     let mut first = 0;
     for (of, part) in queries.iter().zip(&tables) {
-        let mut put = |cells: &Cells, found: &Table| netcdf.put(first, cells, found);
+        let mut put = |cells: &CellRange, found: &ResultTable| netcdf.put(first, cells, found);
         if part.is_outline() {
             reduced(args, of, context, progress, Some(&mut put)).await?;
         } else {
@@ -183,8 +186,8 @@ async fn large(
     Ok(())
 }
 
-fn query(args: &Args, variable: &str) -> anyhow::Result<Query> {
-    let words = Words {
+fn query(args: &Args, variable: &str) -> anyhow::Result<ReductionQuery> {
+    let words = QueryText {
         operation: &args.operation,
         variable,
         select: &args.select.join(","),
@@ -221,10 +224,10 @@ fn logged() -> String {
     }
 }
 
-fn write(table: &Table, to: &Path, form: Form) -> anyhow::Result<()> {
+fn write(table: &ResultTable, to: &Path, form: ResultFormat) -> anyhow::Result<()> {
     let mut bytes = Vec::new();
     table.write(form, &mut bytes)?;
-    whole::write(to, &bytes)
+    atomic_file::write(to, &bytes)
 }
 
 /// Returns each variable with its files. At least one file needs a colon and variables; a file without them counts for all
@@ -347,7 +350,7 @@ fn expanded(
 /// The places of files that are reduced: all, but those without the variable that only a pattern stands for, if any has it. The
 /// others are noted.
 fn having(
-    query: &Query,
+    query: &ReductionQuery,
     (names, by_pattern): (&[String], &[bool]),
     headers: &[Header],
 ) -> (Vec<usize>, Vec<String>) {
@@ -374,7 +377,7 @@ fn having(
 }
 
 /// A file that was opened.
-enum Opened {
+enum OpenedInput {
     File(File),
     Directory(PathBuf),
 }
@@ -385,11 +388,11 @@ fn path(text: &str) -> PathBuf {
 }
 
 fn local(
-    query: &Query,
+    query: &ReductionQuery,
     paths: &[String],
     progress: &Progress,
-    put: Option<&mut Put<'_>>,
-) -> anyhow::Result<Table> {
+    put: Option<&mut CellWriter<'_>>,
+) -> anyhow::Result<ResultTable> {
     let list = |directory: &str| {
         let directory = if directory.is_empty() { "." } else { directory };
         let at = || format!("{directory} can't be read");
@@ -403,55 +406,56 @@ fn local(
     for name in &names {
         let path = path(name);
         opened.push(if path.is_dir() {
-            Opened::Directory(path)
+            OpenedInput::Directory(path)
         } else {
-            Opened::File(anyhow::Context::with_context(File::open(&path), || {
+            OpenedInput::File(anyhow::Context::with_context(File::open(&path), || {
                 name.clone()
             })?)
         });
     }
     let mut headers: Vec<Header> = Vec::new();
     for (name, file) in names.iter().zip(&opened) {
-        headers.push(here::header(name, store(file))?);
+        headers.push(local::header(name, store(file))?);
     }
     let mut zips = Vec::new();
     for (header, file) in headers.iter().zip(&opened) {
         zips.push(match file {
-            Opened::File(file) if matches!(header.format, Format::Zarr(_)) => {
+            OpenedInput::File(file) if matches!(header.format, Format::Zarr(_)) => {
                 Some(Zip::open(file)?)
             }
             _ => None,
         });
     }
     let (places, mut notes) = having(query, (&names, &by_pattern), &headers);
-    let inputs: Vec<Input<'_>> = places
+    let inputs: Vec<ReductionInput<'_>> = places
         .into_iter()
-        .map(|place| Input {
+        .map(|place| ReductionInput {
             name: &names[place],
             header: &headers[place],
-            store: zips[place]
-                .as_ref()
-                .map_or_else(|| store(&opened[place]), |zip| Store::Directory(zip)),
+            store: zips[place].as_ref().map_or_else(
+                || store(&opened[place]),
+                |zip| VariableSource::Directory(zip),
+            ),
             bytes: match &opened[place] {
-                Opened::File(file) => Some(file),
-                Opened::Directory(_) => None,
+                OpenedInput::File(file) => Some(file),
+                OpenedInput::Directory(_) => None,
             },
         })
         .collect();
     let done = |bytes| progress.add(bytes);
     if let Some(put) = put {
-        here::slabs(query, &inputs, done, put)?;
-        return Ok(Table::default());
+        local::slabs(query, &inputs, done, put)?;
+        return Ok(ResultTable::default());
     }
-    let mut table = here::reduce(query, &inputs, done)?;
+    let mut table = local::reduce(query, &inputs, done)?;
     notes.append(&mut table.notes);
-    Ok(Table { notes, ..table })
+    Ok(ResultTable { notes, ..table })
 }
 
-fn store(opened: &Opened) -> Store<'_> {
+fn store(opened: &OpenedInput) -> VariableSource<'_> {
     match opened {
-        Opened::File(file) => Store::File(file),
-        Opened::Directory(directory) => Store::Directory(directory),
+        OpenedInput::File(file) => VariableSource::File(file),
+        OpenedInput::Directory(directory) => VariableSource::Directory(directory),
     }
 }
 
@@ -461,10 +465,10 @@ mod tests {
 
     fn all(files: &[&str]) -> Result<String, String> {
         let files: Vec<OsString> = files.iter().map(OsString::from).collect();
-        let told =
+        let reported =
             |(variable, paths): &(String, Vec<String>)| format!("{variable}={}", paths.join("+"));
         let found = named(&files).map_err(|error| error.to_string())?;
-        Ok(found.iter().map(told).collect::<Vec<_>>().join(" "))
+        Ok(found.iter().map(reported).collect::<Vec<_>>().join(" "))
     }
 
     #[test]
@@ -477,16 +481,16 @@ mod tests {
                 path: variable.into(),
                 dimensions: Vec::new(),
                 data_type: tidemill_format::DataType {
-                    kind: tidemill_format::Kind::Float,
+                    kind: tidemill_format::DataKind::Float,
                     size: 4,
-                    order: tidemill_format::Order::Little,
+                    order: tidemill_format::Endian::Little,
                 },
                 attributes: Vec::new(),
                 storage: tidemill_format::Storage::Absent,
                 fill: None,
             }],
         };
-        let query = Query::new(tidemill_kernel::reduction::Operation::Mean, "tas");
+        let query = ReductionQuery::new(tidemill_kernel::reduction::ReduceOperation::Mean, "tas");
         let names = ["a.nc", "b.nc"].map(str::to_owned);
         let headers = ["tas", "pr"].map(header);
         let (kept, notes) = having(&query, (&names, &[true, true]), &headers);
@@ -502,9 +506,9 @@ mod tests {
     #[test]
     fn expand_matches_patterns_on_names_that_are_not_utf8() {
         let names = [&b"a.nc"[..], b"b\xff.nc", b"b\xe4.nc", br"b\xff.nc"];
-        let list = |_: &str| anyhow::Ok(names.map(tidemill_core::shown::escaped).to_vec());
+        let list = |_: &str| anyhow::Ok(names.map(tidemill_core::display::escaped).to_vec());
         let found = |pattern: &[u8]| {
-            let pattern = tidemill_core::shown::escaped(pattern);
+            let pattern = tidemill_core::display::escaped(pattern);
             let found = expand(&pattern, list).unwrap();
             found.iter().map(|name| unescaped(name)).collect::<Vec<_>>()
         };

@@ -1,7 +1,7 @@
 //! `tidemill report`: time and bytes of a job.
 
 use super::jobs;
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::output::report::{ReportView, edges};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use tidemill_client::transfer::Transfer;
 const EXAMPLES: &str = "Examples:
   tidemill report                   your newest job
   tidemill report 3
-  tidemill --json report 3 | jq .total.moved_bytes";
+  tidemill --json report 3 | jq .total.transferred_bytes";
 
 /// Show a job's time and bytes per kernel, and the bytes that a run on one client would have moved
 #[derive(Debug, clap::Args)]
@@ -20,14 +20,14 @@ pub(crate) struct Args {
     job: Option<u64>,
 }
 
-pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let job = jobs::named_or_newest(&server, args.job).await?;
     let job = jobs::get(&server, job).await?;
     let nodes = server.status().await?.nodes;
-    let hosts: BTreeSet<u32> = nodes
+    let server_cores: BTreeSet<u32> = nodes
         .iter()
-        .filter(|node| node.role == "host")
+        .filter(|node| node.role == "server-cores")
         .map(|node| node.node)
         .collect();
     let transfer = Transfer::new(server, credentials());
@@ -40,7 +40,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
             Err(error) => return Err(error.into()),
         }
     }
-    let report = ReportView::new(job, &sizes, &hosts);
+    let report = ReportView::new(job, &sizes, &server_cores);
     context.output.show(&report)?;
     Ok(ExitCode::SUCCESS)
 }

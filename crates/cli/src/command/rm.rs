@@ -1,6 +1,6 @@
 //! `tidemill rm`: removes files and directories of the cluster.
 
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::output::files::{kind, name};
 use std::ffi::OsString;
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     force: bool,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     for path in &args.paths {
         let path = files::path(path)?;

@@ -1,9 +1,9 @@
 //! `tidemill rule`: tasks that run when files that match a pattern are sealed.
 
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::output::rule::{LogView, RuleView, RulesView, TestView, rule_json};
-use crate::output::{Said, exact};
+use crate::output::{Printed, exact};
 use anyhow::{Context as _, bail};
 use serde_json::json;
 use std::ffi::{OsStr, OsString};
@@ -18,9 +18,9 @@ const EXAMPLES: &str = "Examples:
   tidemill rule add monthly.rule --existing                   from now on, and for existing files
   tidemill rule add --path /raw wc.rule                     as the directory's attribute user.tidemill.rule
   tidemill rule list
-  tidemill rule show monthly                                  its text, and the outcomes of its firings
+  tidemill rule show monthly                                  its text, and the outcomes of its runs
   tidemill rule log monthly --state failed                    failed files, with reasons
-  tidemill rule retry monthly                                 fire for them again
+  tidemill rule retry monthly                                 run the rule for them again
   tidemill rule pause monthly                                 files that are sealed now wait for `resume`
   tidemill rule remove monthly
 
@@ -39,35 +39,35 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum RuleCommand {
-    /// Make a rule from a file of this machine. The rule fires once for each matching version
-    Add(Add),
+    /// Make a rule from a file of this machine. The rule runs once for each matching version
+    Add(AddRule),
     /// List your rules; as root, all rules
     List,
-    /// Show a rule with its text and the outcomes of its firings
-    Show(Named),
+    /// Show a rule with its text and the outcomes of its runs
+    Show(RuleName),
     /// Pause a rule. Files that are sealed during the pause wait for `resume`
-    Pause(Named),
+    Pause(RuleName),
     /// Resume a rule, also for files that waited
-    Resume(Named),
+    Resume(RuleName),
     /// Delete a rule with its log. Jobs that it has begun continue
-    Remove(Named),
+    Remove(RuleName),
     /// Show the task that a rule would run for a file, which need not exist
-    Test(Test),
+    Test(TestRule),
     /// Show the versions that matched and their outcomes, the newest first
-    Log(Log),
-    /// Fire again for versions whose firing failed or was stopped as a loop
+    Log(RuleLog),
+    /// Run again for versions whose rule run failed or was stopped as a loop
     Retry(Retry),
 }
 
 #[derive(Debug, clap::Args)]
-struct Named {
+struct RuleName {
     /// Name or number of the rule
     #[arg(value_name = "RULE")]
     name: String,
 }
 
 #[derive(Debug, clap::Args)]
-struct Add {
+struct AddRule {
     /// File with the rule's text, libconfig or XML; - for standard input
     #[arg(value_name = "FILE")]
     file: OsString,
@@ -77,7 +77,7 @@ struct Add {
     /// Directory of the cluster whose attribute user.tidemill.rule takes the text, in place of its present rule
     #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["replace", "existing", "for_all"])]
     path: Option<OsString>,
-    /// Fire for existing files, too
+    /// Run for existing files, too
     #[arg(long)]
     existing: bool,
     /// Apply the rule to everybody's files, each with the rights of the file's owner (administrators only)
@@ -86,7 +86,7 @@ struct Add {
 }
 
 #[derive(Debug, clap::Args)]
-struct Test {
+struct TestRule {
     /// Name of a rule, or else a file with the text of a rule
     #[arg(value_name = "RULE|FILE")]
     rule: OsString,
@@ -95,17 +95,17 @@ struct Test {
 }
 
 #[derive(Debug, clap::Args)]
-struct Log {
+struct RuleLog {
     /// Name or number of the rule
     #[arg(value_name = "RULE")]
     name: String,
-    /// States of listed firings: `queued`, `waiting`, `running`, `done`, `failed`, `deleted`, `loop`, `other`
+    /// States of listed rule runs: `queued`, `waiting`, `running`, `done`, `failed`, `deleted`, `loop`, `other`
     #[arg(long, value_name = "STATE,…", value_delimiter = ',')]
     state: Vec<String>,
-    /// Maximum number of firings
+    /// Maximum number of rule runs
     #[arg(long, short = 'n', default_value_t = 100)]
     limit: u32,
-    /// Number of the firing before which the list begins
+    /// Number of the rule run before which the list begins
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     before: u64,
 }
@@ -132,7 +132,7 @@ fn read(file: &OsStr) -> anyhow::Result<String> {
     Ok(text)
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     match args.command {
         RuleCommand::Add(args) => return add(args, context, &server).await,
@@ -157,7 +157,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
                 .map_err(|status| server.explain(status))?
                 .into_inner();
             let text = format!("rule {} is removed", rule.name);
-            context.output.show(&Said::new(text, rule_json(&rule)))?;
+            context.output.show(&Printed::new(text, rule_json(&rule)))?;
         }
         RuleCommand::Log(args) => {
             let request = v1::RuleLogRequest {
@@ -169,7 +169,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             };
             let log = server.rules().log(request).await;
             let log = log.map_err(|status| server.explain(status))?.into_inner();
-            context.output.show(&LogView(log.firings))?;
+            context.output.show(&LogView(log.rule_runs))?;
         }
         RuleCommand::Retry(args) => {
             let request = v1::RetryRuleRequest {
@@ -181,14 +181,14 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
                 },
             };
             let retried = server.rules().retry(request).await;
-            let firings = retried
+            let rule_runs = retried
                 .map_err(|status| server.explain(status))?
                 .into_inner()
-                .firings;
-            let text = format!("{firings} firings are queued again");
+                .rule_runs;
+            let text = format!("{rule_runs} rule runs are queued again");
             context
                 .output
-                .show(&Said::new(text, json!({ "firings": firings })))?;
+                .show(&Printed::new(text, json!({ "rule_runs": rule_runs })))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -207,9 +207,9 @@ async fn list(server: &tidemill_client::Server, name: &str) -> anyhow::Result<Ve
 }
 
 async fn pause(
-    args: Named,
+    args: RuleName,
     paused: bool,
-    context: &Context,
+    context: &CommandContext,
     server: &tidemill_client::Server,
 ) -> anyhow::Result<()> {
     let request = v1::PauseRuleRequest {
@@ -225,13 +225,13 @@ async fn pause(
         "active"
     };
     let text = format!("rule {} is {what}", rule.name);
-    context.output.show(&Said::new(text, rule_json(&rule)))?;
+    context.output.show(&Printed::new(text, rule_json(&rule)))?;
     Ok(())
 }
 
 async fn add(
-    args: Add,
-    context: &Context,
+    args: AddRule,
+    context: &CommandContext,
     server: &tidemill_client::Server,
 ) -> anyhow::Result<ExitCode> {
     let text = read(&args.file)?;
@@ -252,10 +252,10 @@ async fn add(
         bail!("{}", reply.errors.join("\n"));
     };
     let text = format!(
-        "rule {} (number {}, revision {}) fires for {} below {}",
+        "rule {} (number {}, revision {}) runs for {} below {}",
         rule.name, rule.rule, rule.revision, rule.pattern, rule.workdir
     );
-    context.output.show(&Said::new(text, rule_json(&rule)))?;
+    context.output.show(&Printed::new(text, rule_json(&rule)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -263,7 +263,7 @@ async fn add(
 async fn set(
     directory: &OsStr,
     text: String,
-    context: &Context,
+    context: &CommandContext,
     server: &tidemill_client::Server,
 ) -> anyhow::Result<ExitCode> {
     let path = files::path(directory)?;
@@ -278,13 +278,13 @@ async fn set(
     let text = format!("{path} has its rule: see `tidemill rule list`");
     context
         .output
-        .show(&Said::new(text, json!({ "directory": path })))?;
+        .show(&Printed::new(text, json!({ "directory": path })))?;
     Ok(ExitCode::SUCCESS)
 }
 
 async fn test(
-    args: Test,
-    context: &Context,
+    args: TestRule,
+    context: &CommandContext,
     server: &tidemill_client::Server,
 ) -> anyhow::Result<ExitCode> {
     let path = args.path.to_str().with_context(|| {

@@ -1,6 +1,6 @@
 //! `tidemill scrub`: nodes read their objects and find corruption.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::files;
 use crate::output::scrub::{AskedView, ScrubView};
 use crate::progress::Progress;
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     wait: bool,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let path = args.path.map(files::path).transpose()?;
     let server = context.connect().await?;
     let request = v1::ScrubRequest {
@@ -64,7 +64,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 async fn ended(
     server: &Server,
     asked: &v1::ScrubReply,
-    context: &Context,
+    context: &CommandContext,
 ) -> anyhow::Result<v1::ScrubsReply> {
     let progress = Progress::new(context, 0);
     loop {

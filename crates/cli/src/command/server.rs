@@ -2,8 +2,8 @@
 
 use super::node;
 use crate::config::BurstFull;
-use crate::context::Context;
-use crate::format::{Length, OrOff, QueueText, Replicas, Size};
+use crate::context::CommandContext;
+use crate::format::{ByteSize, OrOff, QueueText, ReplicaCount, TimeLength};
 use crate::process::{self, Foreground};
 use anyhow::Context as _;
 use std::net::SocketAddr;
@@ -11,17 +11,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::Endpoint;
-use tidemill_core::burst::Limits;
+use tidemill_core::burst::TierLimits;
 use tidemill_core::event::Role;
 use tidemill_core::id::NodeId;
-use tidemill_core::replicas::Wanted;
+use tidemill_core::replicas::WantedReplicas;
 use tidemill_core::time::Span;
-use tidemill_server::elastic::{Command, Commands};
+use tidemill_server::elastic::{Commands, ShellCommand};
 
 const EXAMPLES: &str = "Examples:
   tidemill server                                     for this machine only
   tidemill server --listen 10.0.0.1:7700              for nodes and mounts on other hosts
-  tidemill server --host-cores 8                      run reduce tasks on the server's own cores
+  tidemill server --server-cores 8                      run reduce tasks on the server cores
   tidemill server --queue nats://10.0.0.5:4222        labels wait in NATS
 
 The directory holds the database, the socket `server.sock`, `token` (copy it to nodes and mounts on other
@@ -42,8 +42,8 @@ pub(crate) struct QueueArg {
     pub(crate) queue: Option<QueueText>,
 }
 
-/// The node that stands for the server's own cores. Nodes that keep data have lower ids.
-pub(crate) const HOST_NODE: NodeId = NodeId(1000);
+/// The node that stands for the server cores. Nodes that keep data have lower ids.
+pub(crate) const SERVER_CORES_NODE: NodeId = NodeId(1000);
 
 /// Run the server of a cluster in the foreground
 #[derive(Debug, clap::Args)]
@@ -67,88 +67,88 @@ pub(crate) struct Args {
     /// Unix socket [default: server.sock in its directory]
     #[arg(long, value_name = "PATH", env = "TIDEMILL_SERVER_SOCKET")]
     socket: Option<PathBuf>,
-    /// Number of the server's own cores for the policies hybrid and advised; 0: none [default: 0]
-    #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_HOST_CORES")]
-    host_cores: Option<u32>,
-    /// Address at which the own cores serve bytes [default: the address of --listen, a free port]
-    #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_SERVER_HOST_LISTEN")]
-    host_listen: Option<SocketAddr>,
+    /// Number of the server cores for the policies hybrid and advised; 0: none [default: 0]
+    #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_CORES")]
+    server_cores: Option<u32>,
+    /// Address at which the server cores serve bytes [default: the address of --listen, a free port]
+    #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_SERVER_CORES_LISTEN")]
+    server_cores_listen: Option<SocketAddr>,
     /// Policy of jobs that name none [default: min-wait]
     #[arg(long, value_name = "POLICY", env = "TIDEMILL_SERVER_POLICY")]
     policy: Option<String>,
     /// Seconds after which the work of an offline node is given to other nodes [default: 10]
     #[arg(long, value_name = "SECONDS", env = "TIDEMILL_SERVER_NODE_TIMEOUT")]
     node_timeout: Option<u64>,
-    /// Assumed rate at which nodes pull from each other, in bytes per second, until a measurement [default: 125M]
+    /// Assumed rate at which nodes fetch from each other, in bytes per second, until a measurement [default: 125M]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_LINK")]
-    link: Option<Size>,
+    link: Option<ByteSize>,
     /// Time that finished jobs stay on the list, such as 30d [default: until they are deleted]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_KEEP_JOBS")]
-    keep_jobs: Option<Length>,
+    keep_jobs: Option<TimeLength>,
     /// Number of nodes with a replica of each file, on other hosts first, 1 to 8, such as 2, or 2,now if seals wait for
     /// the replicas; directories may have another number [default: 1]
     #[arg(long, value_name = "N[,now]", env = "TIDEMILL_SERVER_REPLICAS")]
-    replicas: Option<Wanted>,
+    replicas: Option<WantedReplicas>,
     /// Time for which a node may be offline before its replicas of files are recreated elsewhere, such as 30m [default: 10m]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_REPAIR_AFTER")]
-    repair_after: Option<Length>,
+    repair_after: Option<TimeLength>,
     /// Interval at which an idle node reads all its objects and compares them with the sealed content, such as
     /// 30d; off: only by `tidemill scrub` [default: 7d]
     #[arg(long, value_name = "TIME|off", env = "TIDEMILL_SERVER_SCRUB_EVERY")]
-    scrub_every: Option<OrOff<Length>>,
+    scrub_every: Option<OrOff<TimeLength>>,
     /// Maximum rate of copying for repairs and migrations, all nodes together, in bytes per second, such as 50M; 0: no limit [default:
     /// 250M]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_MIGRATION_RATE")]
-    migration_rate: Option<Size>,
+    migration_rate: Option<ByteSize>,
     #[command(flatten)]
     queue: QueueArg,
     #[command(flatten)]
-    draining: Draining,
+    burst_limits: BurstLimits,
     /// Time without use after which nodes are suspended, such as 10m, until something needs them; off: only by `tidemill
     /// node suspend` [default: off]
     #[arg(long, value_name = "TIME|off", env = "TIDEMILL_SERVER_SUSPEND_AFTER")]
-    suspend_after: Option<OrOff<Length>>,
+    suspend_after: Option<OrOff<TimeLength>>,
     /// Command to run after a node was suspended, with its number in $TIDEMILL_NODE, such as "ssh node$TIDEMILL_NODE
     /// systemctl
     /// suspend" [default: none, only its process ends]
     #[arg(long, value_name = "COMMAND", env = "TIDEMILL_SERVER_SUSPEND")]
     suspend: Option<String>,
-    /// Command that wakes a node, such as "wakeonlan …" [default: none, a waiting process wakes the node on request]
-    #[arg(long, value_name = "COMMAND", env = "TIDEMILL_SERVER_WAKE")]
-    wake: Option<String>,
-    /// Maximum time for waking a node [default: 5m]
-    #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_WAKE_LIMIT")]
-    wake_limit: Option<Length>,
+    /// Command that resumes a node, such as "wakeonlan …" [default: none, a waiting process resumes the node on request]
+    #[arg(long, value_name = "COMMAND", env = "TIDEMILL_SERVER_RESUME")]
+    resume: Option<String>,
+    /// Maximum time for resuming a node [default: 5m]
+    #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_RESUME_LIMIT")]
+    resume_limit: Option<TimeLength>,
     /// Maximum number of unfinished jobs of one user; root has no limit [default: 1000]
     #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_JOBS_EACH")]
     jobs_each: Option<u32>,
-    /// Maximum sum of the quotas of one user's rooms, such as 10GiB: rooms then need a quota [default: no limit]
-    #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_ROOMS_EACH")]
-    rooms_each: Option<Size>,
+    /// Maximum sum of the quotas of one user's workspaces, such as 10GiB: workspaces then need a quota [default: no limit]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_WORKSPACES_EACH")]
+    workspaces_each: Option<ByteSize>,
     #[command(flatten)]
     foreground: Foreground,
 }
 
 /// Times and limits of the burst tier.
 #[derive(Debug, clap::Args)]
-struct Draining {
-    /// Time from the close of a file to its copy from the burst tier to nodes that store, such as 5m [default: 30s]
-    #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_DRAIN_AFTER")]
-    drain_after: Option<Length>,
-    /// Fill level of a node of the burst tier, in percent of its capacity, above which stored files are removed from it, the
+struct BurstLimits {
+    /// Time from the close of a file to its copy from the burst tier to nodes of the capacity tier, such as 5m [default: 30s]
+    #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_STAGE_OUT_AFTER")]
+    stage_out_after: Option<TimeLength>,
+    /// Fill level of a node of the burst tier, in percent of its capacity, above which stored files are evicted from it, the
     /// oldest first
     /// [default: 80]
-    #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_DRAIN_HIGH")]
-    drain_high: Option<u8>,
-    /// Fill level in percent at which this removal stops [default: 60]
-    #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_DRAIN_LOW")]
-    drain_low: Option<u8>,
-    /// Treatment of new files when the burst tier is full: wait (until files have drained) or store (write them to nodes that
-    /// store) [default: wait]
+    #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_EVICT_ABOVE")]
+    evict_above: Option<u8>,
+    /// Fill level in percent at which the eviction stops [default: 60]
+    #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_EVICT_TO")]
+    evict_to: Option<u8>,
+    /// Treatment of new files when the burst tier is full: wait (until files are staged out) or capacity (write them to nodes of the
+    /// capacity tier) [default: wait]
     #[arg(long, value_name = "WAY", env = "TIDEMILL_SERVER_BURST_FULL")]
     burst_full: Option<BurstFull>,
-    /// Percentage of the capacity of a node of the burst tier for the promises of all users together (`tidemill stage
-    /// reserve`); promises
+    /// Percentage of the capacity of a node of the burst tier for the reservations of all users together (`tidemill stage
+    /// reserve`); reservations
     /// of root may exceed it [default: 50]
     #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_RESERVE_MAX")]
     reserve_max: Option<u8>,
@@ -159,15 +159,15 @@ struct Draining {
     burst_share: Option<u8>,
 }
 
-impl Draining {
-    fn limits(&self, file: &crate::config::Server) -> anyhow::Result<Limits> {
-        let mut limits = Limits::default();
-        if let Some(Length(after)) = self.drain_after.or(file.drain_after) {
+impl BurstLimits {
+    fn limits(&self, file: &crate::config::ServerSection) -> anyhow::Result<TierLimits> {
+        let mut limits = TierLimits::default();
+        if let Some(TimeLength(after)) = self.stage_out_after.or(file.stage_out_after) {
             limits.after = Span(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX));
         }
-        limits.high = self.drain_high.or(file.drain_high).unwrap_or(limits.high);
-        limits.low = self.drain_low.or(file.drain_low).unwrap_or(limits.low);
-        limits.pass = self.burst_full.or(file.burst_full) == Some(BurstFull::Store);
+        limits.high = self.evict_above.or(file.evict_above).unwrap_or(limits.high);
+        limits.low = self.evict_to.or(file.evict_to).unwrap_or(limits.low);
+        limits.pass = self.burst_full.or(file.burst_full) == Some(BurstFull::Capacity);
         limits.reserve = self
             .reserve_max
             .or(file.reserve_max)
@@ -186,17 +186,19 @@ impl Draining {
             "--burst-share: {} % of the processors can't be left to programs that write: give 0 to 99, as maps need processors, too",
             limits.share
         );
-        limits.checked().context("--drain-high, --drain-low")
+        limits.checked().context("--evict-above, --evict-to")
     }
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let _running = args.foreground.enter()?;
-    let host_cores = args
-        .host_cores
-        .or(context.config.server.host_cores)
+    let server_cores = args
+        .server_cores
+        .or(context.config.server.server_cores)
         .unwrap_or(0);
-    let host_listen = args.host_listen.or(context.config.server.host_listen);
+    let server_cores_listen = args
+        .server_cores_listen
+        .or(context.config.server.server_cores_listen);
     let config = config(args, context)?;
     let directory = config.dir.clone();
     let tls = config.tls;
@@ -205,25 +207,29 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             "TLS IS OFF (--tls off): anybody on the network can read and change data and the cluster's token"
         );
     }
-    let server = tidemill_server::Server::start(config)
+    let server = tidemill_server::RunningServer::start(config)
         .await
         .context("can't start the server")?;
     note_address(&directory, tls, server.address())?;
-    let ended = match host_cores {
+    let ended = match server_cores {
         0 => process::asked_to_end().await.map_err(Into::into),
         cores => {
             let ip = server.address().ip();
             anyhow::ensure!(
-                host_listen.is_some() || !ip.is_unspecified(),
-                "no address for the own cores: --listen {ip}; give --host-listen one that nodes reach"
+                server_cores_listen.is_some() || !ip.is_unspecified(),
+                "no address for the server cores: --listen {ip}; give --server-cores-listen one that nodes reach"
             );
             let endpoint = Endpoint::Unix(server.socket().to_path_buf());
-            let mut host = tidemill_node::Config::new(HOST_NODE, directory.join("host"), endpoint);
-            host.role = Role::Host;
-            host.cores = cores;
-            host.tls = tls;
-            host.listen = host_listen.unwrap_or(SocketAddr::new(ip, 0));
-            serve_with_host(host).await
+            let mut server_cores = tidemill_node::NodeConfig::new(
+                SERVER_CORES_NODE,
+                directory.join("cores"),
+                endpoint,
+            );
+            server_cores.role = Role::ServerCores;
+            server_cores.cores = cores;
+            server_cores.tls = tls;
+            server_cores.listen = server_cores_listen.unwrap_or(SocketAddr::new(ip, 0));
+            serve_with_server_cores(server_cores).await
         }
     };
     tracing::info!("stopping");
@@ -231,11 +237,11 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Config> {
+fn config(args: Args, context: &CommandContext) -> anyhow::Result<tidemill_server::ServeConfig> {
     let file = &context.config.server;
     let directory = args.data_dir.or_else(|| file.data_dir.clone());
     let mut config =
-        tidemill_server::Config::new(directory.unwrap_or_else(|| context.cluster.server()));
+        tidemill_server::ServeConfig::new(directory.unwrap_or_else(|| context.cluster.server()));
     if let Some(listen) = args.listen.or(file.listen) {
         config.listen = listen;
     }
@@ -250,23 +256,26 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     if let Some(seconds) = args.node_timeout.or(file.node_timeout) {
         config.node_timeout = Duration::from_secs(seconds);
     }
-    config.keep_jobs = args.keep_jobs.or(file.keep_jobs).map(|Length(time)| time);
-    if let Some(Size(rate)) = args.link.or(file.link) {
+    config.keep_jobs = args
+        .keep_jobs
+        .or(file.keep_jobs)
+        .map(|TimeLength(time)| time);
+    if let Some(ByteSize(rate)) = args.link.or(file.link) {
         config.link_bytes_per_sec = rate;
     }
     if let Some(replicas) = args
         .replicas
-        .or(file.replicas.map(|Replicas(wanted)| wanted))
+        .or(file.replicas.map(|ReplicaCount(wanted)| wanted))
     {
         config.replicas = replicas;
     }
-    if let Some(Length(time)) = args.repair_after.or(file.repair_after) {
+    if let Some(TimeLength(time)) = args.repair_after.or(file.repair_after) {
         config.repair_after = time;
     }
     if let Some(OrOff(every)) = args.scrub_every.or(file.scrub_every) {
-        config.scrub_every = every.map(|Length(time)| time);
+        config.scrub_every = every.map(|TimeLength(time)| time);
     }
-    if let Some(Size(rate)) = args.migration_rate.or(file.migration_rate) {
+    if let Some(ByteSize(rate)) = args.migration_rate.or(file.migration_rate) {
         config.move_bytes_per_sec = rate;
     }
     if let Some(queue) = args.queue.queue.as_ref().or(file.queue.as_ref()) {
@@ -275,22 +284,28 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     if let Some(jobs) = args.jobs_each.or(file.jobs_each) {
         config.limits.jobs_each = jobs;
     }
-    let rooms = args.rooms_each.or(file.rooms_each);
-    config.limits.rooms_each_bytes = rooms.map(|Size(bytes)| bytes);
-    config.burst = args.draining.limits(file)?;
+    let workspaces = args.workspaces_each.or(file.workspaces_each);
+    config.limits.workspaces_each_bytes = workspaces.map(|ByteSize(bytes)| bytes);
+    config.burst = args.burst_limits.limits(file)?;
     let after = args.suspend_after.or(file.suspend_after);
-    config.elastic.after = after.and_then(|OrOff(after)| after.map(|Length(time)| time));
+    config.elastic.after = after.and_then(|OrOff(after)| after.map(|TimeLength(time)| time));
     config.elastic.all = Commands {
-        suspend: args.suspend.or_else(|| file.suspend.clone()).map(Command),
-        wake: args.wake.or_else(|| file.wake.clone()).map(Command),
+        suspend: args
+            .suspend
+            .or_else(|| file.suspend.clone())
+            .map(ShellCommand),
+        resume: args
+            .resume
+            .or_else(|| file.resume.clone())
+            .map(ShellCommand),
     };
-    if let Some(Length(limit)) = args.wake_limit.or(file.wake_limit) {
-        config.elastic.wake_limit = limit;
+    if let Some(TimeLength(limit)) = args.resume_limit.or(file.resume_limit) {
+        config.elastic.resume_limit = limit;
     }
     for (node, own) in &file.nodes {
         let commands = Commands {
-            suspend: own.suspend.clone().map(Command),
-            wake: own.wake.clone().map(Command),
+            suspend: own.suspend.clone().map(ShellCommand),
+            resume: own.resume.clone().map(ShellCommand),
         };
         let number = node.parse();
         let number = number.with_context(|| format!("[server.nodes.{node}]: no number"))?;
@@ -307,16 +322,16 @@ fn note_address(directory: &Path, tls: bool, address: SocketAddr) -> anyhow::Res
         .with_context(|| file.display().to_string())
 }
 
-/// Runs the host node until we are asked to end. If the node fails, the server continues.
-async fn serve_with_host(config: tidemill_node::Config) -> anyhow::Result<()> {
-    let mut host = node::start(config).await?;
+/// Runs the node of the server cores until we are asked to end. If the node fails, the server continues.
+async fn serve_with_server_cores(config: tidemill_node::NodeConfig) -> anyhow::Result<()> {
+    let mut server_cores = node::start(config).await?;
     let ended = tokio::select! {
         ended = process::asked_to_end() => ended,
-        error = host.failed() => {
-            tracing::error!(%error, "the server's own cores are lost; the cluster goes on without them");
+        error = server_cores.failed() => {
+            tracing::error!(%error, "the server cores are lost; the cluster goes on without them");
             process::asked_to_end().await
         }
     };
-    host.stop().await;
+    server_cores.stop().await;
     Ok(ended?)
 }

@@ -1,7 +1,7 @@
 //! `tidemill status`: the cluster at a glance.
 
 use super::jobs;
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::output::cluster::ClusterView;
 use std::process::ExitCode;
 use tidemill_wire::v1;
@@ -19,7 +19,7 @@ pub(crate) struct Args {
     all: bool,
 }
 
-pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let status = server.status().await?;
     let request = v1::ListJobsRequest {

@@ -1,10 +1,10 @@
 //! `tidemill stripe`: how new files below a directory are spread over nodes.
 
 use super::put;
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::format;
-use crate::output::Said;
+use crate::output::Printed;
 use crate::progress::Progress;
 use anyhow::Context as _;
 use std::collections::BTreeSet;
@@ -53,7 +53,7 @@ fn stripes(text: &str) -> Result<String, String> {
     Ok(stripes.to_string())
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let path = files::path(&args.path)?;
     let found = files::resolve(&server, &path, true).await?;
@@ -78,22 +78,22 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     if args.rewrite {
         return rewrite(context, &server, (path, found), args.stripes).await;
     }
-    let text = match said(&server, attr.ino).await? {
-        Some(said) => said,
+    let text = match stated(&server, attr.ino).await? {
+        Some(stated) => stated,
         None => "whole".into(),
     };
     let json = serde_json::json!({ "path": path, "stripe": text });
     context
         .output
-        .show(&Said::new(format!("{path}: {text}"), json))?;
+        .show(&Printed::new(format!("{path}: {text}"), json))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Rewrites a file, or all files below a directory.
 async fn rewrite(
-    context: &Context,
+    context: &CommandContext,
     server: &Server,
-    (path, found): (files::Path, v1::Entry),
+    (path, found): (files::ClusterPath, v1::Entry),
     stripes: Option<String>,
 ) -> anyhow::Result<ExitCode> {
     // `off` is no stripes.
@@ -124,9 +124,9 @@ async fn rewrite(
 /// The file, or all below the directory, each once, and its length.
 async fn below(
     server: &Server,
-    path: files::Path,
+    path: files::ClusterPath,
     entry: v1::Entry,
-) -> anyhow::Result<Vec<(files::Path, u64)>> {
+) -> anyhow::Result<Vec<(files::ClusterPath, u64)>> {
     let (mut left, mut files) = (vec![(path, entry)], Vec::new());
     let mut seen = BTreeSet::new();
     while let Some((path, entry)) = left.pop() {
@@ -143,7 +143,7 @@ async fn below(
     Ok(files)
 }
 
-async fn said(server: &Server, ino: u64) -> anyhow::Result<Option<String>> {
+async fn stated(server: &Server, ino: u64) -> anyhow::Result<Option<String>> {
     let get = v1::GetXattr {
         ino,
         name: NAME.to_vec(),

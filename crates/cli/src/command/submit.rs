@@ -2,14 +2,14 @@
 
 use super::{dry_run, watch};
 use crate::config::Submit;
-use crate::context::{Context, credentials};
-use crate::output::{Said, exact};
+use crate::context::{CommandContext, credentials};
+use crate::output::{Printed, exact};
 use anyhow::Context as _;
 use serde_json::json;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tidemill_core::shown::line;
+use tidemill_core::display::line;
 use tidemill_plan::units::{MoneyPerJoule, Price, Watts};
 use tidemill_wire::v1;
 
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Refuse the job unless all its inputs exist, instead of waiting for them
     #[arg(long)]
     strict: bool,
-    /// Run all tasks, even if the results of the same kernels, arguments and inputs are remembered
+    /// Run all tasks, even if the results of the same kernels, arguments and inputs are cached
     #[arg(long)]
     no_cache: bool,
     /// Follow the job until it ends, as `tidemill watch` does
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     energy_price: Option<Price<MoneyPerJoule>>,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let script = read(&args.script)?;
     let server = context.connect().await?;
     let request = v1::SubmitRequest {
@@ -76,7 +76,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let reply = reply.map_err(|status| server.explain(status))?.into_inner();
     if !reply.errors.is_empty() {
         if context.global.json {
-            context.output.step(&Said::new(
+            context.output.step(&Printed::new(
                 "",
                 json!({ "job": null, "errors": reply.errors }),
             ))?;
@@ -87,20 +87,20 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         return Ok(ExitCode::from(crate::FAILED));
     }
     if args.dry_run {
-        let told = context.config.submit.clone();
+        let printed = context.config.submit.clone();
         let prices = Submit {
-            busy_power: args.busy_power.or(told.busy_power),
-            idle_power: args.idle_power.or(told.idle_power),
-            energy_price: args.energy_price.or(told.energy_price),
+            busy_power: args.busy_power.or(printed.busy_power),
+            idle_power: args.idle_power.or(printed.idle_power),
+            energy_price: args.energy_price.or(printed.energy_price),
         };
         return dry_run::show(reply, &prices, context);
     }
     let job = reply.job;
-    let told = Said::new(
+    let printed = Printed::new(
         format!("job {job} submitted"),
         json!({ "job": job, "errors": [], "awaited": awaited_json(&reply) }),
     );
-    context.output.step(&told)?;
+    context.output.step(&printed)?;
     tell_awaited(&reply, context);
     if args.watch {
         return watch::follow(&server, job, context).await;
@@ -111,7 +111,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 
 /// Which inputs are not there yet, a line each: a job may be submitted before its data, and a name may be wrong.
 pub(super) fn awaited(reply: &v1::SubmitReply) -> Vec<String> {
-    let told = reply.awaited.iter().map(|awaited| {
+    let printed = reply.awaited.iter().map(|awaited| {
         let perhaps = match awaited.nearest.as_str() {
             "" => String::new(),
             nearest => format!("; did you mean {nearest}?"),
@@ -121,18 +121,18 @@ pub(super) fn awaited(reply: &v1::SubmitReply) -> Vec<String> {
             "task {task} waits for {path}, which is not there yet{perhaps}"
         ))
     });
-    let mut told: Vec<String> = told.collect();
+    let mut printed: Vec<String> = printed.collect();
     let more = usize::try_from(reply.awaited_total).unwrap_or(usize::MAX);
     match more.saturating_sub(reply.awaited.len()) {
         0 => {}
-        more => told.push(format!("and for {more} more files")),
+        more => printed.push(format!("and for {more} more files")),
     }
-    told
+    printed
 }
 
-fn tell_awaited(reply: &v1::SubmitReply, context: &Context) {
-    for told in awaited(reply) {
-        context.note(told);
+fn tell_awaited(reply: &v1::SubmitReply, context: &CommandContext) {
+    for printed in awaited(reply) {
+        context.note(printed);
     }
     if !reply.awaited.is_empty() {
         context.note(format_args!(

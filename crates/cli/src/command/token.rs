@@ -1,8 +1,8 @@
 //! `tidemill token`: by what users on other hosts are known.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::output::token::{TokensView, token_json, whose};
-use crate::output::{Said, exact};
+use crate::output::{Printed, exact};
 use anyhow::Context as _;
 use serde_json::json;
 use std::io::Write;
@@ -34,7 +34,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum TokenCommand {
     /// Make a token. Its secret is shown once, and stored nowhere else
-    Create(Create),
+    Create(CreateToken),
     /// List your tokens; as root, all tokens
     List {
         /// Name or number of a user, for this user's tokens only
@@ -49,7 +49,7 @@ enum TokenCommand {
 }
 
 #[derive(Debug, clap::Args)]
-struct Create {
+struct CreateToken {
     /// Name or number of the token's user [default: yours]
     #[arg(long, value_name = "USER", value_parser = user)]
     user: Option<u32>,
@@ -79,7 +79,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_nanos(span.0))
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     match args.command {
         TokenCommand::Create(args) => return create(args, context, &server).await,
@@ -96,7 +96,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             let reply = server.tokens().revoke(request).await;
             let token = reply.map_err(|status| server.explain(status))?.into_inner();
             let text = format!("token {} of {} is revoked", token.token, whose(&token));
-            context.output.show(&Said::new(text, token_json(&token)))?;
+            context
+                .output
+                .show(&Printed::new(text, token_json(&token)))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -112,8 +114,8 @@ fn expiry(good: Duration) -> anyhow::Result<i64> {
 }
 
 async fn create(
-    args: Create,
-    context: &Context,
+    args: CreateToken,
+    context: &CommandContext,
     server: &tidemill_client::Server,
 ) -> anyhow::Result<ExitCode> {
     let me = rustix::process::geteuid().as_raw();
@@ -141,7 +143,7 @@ async fn create(
     let (Some(mut file), Some(path)) = (file, &args.output) else {
         context.note(format_args!("{of}; keep what follows secret"));
         let json = json!({ "token": token_json(&token), "credential": reply.credential });
-        context.output.show(&Said::new(reply.credential, json))?;
+        context.output.show(&Printed::new(reply.credential, json))?;
         return Ok(ExitCode::SUCCESS);
     };
     let written = file
@@ -154,7 +156,7 @@ async fn create(
     }
     let text = format!("{of} is in {}", path.display());
     let json = json!({ "token": token_json(&token), "file": exact(path) });
-    context.output.show(&Said::new(text, json))?;
+    context.output.show(&Printed::new(text, json))?;
     Ok(ExitCode::SUCCESS)
 }
 

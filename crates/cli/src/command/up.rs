@@ -2,9 +2,9 @@
 
 use super::mount;
 use crate::command::server::{QUEUE, QueueArg};
-use crate::context::Context;
-use crate::format::{QueueText, Size};
-use crate::output::{Said, exact};
+use crate::context::CommandContext;
+use crate::format::{ByteSize, QueueText};
+use crate::output::{Printed, exact};
 use crate::process;
 use anyhow::Context as _;
 use serde_json::json;
@@ -16,15 +16,15 @@ use std::process::{Child, ExitCode};
 use std::time::{Duration, Instant};
 use tidemill_client::Endpoint;
 use tidemill_mount::mountpoint::{self, is_mounted};
-use tidemill_node::outside::packs::Packing;
+use tidemill_node::backend::packs::Packing;
 
 const EXAMPLES: &str = "Examples:
   tidemill up                                   a server, four nodes, a mount at DIR/mnt
-  tidemill up --nodes 8 --cores 2 --host-cores 4
-  tidemill up --warehouse 2GiB                  add a node in memory, for directories that ask for it
+  tidemill up --nodes 8 --cores 2 --server-cores 4
+  tidemill up --memory-tier 2GiB                add a node of the memory tier, for directories that ask for it
   tidemill up --burst /nvme/tidemill            add a node of the burst tier on a fast disk, for new files
-  tidemill up --burst /nvme/tidemill --outside s3://bucket/run --outside-keys ~/keys
-                                                and drain files to an object store
+  tidemill up --burst /nvme/tidemill --backend s3://bucket/run --backend-keys ~/keys
+                                                and stage files out to an object store
   tidemill --dir /data/cluster up --mount /mnt/cluster
 
 You can repeat the command at any time: it starts missing processes and leaves running ones alone.
@@ -39,12 +39,12 @@ const PERIOD: Duration = Duration::from_millis(20);
 /// Nodes of a new cluster.
 const NODES: u32 = 4;
 
-/// The node in memory.
-const WAREHOUSE: u32 = 999;
+/// The node of the memory tier.
+const MEMORY_TIER: u32 = 999;
 /// The node of the burst tier.
 const BURST: u32 = 998;
-/// The node whose files are outside.
-const OUTSIDE: u32 = 997;
+/// The node whose files are in a backend.
+const BACKEND: u32 = 997;
 
 /// Start a server, nodes and a mount on this machine, in the background
 #[derive(Debug, clap::Args)]
@@ -54,33 +54,33 @@ pub(crate) struct Args {
     #[arg(long, short = 'n', value_name = "N", env = "TIDEMILL_UP_NODES")]
     nodes: Option<u32>,
     /// Size of an additional node, number 999, that keeps files in memory [default: as before]
-    #[arg(long, value_name = "SIZE", env = "TIDEMILL_UP_WAREHOUSE")]
-    warehouse: Option<Size>,
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_UP_MEMORY_TIER")]
+    memory_tier: Option<ByteSize>,
     /// Directory of an additional node, number 998, of the burst tier, on a fast disk [default: as before]
     #[arg(long, value_name = "DIRECTORY", env = "TIDEMILL_UP_BURST")]
     burst: Option<PathBuf>,
     /// External store of an additional node, number 997: file:///DIRECTORY, s3://BUCKET/…, webdav(s)://HOST/…; files of the burst
-    /// tier drain to this node [default: as before]
-    #[arg(long, value_name = "URI", env = "TIDEMILL_UP_OUTSIDE")]
-    outside: Option<String>,
+    /// tier are staged out to this node [default: as before]
+    #[arg(long, value_name = "URI", env = "TIDEMILL_UP_BACKEND")]
+    backend: Option<String>,
     /// File with the keys of that store, which nobody else may be able to read [default: as before, or none]
     #[arg(
         long,
         value_name = "FILE",
-        requires = "outside",
-        env = "TIDEMILL_UP_OUTSIDE_KEYS"
+        requires = "backend",
+        env = "TIDEMILL_UP_BACKEND_KEYS"
     )]
-    outside_keys: Option<PathBuf>,
-    /// Format of files in that store: files, dedup or "dedup | zstd", as for `tidemill node --outside-as` [default: as before,
+    backend_keys: Option<PathBuf>,
+    /// Format of files in that store: files, dedup or "dedup | zstd", as for `tidemill node --backend-format` [default: as before,
     /// at
     /// first files]
     #[arg(
         long,
         value_name = "STEPS",
-        requires = "outside",
-        env = "TIDEMILL_UP_OUTSIDE_AS"
+        requires = "backend",
+        env = "TIDEMILL_UP_BACKEND_FORMAT"
     )]
-    outside_as: Option<Packing>,
+    backend_format: Option<Packing>,
     /// Number of kernels that each node runs at once [default: the machine's cores, divided among the nodes]
     #[arg(long, value_name = "C", env = "TIDEMILL_NODE_CORES")]
     cores: Option<u32>,
@@ -90,31 +90,31 @@ pub(crate) struct Args {
     /// Don't mount the cluster
     #[arg(long, conflicts_with = "mount")]
     no_mount: bool,
-    /// Number of the server's own cores for the policies hybrid and advised [default: 0]
-    #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_HOST_CORES")]
-    host_cores: Option<u32>,
+    /// Number of the server cores for the policies hybrid and advised [default: 0]
+    #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_CORES")]
+    server_cores: Option<u32>,
     #[command(flatten)]
     queue: QueueArg,
 }
 
 /// Names of started and of running processes.
 #[derive(Debug, Default)]
-struct Done {
+struct StartedProcesses {
     started: Vec<String>,
     already: Vec<String>,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let mut ids = node_ids(&args, context)?;
     let disks = ids.len();
-    let warehouse = warehouse(&args, context)?;
+    let memory_tier = memory_tier(&args, context)?;
     let burst = burst(&args, context)?;
-    let outside = outside(&args, context)?;
-    let mut up = Up {
+    let backend = backend(&args, context)?;
+    let mut up = UpProcesses {
         context,
         endpoint: Endpoint::Unix(context.cluster.socket()),
         children: Vec::new(),
-        done: Done::default(),
+        done: StartedProcesses::default(),
     };
     up.server(&args)?;
     up.until("the server", async |up| up.connect().await.is_some())
@@ -127,13 +127,13 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         up.node((BURST, &directory), &args, disks)?;
         ids.push(BURST);
     }
-    if let Some(at) = &outside {
-        up.outside(at, &args, disks)?;
-        ids.push(OUTSIDE);
+    if let Some(at) = &backend {
+        up.backend(at, &args, disks)?;
+        ids.push(BACKEND);
     }
-    if let Some(bytes) = warehouse {
-        up.warehouse(bytes)?;
-        ids.push(WAREHOUSE);
+    if let Some(bytes) = memory_tier {
+        up.memory_tier(bytes)?;
+        ids.push(MEMORY_TIER);
     }
     up.until("the nodes", async |up| up.nodes_are_up(&ids).await)
         .await?;
@@ -155,13 +155,13 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 }
 
 /// Those that have a directory here, since they may hold data, and as many as were asked for.
-fn node_ids(args: &Args, context: &Context) -> anyhow::Result<Vec<u32>> {
+fn node_ids(args: &Args, context: &CommandContext) -> anyhow::Result<Vec<u32>> {
     let mut there = context.cluster.nodes();
     // One of another kind may be all that the cluster was to have.
     let burst = noted_burst(context)?;
     let is_new =
         there.is_empty() && !burst.is_some_and(|directory| directory.join("node.db").exists());
-    there.retain(|id| ![WAREHOUSE, BURST, OUTSIDE].contains(id));
+    there.retain(|id| ![MEMORY_TIER, BURST, BACKEND].contains(id));
     let directory = |id: u32| context.cluster.node(id);
     let removed = there.extract_if(.., |id| tidemill_node::is_removed(&directory(*id)));
     let removed: Vec<u32> = removed.collect();
@@ -187,11 +187,11 @@ fn node_ids(args: &Args, context: &Context) -> anyhow::Result<Vec<u32>> {
     Ok(ids.into_iter().collect())
 }
 
-/// Returns the capacity of the node in memory, if it is wanted or existed before.
-fn warehouse(args: &Args, context: &Context) -> anyhow::Result<Option<u64>> {
-    let path = context.cluster.warehouse();
+/// Returns the capacity of the node of the memory tier, if it is wanted or existed before.
+fn memory_tier(args: &Args, context: &CommandContext) -> anyhow::Result<Option<u64>> {
+    let path = context.cluster.memory_tier();
     let shown = || path.display().to_string();
-    if let Some(Size(bytes)) = args.warehouse.or(context.config.up.warehouse) {
+    if let Some(ByteSize(bytes)) = args.memory_tier.or(context.config.up.memory_tier) {
         std::fs::create_dir_all(context.cluster.path()).with_context(shown)?;
         std::fs::write(&path, format!("{bytes}\n")).with_context(shown)?;
         return Ok(Some(bytes));
@@ -204,7 +204,7 @@ fn warehouse(args: &Args, context: &Context) -> anyhow::Result<Option<u64>> {
 }
 
 /// The directory of the node of the burst tier, if there is to be one or was before.
-fn burst(args: &Args, context: &Context) -> anyhow::Result<Option<PathBuf>> {
+fn burst(args: &Args, context: &CommandContext) -> anyhow::Result<Option<PathBuf>> {
     let note = context.cluster.burst();
     let shown = || note.display().to_string();
     if let Some(directory) = args.burst.as_ref().or(context.config.up.burst.as_ref()) {
@@ -214,7 +214,7 @@ fn burst(args: &Args, context: &Context) -> anyhow::Result<Option<PathBuf>> {
         {
             anyhow::bail!(
                 "node {BURST} has its files in {}, and can't be moved to {} like that: start it there as before, or empty it \
-                 (`tidemill drain / --free --wait`), stop it, take it out (`tidemill node remove {BURST}`) and remove {}",
+                 (`tidemill drain / --evict --wait`), stop it, take it out (`tidemill node remove {BURST}`) and remove {}",
                 before.display(),
                 directory.display(),
                 shown()
@@ -228,7 +228,7 @@ fn burst(args: &Args, context: &Context) -> anyhow::Result<Option<PathBuf>> {
 }
 
 /// Where it was before.
-fn noted_burst(context: &Context) -> anyhow::Result<Option<PathBuf>> {
+fn noted_burst(context: &CommandContext) -> anyhow::Result<Option<PathBuf>> {
     let note = context.cluster.burst();
     match std::fs::read(&note) {
         Ok(text) => Ok(Some(PathBuf::from(OsString::from_vec(text)))),
@@ -237,24 +237,24 @@ fn noted_burst(context: &Context) -> anyhow::Result<Option<PathBuf>> {
     }
 }
 
-/// Where the files of a node are that has them outside.
+/// Where the files of a node are that has them in a backend.
 #[derive(Debug, PartialEq, Eq)]
-struct At {
+struct BackendOption {
     uri: String,
     keys: Option<PathBuf>,
     packing: Packing,
 }
 
 /// The same, if there is to be one or was before.
-fn outside(args: &Args, context: &Context) -> anyhow::Result<Option<At>> {
-    let note = context.cluster.outside();
+fn backend(args: &Args, context: &CommandContext) -> anyhow::Result<Option<BackendOption>> {
+    let note = context.cluster.backend();
     let shown = || note.display().to_string();
     let before = match std::fs::read_to_string(&note) {
         Ok(text) => {
             let mut lines = text.lines();
             let mut next = || lines.next().unwrap_or_default();
             let (uri, keys, packing) = (next(), next(), next());
-            Some(At {
+            Some(BackendOption {
                 uri: uri.to_owned(),
                 keys: (!keys.is_empty()).then(|| keys.into()),
                 // Earlier releases knew no other.
@@ -265,26 +265,26 @@ fn outside(args: &Args, context: &Context) -> anyhow::Result<Option<At>> {
         Err(error) => return Err(error).with_context(shown),
     };
     let file = &context.config.up;
-    let Some(uri) = args.outside.as_ref().or(file.outside.as_ref()) else {
+    let Some(uri) = args.backend.as_ref().or(file.backend.as_ref()) else {
         return Ok(before);
     };
-    let keys = args.outside_keys.as_ref().or(file.outside_keys.as_ref());
+    let keys = args.backend_keys.as_ref().or(file.backend_keys.as_ref());
     let keys = keys.map(std::path::absolute).transpose()?;
     let keys = keys.or_else(|| before.as_ref()?.keys.clone());
     if let Some(before) = before.as_ref().filter(|before| before.uri != *uri) {
         anyhow::bail!(
-            "node {OUTSIDE} has its files in {}, and can't be moved to {uri} like that: start it as before, or empty it \
-             (`tidemill node drain {OUTSIDE} --wait`), stop it, take it out (`tidemill node remove {OUTSIDE}`) and remove {}",
+            "node {BACKEND} has its files in {}, and can't be moved to {uri} like that: start it as before, or empty it \
+             (`tidemill node drain {BACKEND} --wait`), stop it, take it out (`tidemill node remove {BACKEND}`) and remove {}",
             before.uri,
             shown()
         );
     }
     // It would not start, and tell so in its log only.
-    super::node::outside::open(uri, keys.as_deref())
-        .with_context(|| format!("--outside: can't have files in {uri}"))?;
-    let packing = args.outside_as.or(file.outside_as);
+    super::node::backend::open(uri, keys.as_deref())
+        .with_context(|| format!("--backend: can't have files in {uri}"))?;
+    let packing = args.backend_format.or(file.backend_format);
     let packing = packing.or(before.map(|before| before.packing));
-    let at = At {
+    let at = BackendOption {
         uri: uri.clone(),
         keys,
         packing: packing.unwrap_or_default(),
@@ -302,7 +302,7 @@ fn outside(args: &Args, context: &Context) -> anyhow::Result<Option<At>> {
 }
 
 /// Where to mount, or why not.
-fn mount_path(args: &Args, context: &Context) -> Result<PathBuf, String> {
+fn mount_path(args: &Args, context: &CommandContext) -> Result<PathBuf, String> {
     if args.no_mount {
         return Err("--no-mount was given".into());
     }
@@ -315,14 +315,14 @@ fn mount_path(args: &Args, context: &Context) -> Result<PathBuf, String> {
     std::path::absolute(&path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-struct Up<'a> {
-    context: &'a Context,
+struct UpProcesses<'a> {
+    context: &'a CommandContext,
     endpoint: Endpoint,
     children: Vec<(String, Child)>,
-    done: Done,
+    done: StartedProcesses,
 }
 
-impl Up<'_> {
+impl UpProcesses<'_> {
     fn server(&mut self, args: &Args) -> anyhow::Result<()> {
         let mut flags: Vec<OsString> = vec![
             "server".into(),
@@ -333,8 +333,11 @@ impl Up<'_> {
         if let Some(address) = self.address_before() {
             flags.extend(["--listen".into(), address.to_string().into()]);
         }
-        if let Some(cores) = args.host_cores.or(self.context.config.server.host_cores) {
-            flags.extend(["--host-cores".into(), cores.to_string().into()]);
+        if let Some(cores) = args
+            .server_cores
+            .or(self.context.config.server.server_cores)
+        {
+            flags.extend(["--server-cores".into(), cores.to_string().into()]);
         }
         // Other users see arguments, and it may have a password.
         let queue = args.queue.queue.as_ref();
@@ -363,16 +366,16 @@ impl Up<'_> {
         }
     }
 
-    /// Starts the node whose files are outside.
-    fn outside(&mut self, at: &At, args: &Args, nodes: usize) -> anyhow::Result<()> {
-        let directory = self.context.cluster.node(OUTSIDE);
-        let mut flags = self.flags_of((OUTSIDE, &directory), args, nodes);
-        flags.extend(["--outside".into(), OsString::from(&at.uri)]);
+    /// Starts the node whose files are in a backend.
+    fn backend(&mut self, at: &BackendOption, args: &Args, nodes: usize) -> anyhow::Result<()> {
+        let directory = self.context.cluster.node(BACKEND);
+        let mut flags = self.flags_of((BACKEND, &directory), args, nodes);
+        flags.extend(["--backend".into(), OsString::from(&at.uri)]);
         if let Some(keys) = &at.keys {
-            flags.extend(["--outside-keys".into(), keys.into()]);
+            flags.extend(["--backend-keys".into(), keys.into()]);
         }
-        flags.extend(["--outside-as".into(), at.packing.to_string().into()]);
-        self.start(&format!("node-{OUTSIDE}"), flags, None)
+        flags.extend(["--backend-format".into(), at.packing.to_string().into()]);
+        self.start(&format!("node-{BACKEND}"), flags, None)
     }
 
     fn node(
@@ -410,31 +413,31 @@ impl Up<'_> {
         flags
     }
 
-    /// Starts the node in memory, which runs nothing.
-    fn warehouse(&mut self, bytes: u64) -> anyhow::Result<()> {
-        let directory = self.context.cluster.node(WAREHOUSE);
+    /// Starts the node of the memory tier, which runs nothing.
+    fn memory_tier(&mut self, bytes: u64) -> anyhow::Result<()> {
+        let directory = self.context.cluster.node(MEMORY_TIER);
         let flags: [OsString; 11] = [
             "node".into(),
             "--id".into(),
-            WAREHOUSE.to_string().into(),
+            MEMORY_TIER.to_string().into(),
             "--data-dir".into(),
             directory.into(),
-            "--medium".into(),
+            "--tier".into(),
             "memory".into(),
             "--capacity".into(),
             bytes.to_string().into(),
             "--listen".into(),
             "127.0.0.1:0".into(),
         ];
-        self.start(&format!("node-{WAREHOUSE}"), flags.into(), None)
+        self.start(&format!("node-{MEMORY_TIER}"), flags.into(), None)
     }
 
-    /// Nodes of one machine must not promise all of its memory each; what an administrator says counts as said.
+    /// Nodes of one machine must not promise all of its memory each; what an administrator configures counts as configured.
     fn memory_of_each(&self, nodes: usize) -> Vec<OsString> {
         let file = &self.context.config.node;
         let variables = ["TIDEMILL_NODE_MEMORY", "TIDEMILL_NODE_KERNELS_MEMORY"];
-        let said = file.memory.is_some() || file.kernels_memory.is_some();
-        if said
+        let configured = file.memory.is_some() || file.kernels_memory.is_some();
+        if configured
             || variables
                 .iter()
                 .any(|name| std::env::var_os(name).is_some())
@@ -584,10 +587,17 @@ fn free_again(noted: &str) -> Option<Result<SocketAddr, SocketAddr>> {
 
 /// Whether the node is suspended, which counts as running.
 fn is_suspended(node: &tidemill_wire::v1::Node) -> bool {
-    node.sleep.as_ref().is_some_and(|sleep| sleep.suspended)
+    node.suspension
+        .as_ref()
+        .is_some_and(|suspension| suspension.suspended)
 }
 
-fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> anyhow::Result<()> {
+fn tell(
+    context: &CommandContext,
+    done: &StartedProcesses,
+    ids: &[u32],
+    mount: Option<&Path>,
+) -> anyhow::Result<()> {
     let dir = context.cluster.path().display().to_string();
     let mut lines = Vec::new();
     if !done.already.is_empty() {
@@ -627,7 +637,7 @@ fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> an
         "started": done.started,
         "already_running": done.already,
     });
-    context.output.show(&Said::new(lines.join("\n"), json))?;
+    context.output.show(&Printed::new(lines.join("\n"), json))?;
     Ok(())
 }
 

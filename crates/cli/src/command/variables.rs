@@ -1,8 +1,8 @@
 //! `tidemill variables`: the content of a scientific file, and the places of its variables' bytes.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::files;
-use crate::output::variables::{Place, Shown, VariablesView};
+use crate::output::variables::{ShownVariable, VariableLocation, VariablesView};
 use anyhow::Context as _;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,11 +10,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
-use tidemill_client::ranged::Ranged;
+use tidemill_client::ranged::RangedFile;
 use tidemill_client::transfer::Transfer;
 use tidemill_client::{Error, Server};
 use tidemill_format::{
-    Bytes, Directory, Format, Header, Pieces, Range, Span, Store, Variable, pieces, zarr, zip::Zip,
+    Bytes, Directory, FileSpan, Format, Header, IndexRange, Pieces, Variable, VariableSource,
+    pieces, zarr, zip::Zip,
 };
 use tidemill_wire::v1;
 use tokio::runtime::Handle;
@@ -26,8 +27,8 @@ const EXAMPLES: &str = "Examples:
   tidemill variables --local ~/data/cube.zarr
   tidemill --json variables /raw/a.h5 | jq '.variables[].where'";
 
-/// Maximum number of pieces whose places are counted. The output mentions further pieces.
-const PIECES_MAX: u64 = 1 << 20;
+/// Maximum number of chunks whose places are counted. The output mentions further chunks.
+const CHUNKS_MAX: u64 = 1 << 20;
 /// Files of a Zarr in the cluster whose nodes are looked up.
 const FILES_MAX: usize = 4096;
 
@@ -46,7 +47,7 @@ pub(crate) struct Args {
     local: bool,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let view = if args.local {
         block_in_place(|| local(&args))?
     } else {
@@ -60,16 +61,21 @@ fn local(args: &Args) -> anyhow::Result<VariablesView> {
     let path = PathBuf::from(&args.file);
     if path.is_dir() {
         let header = zarr::read(&path)?;
-        return look(args, header, Store::Directory(&path), &mut Nowhere);
+        return look(
+            args,
+            header,
+            VariableSource::Directory(&path),
+            &mut LocalPlaces,
+        );
     }
     of_file(
         args,
         &std::fs::File::open(Path::new(&args.file))?,
-        &mut Nowhere,
+        &mut LocalPlaces,
     )
 }
 
-async fn in_cluster(args: &Args, context: &Context) -> anyhow::Result<VariablesView> {
+async fn in_cluster(args: &Args, context: &CommandContext) -> anyhow::Result<VariablesView> {
     let server = context.connect().await?;
     let transfer = context.transfer().await?;
     let path = files::path(&args.file)?;
@@ -78,7 +84,12 @@ async fn in_cluster(args: &Args, context: &Context) -> anyhow::Result<VariablesV
         let directory = ClusterDirectory::new(&server, &transfer, path);
         return block_in_place(|| {
             let header = zarr::read(&directory)?;
-            look(args, header, Store::Directory(&directory), &mut &directory)
+            look(
+                args,
+                header,
+                VariableSource::Directory(&directory),
+                &mut &directory,
+            )
         });
     }
     let ranged = transfer.ranged(&path).await;
@@ -89,20 +100,25 @@ async fn in_cluster(args: &Args, context: &Context) -> anyhow::Result<VariablesV
 fn of_file(
     args: &Args,
     bytes: &dyn Bytes,
-    places: &mut dyn Places,
+    places: &mut dyn PartPlaces,
 ) -> anyhow::Result<VariablesView> {
     let header = tidemill_format::read(bytes)?;
     if matches!(header.format, Format::Zarr(_)) {
-        return look(args, header, Store::Directory(&Zip::open(bytes)?), places);
+        return look(
+            args,
+            header,
+            VariableSource::Directory(&Zip::open(bytes)?),
+            places,
+        );
     }
-    look(args, header, Store::File(bytes), places)
+    look(args, header, VariableSource::File(bytes), places)
 }
 
 fn look(
     args: &Args,
     header: Header,
-    store: Store<'_>,
-    places: &mut dyn Places,
+    store: VariableSource<'_>,
+    places: &mut dyn PartPlaces,
 ) -> anyhow::Result<VariablesView> {
     for name in &args.variables {
         header.find(name)?;
@@ -114,14 +130,14 @@ fn look(
     let (format, attributes) = (header.format, header.attributes);
     let mut shown = Vec::new();
     for variable in header.variables.into_iter().filter(named) {
-        let all: Vec<Range> = variable.shape().into_iter().map(Range::all).collect();
+        let all: Vec<IndexRange> = variable.shape().into_iter().map(IndexRange::all).collect();
         let counted =
             pieces(&variable, &all, store, u64::MAX).and_then(|found| count(found, places));
         let (found, why) = match counted {
             Ok(found) => (found, None),
-            Err(error) => (Counted::default(), Some(error.to_string())),
+            Err(error) => (CountedBytes::default(), Some(error.to_string())),
         };
-        shown.push(Shown {
+        shown.push(ShownVariable {
             variable,
             places: found.places,
             more: found.more,
@@ -139,59 +155,59 @@ fn look(
 }
 
 #[derive(Default)]
-struct Counted {
-    places: Vec<Place>,
+struct CountedBytes {
+    places: Vec<VariableLocation>,
     more: bool,
 }
 
-/// Bytes and pieces of a variable, by the parts that have them.
-fn count(found: Pieces<'_>, places: &mut dyn Places) -> tidemill_format::Result<Counted> {
-    let mut all: BTreeMap<(Option<usize>, Option<u32>), Place> = BTreeMap::new();
+/// Bytes and chunks of a variable, by the parts that have them.
+fn count(found: Pieces<'_>, places: &mut dyn PartPlaces) -> tidemill_format::Result<CountedBytes> {
+    let mut all: BTreeMap<(Option<usize>, Option<u32>), VariableLocation> = BTreeMap::new();
     let mut looked_at = 0;
     let mut more = false;
     'all: for piece in found {
         for span in piece?.spans() {
             looked_at += 1;
-            if looked_at > PIECES_MAX {
+            if looked_at > CHUNKS_MAX {
                 more = true;
                 break 'all;
             }
             for (part, node, bytes) in places.of(&span) {
-                let place = all.entry((part, node)).or_insert(Place {
+                let place = all.entry((part, node)).or_insert(VariableLocation {
                     part,
                     node,
                     bytes: 0,
-                    pieces: 0,
+                    chunks: 0,
                 });
                 place.bytes += bytes;
-                place.pieces += 1;
+                place.chunks += 1;
             }
         }
     }
-    Ok(Counted {
+    Ok(CountedBytes {
         places: all.into_values().collect(),
         more,
     })
 }
 
 /// A part, the node that it is read from, and how many bytes.
-type At = (Option<usize>, Option<u32>, u64);
+type PartSource = (Option<usize>, Option<u32>, u64);
 
 /// Which part and node have the bytes of a span, and how many of them.
-trait Places {
-    fn of(&mut self, span: &Span) -> Vec<At>;
+trait PartPlaces {
+    fn of(&mut self, span: &FileSpan) -> Vec<PartSource>;
 }
 
 /// Files of this machine.
-struct Nowhere;
+struct LocalPlaces;
 
-impl Places for Nowhere {
-    fn of(&mut self, span: &Span) -> Vec<At> {
+impl PartPlaces for LocalPlaces {
+    fn of(&mut self, span: &FileSpan) -> Vec<PartSource> {
         vec![(None, None, span.size)]
     }
 }
 
-fn parts_of(file: &Ranged<'_>, offset: u64, size: u64) -> Vec<At> {
+fn parts_of(file: &RangedFile<'_>, offset: u64, size: u64) -> Vec<PartSource> {
     let spans = file.layout().spans(offset..offset.saturating_add(size));
     let whole = spans.len() == 1;
     let of = |(part, range): (usize, std::ops::Range<u64>)| {
@@ -202,15 +218,15 @@ fn parts_of(file: &Ranged<'_>, offset: u64, size: u64) -> Vec<At> {
 }
 
 /// A file of the cluster, read by ranges.
-pub(crate) struct ClusterFile<'a>(Mutex<Ranged<'a>>);
+pub(crate) struct ClusterFile<'a>(Mutex<RangedFile<'a>>);
 
 impl<'a> ClusterFile<'a> {
-    pub(crate) fn new(ranged: Ranged<'a>) -> Self {
+    pub(crate) fn new(ranged: RangedFile<'a>) -> Self {
         Self(Mutex::new(ranged))
     }
 
     /// The version that it is of.
-    pub(crate) fn ranged(&self) -> Ranged<'a> {
+    pub(crate) fn ranged(&self) -> RangedFile<'a> {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -218,14 +234,14 @@ impl<'a> ClusterFile<'a> {
     }
 }
 
-impl Places for &ClusterFile<'_> {
-    fn of(&mut self, span: &Span) -> Vec<At> {
+impl PartPlaces for &ClusterFile<'_> {
+    fn of(&mut self, span: &FileSpan) -> Vec<PartSource> {
         let file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         parts_of(&file, span.offset, span.size)
     }
 }
 
-fn fetch(file: &mut Ranged<'_>, offset: u64, into: &mut [u8]) -> io::Result<()> {
+fn fetch(file: &mut RangedFile<'_>, offset: u64, into: &mut [u8]) -> io::Result<()> {
     let end = offset.saturating_add(into.len() as u64);
     let bytes = Handle::current()
         .block_on(file.read(offset..end))
@@ -259,13 +275,17 @@ impl Bytes for ClusterFile<'_> {
 pub(crate) struct ClusterDirectory<'a> {
     server: &'a Server,
     transfer: &'a Transfer,
-    root: files::Path,
+    root: files::ClusterPath,
     /// Files whose nodes were looked up.
-    known: Mutex<BTreeMap<String, Vec<At>>>,
+    known: Mutex<BTreeMap<String, Vec<PartSource>>>,
 }
 
 impl<'a> ClusterDirectory<'a> {
-    pub(crate) fn new(server: &'a Server, transfer: &'a Transfer, root: files::Path) -> Self {
+    pub(crate) fn new(
+        server: &'a Server,
+        transfer: &'a Transfer,
+        root: files::ClusterPath,
+    ) -> Self {
         Self {
             server,
             transfer,
@@ -288,17 +308,17 @@ impl<'a> ClusterDirectory<'a> {
     }
 
     /// One of its files.
-    pub(crate) async fn ranged(&self, path: &str) -> Result<Ranged<'a>, Error> {
+    pub(crate) async fn ranged(&self, path: &str) -> Result<RangedFile<'a>, Error> {
         self.transfer.ranged(self.root.join(path)).await
     }
 
-    fn open(&self, path: &str) -> Result<Ranged<'a>, Error> {
+    fn open(&self, path: &str) -> Result<RangedFile<'a>, Error> {
         Handle::current().block_on(self.ranged(path))
     }
 }
 
-impl Places for &ClusterDirectory<'_> {
-    fn of(&mut self, span: &Span) -> Vec<At> {
+impl PartPlaces for &ClusterDirectory<'_> {
+    fn of(&mut self, span: &FileSpan) -> Vec<PartSource> {
         let Some(path) = &span.file else {
             return Vec::new();
         };
@@ -314,7 +334,7 @@ impl Places for &ClusterDirectory<'_> {
             )
         });
         // Each file has parts of its own: numbers of them would say nothing of the whole.
-        let place = |(_, node, bytes): &At| (None, *node, *bytes);
+        let place = |(_, node, bytes): &PartSource| (None, *node, *bytes);
         if found.is_empty() {
             unknown
         } else {

@@ -1,10 +1,10 @@
 //! `tidemill watch`: follows a job, with bars on a terminal or a line per change elsewhere. Or follows new files.
 
-mod arrivals;
+mod events;
 
 use super::jobs;
-use crate::context::Context;
-use crate::output::Said;
+use crate::context::CommandContext;
+use crate::output::Printed;
 use crate::output::cluster::state;
 use crate::output::job::{ChangeView, has_ended, headline, job_json, waits};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::{Error, Server};
-use tidemill_core::shown;
+use tidemill_core::display;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
@@ -44,13 +44,13 @@ pub(crate) struct Args {
     count: Option<u64>,
 }
 
-pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let job = args.what.as_deref().map(str::parse);
     let files = args.what.as_deref().filter(|_| !matches!(job, Some(Ok(_))));
     if let Some(pattern) = files {
         let from = (args.from.as_deref(), args.count);
-        return arrivals::follow(&server, pattern, from, context).await;
+        return events::follow(&server, pattern, from, context).await;
     }
     anyhow::ensure!(
         args.from.is_none() && args.count.is_none(),
@@ -68,9 +68,9 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
 pub(crate) async fn follow(
     server: &Server,
     job: u64,
-    context: &Context,
+    context: &CommandContext,
 ) -> anyhow::Result<ExitCode> {
-    let mut shown = Shown::new(context);
+    let mut shown = ShownJob::new(context);
     let mut failures = 0;
     loop {
         match follow_stream(server, job, context, &mut shown, &mut failures).await {
@@ -102,8 +102,8 @@ pub(crate) async fn follow(
 async fn follow_stream(
     server: &Server,
     job: u64,
-    context: &Context,
-    shown: &mut Shown,
+    context: &CommandContext,
+    shown: &mut ShownJob,
     failures: &mut u32,
 ) -> anyhow::Result<Option<v1::Job>> {
     let explain = |status| server.explain(status);
@@ -134,11 +134,11 @@ fn is_passing(error: &anyhow::Error) -> bool {
     error.is_some_and(|error| matches!(error, Error::Unreachable { .. }))
 }
 
-fn finish(job: &v1::Job, context: &Context) -> anyhow::Result<ExitCode> {
+fn finish(job: &v1::Job, context: &CommandContext) -> anyhow::Result<ExitCode> {
     if !context.global.json {
         context
             .output
-            .show(&Said::new(headline(job), job_json(job)))?;
+            .show(&Printed::new(headline(job), job_json(job)))?;
     }
     let id = job.job;
     if job.state() == v1::State::Done {
@@ -152,15 +152,15 @@ fn finish(job: &v1::Job, context: &Context) -> anyhow::Result<ExitCode> {
 }
 
 /// State of a job as last shown.
-struct Shown {
+struct ShownJob {
     tasks: BTreeMap<u64, v1::Task>,
     /// The last reported reason to wait.
     waits: Option<String>,
     bars: Option<Bars>,
 }
 
-impl Shown {
-    fn new(context: &Context) -> Self {
+impl ShownJob {
+    fn new(context: &CommandContext) -> Self {
         Self {
             tasks: BTreeMap::new(),
             waits: None,
@@ -186,21 +186,21 @@ impl Shown {
     }
 
     /// Reports the reason to wait, where no line under bars shows it.
-    fn tell_waits(&mut self, job: &v1::Job, context: &Context) {
+    fn tell_waits(&mut self, job: &v1::Job, context: &CommandContext) {
         let waits = waits(job);
         if waits != self.waits
             && self.bars.is_none()
             && let Some(waits) = &waits
         {
-            context.note(format_args!("job {} {}", job.job, shown::line(waits)));
+            context.note(format_args!("job {} {}", job.job, display::line(waits)));
         }
         self.waits = waits;
     }
 
     fn note(&self, text: &str) {
         match &self.bars {
-            Some(bars) => drop(bars.multi.println(shown::line(text))),
-            None => eprintln!("{}", shown::line(text)),
+            Some(bars) => drop(bars.multi.println(display::line(text))),
+            None => eprintln!("{}", display::line(text)),
         }
     }
 
@@ -268,13 +268,13 @@ impl Bars {
         {
             let line = format!("{} {}: {}", task.name, state(task.state), task.error);
             // The terminal may be closed, which is no error.
-            let _ = self.multi.println(shown::line(&line));
+            let _ = self.multi.println(display::line(&line));
         }
         let mut line = headline(job);
         if !running.is_empty() {
             line = format!("{line}; {}", running.join(", "));
         }
-        self.running.set_message(shown::line(&line));
+        self.running.set_message(display::line(&line));
     }
 
     fn bar(&mut self, kernel: &str, width: usize) -> ProgressBar {
@@ -285,7 +285,7 @@ impl Bars {
         bar.set_style(
             plain("  {prefix} {bar:30.green/dim} {pos:>3}/{len:<3} {msg}").progress_chars("━━─"),
         );
-        bar.set_prefix(format!("{:<width$}", shown::line(kernel)));
+        bar.set_prefix(format!("{:<width$}", display::line(kernel)));
         self.kernels.push((kernel.to_owned(), bar.clone()));
         bar
     }
@@ -315,7 +315,7 @@ mod tests {
             state: state.into(),
             ..v1::Task::default()
         };
-        let mut shown = Shown {
+        let mut shown = ShownJob {
             tasks: BTreeMap::new(),
             waits: None,
             bars: None,

@@ -4,7 +4,7 @@ use super::{View, energy, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
-use tidemill_core::shown::line;
+use tidemill_core::display::line;
 use tidemill_label::apps::{Application, Applications};
 use tidemill_wire::v1;
 
@@ -22,7 +22,7 @@ impl View for AppsView {
             "BYTES",
             "FAILED",
             "NOT DONE",
-            "ROOM",
+            "QUOTA",
             "MOUNT",
             "ENERGY",
         ];
@@ -46,7 +46,7 @@ impl View for AppsView {
             writeln!(
                 out,
                 "ENERGY is of the kernels of labels that analyse, {}.",
-                energy::RECKONED
+                energy::ESTIMATED
             )?;
         }
         if self.0.agent.is_none() && !self.0.applications.is_empty() {
@@ -92,12 +92,12 @@ impl View for AppsView {
 }
 
 /// Returns the energy of an application; `None`: no kernel ran for it.
-fn drew(app: &Application) -> Option<v1::Reckoned> {
+fn drew(app: &Application) -> Option<v1::Estimated> {
     let count = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
-    let reckoned = v1::Reckoned {
+    let estimated = v1::Estimated {
         microjoules: app.drew.microjoules,
         runs: count(app.drew.runs),
         unknown: count(app.drew.unknown),
     };
-    (reckoned.runs > 0 || reckoned.unknown > 0).then_some(reckoned)
+    (estimated.runs > 0 || estimated.unknown > 0).then_some(estimated)
 }

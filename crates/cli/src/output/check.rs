@@ -4,7 +4,7 @@ use super::View;
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
-use tidemill_core::shown::{escaped, line};
+use tidemill_core::display::{escaped, line};
 use tidemill_wire::v1;
 
 /// One fault.

@@ -37,8 +37,8 @@ impl View for ClusterView {
         )?;
         conditions_text(&status.conditions, out)?;
         let up = status.nodes.iter().filter(|node| node.up).count();
-        let sleeps = |node: &&v1::Node| node.sleep.as_ref().is_some_and(|s| s.suspended);
-        let suspended = match status.nodes.iter().filter(sleeps).count() {
+        let is_suspended = |node: &&v1::Node| node.suspension.as_ref().is_some_and(|s| s.suspended);
+        let suspended = match status.nodes.iter().filter(is_suspended).count() {
             0 => String::new(),
             count => format!(", {count} suspended"),
         };
@@ -51,12 +51,12 @@ impl View for ClusterView {
             format::bytes(status.capacity_bytes)
         )?;
         self.nodes_text(out)?;
-        self.sleep_text(out)?;
+        self.suspension_text(out)?;
         self.staged_text(out)?;
         for hook in &status.hooks_behind {
             let files = format::count(hook.files, "file");
             let bytes = format::bytes(hook.bytes);
-            let name = tidemill_core::shown::line(&hook.name);
+            let name = tidemill_core::display::line(&hook.name);
             writeln!(
                 out,
                 "\nhook      {name} lags behind: {files}, {bytes} closed and not mapped yet; what is written is mapped when it is closed"
@@ -72,11 +72,11 @@ impl View for ClusterView {
         }
         self.energy_text(out)?;
         self.mounts_text(out)?;
-        if status.spilled > 0 {
-            let spilled = format::count(status.spilled, "file");
+        if status.overflowed > 0 {
+            let overflowed = format::count(status.overflowed, "file");
             writeln!(
                 out,
-                "\nmemory    {spilled} asked for memory in vain and went to disks, since the server started"
+                "\nmemory    {overflowed} asked for memory in vain and went to disks, since the server started"
             )?;
         }
         self.unsealed_text(out)?;
@@ -105,7 +105,7 @@ impl View for ClusterView {
             "health": health_word(status),
             "states": conditions_json(&status.conditions),
             "replicas": replicas_json(status.replicas.as_ref()),
-            "spilled": status.spilled,
+            "overflowed": status.overflowed,
             "hooks_behind": status.hooks_behind.iter().map(|hook| json!({
                 "name": hook.name, "uid": hook.uid, "files": hook.files, "bytes": hook.bytes,
             })).collect::<Vec<_>>(),
@@ -162,34 +162,34 @@ impl ClusterView {
 
     fn staged_text(&self, out: &mut dyn Write) -> io::Result<()> {
         for node in &self.status.nodes {
-            if let Some(outside) = &node.outside {
-                let (id, uri) = (node.node, tidemill_core::shown::line(&outside.uri));
-                let (files, bytes) = (outside.files, format::bytes(outside.bytes));
+            if let Some(backend) = &node.backend {
+                let (id, uri) = (node.node, tidemill_core::display::line(&backend.uri));
+                let (files, bytes) = (backend.files, format::bytes(backend.bytes));
                 let files = format::count(files, "object");
                 write!(out, "node {id}: {bytes} in {files} in {uri}")?;
-                if !outside.packing.is_empty() && outside.sent != outside.bytes {
-                    write!(out, ", where they take {}", format::bytes(outside.sent))?;
+                if !backend.packing.is_empty() && backend.sent != backend.bytes {
+                    write!(out, ", where they take {}", format::bytes(backend.sent))?;
                 }
-                match outside.waiting {
+                match backend.waiting {
                     0 => writeln!(out)?,
                     waiting => {
                         writeln!(out, "; {} not there yet", format::count(waiting, "object"))?
                     }
                 }
             }
-            if let Some(staged) = &node.staged {
-                let (id, bytes) = (node.node, format::bytes(staged.bytes));
-                let left = format::bytes(staged.bytes_left);
+            if let Some(burst_files) = &node.burst_files {
+                let (id, bytes) = (node.node, format::bytes(burst_files.bytes));
+                let left = format::bytes(burst_files.bytes_left);
                 writeln!(
                     out,
                     "node {id} holds {bytes} on their way, {left} of it not stored yet"
                 )?;
-                if staged.promised > 0 {
-                    let promised = format::bytes(staged.promised);
-                    let left = format::bytes(staged.promised_left);
+                if burst_files.reserved_bytes > 0 {
+                    let reserved = format::bytes(burst_files.reserved_bytes);
+                    let left = format::bytes(burst_files.reserved_left);
                     writeln!(
                         out,
-                        "{promised} of node {id} are promised, {left} of them not used yet; see `tidemill stage list`"
+                        "{reserved} of node {id} are reserved, {left} of them not used yet; see `tidemill stage list`"
                     )?;
                 }
             }
@@ -209,19 +209,19 @@ impl ClusterView {
         Ok(())
     }
 
-    fn sleep_text(&self, out: &mut dyn Write) -> io::Result<()> {
+    fn suspension_text(&self, out: &mut dyn Write) -> io::Result<()> {
         for node in &self.status.nodes {
-            let Some(sleep) = &node.sleep else {
+            let Some(suspension) = &node.suspension else {
                 continue;
             };
             let id = node.node;
-            // The trouble of a node that does not wake is a state, and is shown with the states.
-            if node.up && !sleep.trouble.is_empty() {
-                writeln!(out, "\nnode {id}: {}", sleep.trouble)?;
+            // The trouble of a node that does not resume is a state, and is shown with the states.
+            if node.up && !suspension.trouble.is_empty() {
+                writeln!(out, "\nnode {id}: {}", suspension.trouble)?;
             }
-            if sleep.suspended && sleep.wakes > 0 {
-                let span = format::span(sleep.wake_ns);
-                writeln!(out, "\nnode {id} is suspended; it takes {span} to wake")?;
+            if suspension.suspended && suspension.resumes > 0 {
+                let span = format::span(suspension.resume_ns);
+                writeln!(out, "\nnode {id} is suspended; it takes {span} to resume")?;
             }
         }
         Ok(())
@@ -248,27 +248,27 @@ impl ClusterView {
             return Ok(());
         };
         let lost = replicas.lost_nodes.len() as u64;
-        let said = [
+        let printed = [
             (replicas.lost, "file", "that can't be had"),
             (replicas.corrupt, "corrupt replica", ""),
             (replicas.short, "file", "with fewer replicas than wanted"),
             (lost, "node", "declared failed"),
         ];
-        let said = said.into_iter().filter(|(count, ..)| *count > 0);
-        let said = said.map(|(count, noun, what)| {
+        let printed = printed.into_iter().filter(|(count, ..)| *count > 0);
+        let printed = printed.map(|(count, noun, what)| {
             let counted = match (noun, count) {
                 ("corrupt replica", 2..) => format!("{count} corrupt replicas"),
                 _ => format::count(count, noun),
             };
             format!("{counted} {what}").trim_end().to_owned()
         });
-        let said: Vec<String> = said.collect();
-        if !said.is_empty() {
+        let printed: Vec<String> = printed.collect();
+        if !printed.is_empty() {
             writeln!(
                 out,
                 "\nhealth    {}: {}: see `tidemill health`",
                 health_word(&self.status),
-                said.join(", ")
+                printed.join(", ")
             )?;
         }
         Ok(())
@@ -293,12 +293,12 @@ impl ClusterView {
 }
 
 fn state_of(node: &v1::Node) -> String {
-    let sleep = node.sleep.as_ref();
-    let waking = sleep.is_some_and(|sleep| sleep.waking);
-    let suspended = sleep.is_some_and(|sleep| sleep.suspended);
-    let state = match (node.up, suspended, waking) {
+    let suspension = node.suspension.as_ref();
+    let resuming = suspension.is_some_and(|suspension| suspension.resuming);
+    let suspended = suspension.is_some_and(|suspension| suspension.suspended);
+    let state = match (node.up, suspended, resuming) {
         (true, ..) => "up",
-        (_, true, true) => "waking",
+        (_, true, true) => "resuming",
         (_, true, false) => "suspended",
         _ => "down",
     };
@@ -320,16 +320,16 @@ fn energy_json(node: &v1::Node) -> Value {
     })
 }
 
-fn sleep_json(node: &v1::Node) -> Value {
-    let sleep = node.sleep.clone().unwrap_or_default();
+fn suspension_json(node: &v1::Node) -> Value {
+    let suspension = node.suspension.clone().unwrap_or_default();
     json!({
-        "suspended": sleep.suspended,
-        "waking": sleep.waking,
-        "since": sleep.since,
-        "wakes": sleep.wakes,
-        "wake_ns": sleep.wake_ns,
-        "trouble": sleep.trouble,
-        "needed": sleep.needed,
+        "suspended": suspension.suspended,
+        "resuming": suspension.resuming,
+        "since": suspension.since,
+        "resumes": suspension.resumes,
+        "resume_ns": suspension.resume_ns,
+        "trouble": suspension.trouble,
+        "needed": suspension.needed,
     })
 }
 
@@ -374,7 +374,7 @@ fn replicas_json(replicas: Option<&v1::ReplicaHealth>) -> Value {
     json!({
         "short": replicas.short,
         "lost": replicas.lost,
-        "lost_paths": paths.map(|path| tidemill_core::shown::escaped(path)).collect::<Vec<_>>(),
+        "lost_paths": paths.map(|path| tidemill_core::display::escaped(path)).collect::<Vec<_>>(),
         "lost_nodes": replicas.lost_nodes,
         "corrupt": replicas.corrupt,
     })
@@ -393,11 +393,11 @@ fn unsealed_json(unsealed: &v1::Unsealed) -> Value {
 
 /// Returns the role of a node, and the location of its files.
 fn role_of(node: &v1::Node) -> String {
-    let outside = node.outside.as_ref().map(|_| "outside".to_owned());
-    let more = [&node.tier, &node.medium];
+    let backend = node.backend.as_ref().map(|_| "backend".to_owned());
+    let more = [&node.tier];
     let more = more
         .into_iter()
-        .chain(&outside)
+        .chain(&backend)
         .filter(|word| !word.is_empty());
     let words: Vec<&str> = std::iter::once(&node.role)
         .chain(more)
@@ -406,41 +406,40 @@ fn role_of(node: &v1::Node) -> String {
     words.join(", ")
 }
 
-fn staged_json(node: &v1::Node) -> Option<Value> {
-    let staged = node.staged?;
+fn burst_files_json(node: &v1::Node) -> Option<Value> {
+    let burst_files = node.burst_files?;
     Some(json!({
-        "objects": staged.objects,
-        "bytes": staged.bytes,
-        "drained": staged.drained,
-        "bytes_left": staged.bytes_left,
-        "promised": staged.promised,
-        "promised_left": staged.promised_left,
-        "oldest": (staged.oldest != 0).then_some(staged.oldest),
+        "objects": burst_files.objects,
+        "bytes": burst_files.bytes,
+        "staged_out": burst_files.staged_out,
+        "bytes_left": burst_files.bytes_left,
+        "reserved_bytes": burst_files.reserved_bytes,
+        "reserved_left": burst_files.reserved_left,
+        "oldest": (burst_files.oldest != 0).then_some(burst_files.oldest),
     }))
 }
 
-fn outside_json(node: &v1::Node) -> Option<Value> {
-    let outside = node.outside.as_ref()?;
+fn backend_json(node: &v1::Node) -> Option<Value> {
+    let backend = node.backend.as_ref()?;
     Some(json!({
-        "uri": outside.uri,
-        "objects": outside.files,
-        "bytes": outside.bytes,
-        "waiting": outside.waiting,
-        "sent": outside.sent,
-        "as": outside.packing,
+        "uri": backend.uri,
+        "objects": backend.files,
+        "bytes": backend.bytes,
+        "waiting": backend.waiting,
+        "sent": backend.sent,
+        "format": backend.packing,
     }))
 }
 
 fn node_json(node: &v1::Node) -> Value {
     let mut value = tidemill_node::status_json(node);
     let known_by_the_server = [
-        ("medium", medium(node).into()),
         ("tier", tier(node).into()),
-        ("staged", staged_json(node).into()),
-        ("outside", outside_json(node).into()),
+        ("burst_files", burst_files_json(node).into()),
+        ("backend", backend_json(node).into()),
         ("up", node.up.into()),
         ("emptied", node.emptied.into()),
-        ("sleep", sleep_json(node)),
+        ("suspension", suspension_json(node)),
         ("energy", energy_json(node)),
         ("measured_milliwatts", measured(node)),
         ("idle_milliwatts", node.idle_milli.into()),
@@ -458,16 +457,9 @@ fn node_json(node: &v1::Node) -> Value {
     value
 }
 
-fn medium(node: &v1::Node) -> &str {
-    match node.medium.as_str() {
-        "" => "disk",
-        medium => medium,
-    }
-}
-
 fn tier(node: &v1::Node) -> &str {
     match node.tier.as_str() {
-        "" => "store",
+        "" => "capacity",
         tier => tier,
     }
 }

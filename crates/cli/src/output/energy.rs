@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use tidemill_wire::v1;
 
 /// Method that determined the energy.
-pub(crate) const RECKONED: &str = "reckoned by processor time and configured power";
+pub(crate) const ESTIMATED: &str = "estimated by processor time and configured power";
 
 /// Returns the energy in short form, such as `1.250 J above idle; 2 runs not known`; `None` if no run has a known energy.
-pub(crate) fn short(energy: Option<&v1::Reckoned>) -> Option<String> {
+pub(crate) fn short(energy: Option<&v1::Estimated>) -> Option<String> {
     let energy = energy.filter(|energy| energy.runs > 0)?;
     let known = format!("{:.3} J above idle", joules(energy.microjoules));
     Some(match energy.unknown {
@@ -18,16 +18,16 @@ pub(crate) fn short(energy: Option<&v1::Reckoned>) -> Option<String> {
 }
 
 /// Returns the energy and the method that determined it, or the reason why it is not known.
-pub(crate) fn text(energy: Option<&v1::Reckoned>) -> Option<String> {
+pub(crate) fn text(energy: Option<&v1::Estimated>) -> Option<String> {
     let ran = energy.filter(|energy| energy.runs + energy.unknown > 0)?;
     Some(match short(Some(ran)) {
-        Some(known) => format!("{known} ({RECKONED})"),
+        Some(known) => format!("{known} ({ESTIMATED})"),
         None => "not known: the node has not reported its busy and idle power".into(),
     })
 }
 
 /// Returns the energy as JSON; null if no kernel ran.
-pub(crate) fn value(energy: Option<&v1::Reckoned>) -> Value {
+pub(crate) fn value(energy: Option<&v1::Estimated>) -> Value {
     let Some(energy) = energy else {
         return Value::Null;
     };
@@ -35,7 +35,7 @@ pub(crate) fn value(energy: Option<&v1::Reckoned>) -> Value {
         "joules_above_idle": (energy.runs > 0).then(|| joules(energy.microjoules)),
         "runs": energy.runs,
         "runs_unknown": energy.unknown,
-        "by": (energy.runs > 0).then_some(RECKONED),
+        "by": (energy.runs > 0).then_some(ESTIMATED),
     })
 }
 
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn unknown_energy_is_not_shown_as_zero() {
-        let of = |microjoules, runs, unknown| v1::Reckoned {
+        let of = |microjoules, runs, unknown| v1::Estimated {
             microjoules,
             runs,
             unknown,

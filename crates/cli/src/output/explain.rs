@@ -40,8 +40,8 @@ impl View for ExplainView {
                 )?;
             }
             write_costs(out, decision)?;
-            write_handed_on(out, decision)?;
-            write_fed(out, decision)?;
+            write_memory_outputs(out, decision)?;
+            write_streamed(out, decision)?;
             if decision.estimates.is_empty() {
                 writeln!(out)?;
                 continue;
@@ -86,8 +86,11 @@ impl View for ExplainView {
 }
 
 fn write_costs(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
-    let moved = format::bytes(decision.moved_bytes);
-    writeln!(out, "  moved  {moved} pulled from other nodes (measured)")?;
+    let fetched = format::bytes(decision.transferred_bytes);
+    writeln!(
+        out,
+        "  inputs {fetched} fetched from other nodes (measured)"
+    )?;
     match energy::text(decision.energy.as_ref()) {
         Some(energy) => writeln!(out, "  energy {energy}"),
         None => Ok(()),
@@ -104,33 +107,33 @@ fn write_selections(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<
 }
 
 /// Writes the location of outputs for other tasks of the job, if they were requested in memory.
-fn write_handed_on(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
-    let outputs = format::count(decision.handed_on, "output");
-    match (decision.handed_on, decision.in_memory_bytes) {
+fn write_memory_outputs(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
+    let outputs = format::count(decision.memory_outputs, "output");
+    match (decision.memory_outputs, decision.in_memory_bytes) {
         (0, _) => Ok(()),
         (_, 0) => writeln!(
             out,
-            "  handed {outputs} for other tasks of the job, not in memory: the node had none for it, or no room"
+            "  memory {outputs} for other tasks of the job, not in memory: the node had none for it, or no space"
         ),
         (_, bytes) => writeln!(
             out,
-            "  handed {outputs} for other tasks of the job, {} of it in the memory of the node",
+            "  memory {outputs} for other tasks of the job, {} of it in the memory of the node",
             format::bytes(bytes)
         ),
     }
 }
 
 /// Writes the number of streaming inputs that the task read while they were written, if it may read any.
-fn write_fed(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
-    let fed = format::count(u64::from(decision.fed), "input");
-    match (decision.pipelined, decision.fed) {
+fn write_streamed(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
+    let streamed = format::count(u64::from(decision.streamed), "input");
+    match (decision.streaming, decision.streamed) {
         (0, _) => Ok(()),
         (_, 0) => writeln!(
             out,
-            "  fed    no input while the task that made it ran: that had ended, was on another node, or had no core beside it; \
-             or it was fed in vain, as `tidemill logs` says"
+            "  stream no input while the task that made it ran: that had ended, was on another node, or had no core beside it; \
+             or it was streamed in vain, as `tidemill logs` says"
         ),
-        (_, _) => writeln!(out, "  fed    {fed} while the task that made it ran"),
+        (_, _) => writeln!(out, "  stream {streamed} while the task that made it ran"),
     }
 }
 
@@ -154,11 +157,11 @@ fn decision_json(decision: &v1::Decision) -> Value {
         "chained": decision.chained,
         "reused_task": (decision.reused_task != 0).then_some(decision.reused_task),
         "reused_job": (decision.reused_task != 0).then_some(decision.reused_job),
-        "moved_bytes": decision.moved_bytes,
-        "handed_on": decision.handed_on,
+        "transferred_bytes": decision.transferred_bytes,
+        "memory_outputs": decision.memory_outputs,
         "in_memory_bytes": decision.in_memory_bytes,
-        "pipelined": decision.pipelined,
-        "fed": decision.fed,
+        "streaming": decision.streaming,
+        "streamed": decision.streamed,
         "energy": energy::value(decision.energy.as_ref()),
         "inputs": decision.inputs,
         "selections": decision.selections,

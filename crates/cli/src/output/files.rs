@@ -1,18 +1,18 @@
 //! Files and directories of the namespace.
 
 use super::{View, table, write_table};
-use crate::files::Path;
+use crate::files::ClusterPath;
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
-use tidemill_core::shown::{escaped, line};
+use tidemill_core::display::{escaped, line};
 use tidemill_wire::v1;
 
 /// Output of `tidemill ls` for one directory.
 #[derive(Debug)]
 pub(crate) struct DirectoryView {
     /// Path of the directory, or of the file if only one was named.
-    pub(crate) path: Path,
+    pub(crate) path: ClusterPath,
     /// Entries of the directory.
     pub(crate) entries: Vec<v1::Entry>,
     /// Whether all details of each entry are shown.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use tidemill_core::shown::{escaped, line};
+use tidemill_core::display::{escaped, line};
 use tidemill_wire::v1;
 
 /// File that was found.

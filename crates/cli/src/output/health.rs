@@ -4,7 +4,7 @@ use super::View;
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
-use tidemill_core::shown::{escaped, line};
+use tidemill_core::display::{escaped, line};
 use tidemill_wire::{condition, v1};
 
 /// Output of `tidemill health`.
@@ -37,7 +37,7 @@ impl HealthView {
             .all(|one| one.exit == 0 || is_repairing(one));
         if health.lost + health.hopeless > 0 || worst >= Some(4) {
             "lost"
-        } else if !health.lost_nodes.is_empty() || self.has_no_room() || !only_replicas {
+        } else if !health.lost_nodes.is_empty() || self.has_no_space() || !only_replicas {
             "degraded"
         } else if health.short + health.corrupt + health.repairing > 0 {
             "repairing"
@@ -53,7 +53,7 @@ impl HealthView {
     }
 
     /// Returns whether replicas are missing and none of them can be made.
-    fn has_no_room(&self) -> bool {
+    fn has_no_space(&self) -> bool {
         let health = &self.health;
         health.short > 0 && health.resting >= health.short && health.repairing == 0
     }
@@ -61,7 +61,7 @@ impl HealthView {
     /// Returns the time until the missing replicas are made, in nanoseconds; `None` if it is not known.
     fn left_ns(&self) -> Option<u64> {
         let health = &self.health;
-        if self.has_no_room() {
+        if self.has_no_space() {
             return None;
         }
         let links = self.nodes.iter().filter(|one| one.up);
@@ -84,10 +84,10 @@ impl HealthView {
             "short     {} with fewer replicas than wanted",
             format::count(health.short, "file")
         )?;
-        if self.has_no_room() {
+        if self.has_no_space() {
             return writeln!(
                 out,
-                "no room   {} can't be made: the other nodes that are up have no room; add one, or remove files",
+                "no space  {} can't be made: the other nodes that are up have no space; add one, or remove files",
                 format::bytes(health.bytes_left)
             );
         }
@@ -140,11 +140,11 @@ impl HealthView {
 impl View for HealthView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let health = &self.health;
-        let said = match self.word() {
+        let printed = match self.word() {
             "well" => "all files have as many replicas as wanted",
             "repairing" => "all files can be had; what is missing is being made",
-            "degraded" if self.has_no_room() => {
-                "degraded: all files can be had, but replicas are missing and there is no room to make them"
+            "degraded" if self.has_no_space() => {
+                "degraded: all files can be had, but replicas are missing and there is no space to make them"
             }
             "degraded" if health.short > 0 => {
                 "degraded: all files can be had, and missing replicas are being made; something needs an administrator"
@@ -152,7 +152,7 @@ impl View for HealthView {
             "degraded" => "degraded: all files can be had, but something needs an administrator",
             _ => "some files can't be had",
         };
-        writeln!(out, "health    {said}")?;
+        writeln!(out, "health    {printed}")?;
         conditions_text(&self.conditions, out)?;
         if health.lost > 0 {
             let files = format::count(health.lost, "file");
@@ -281,7 +281,7 @@ pub(super) fn scrub_json(one: &v1::NodeScrub) -> Value {
 mod tests {
     use super::*;
 
-    fn said(health: v1::HealthReply) -> (u8, &'static str, String) {
+    fn printed(health: v1::HealthReply) -> (u8, &'static str, String) {
         let nodes = vec![v1::Node {
             up: true,
             link_bytes_per_sec: 1,
@@ -299,15 +299,15 @@ mod tests {
 
     #[test]
     fn missing_node_degrades_health() {
-        let (exit, word, text) = said(v1::HealthReply {
+        let (exit, word, text) = printed(v1::HealthReply {
             lost_nodes: vec![3],
             ..v1::HealthReply::default()
         });
         assert_eq!((exit, word), (3, "degraded"), "{text}");
         assert!(text.contains("degraded"), "{text}");
-        let (exit, word, _) = said(v1::HealthReply::default());
+        let (exit, word, _) = printed(v1::HealthReply::default());
         assert_eq!((exit, word), (0, "well"));
-        let (exit, word, _) = said(v1::HealthReply {
+        let (exit, word, _) = printed(v1::HealthReply {
             lost: 1,
             lost_nodes: vec![3],
             ..v1::HealthReply::default()
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn worst_state_decides_the_exit_code() {
-        let states = |kinds: &[condition::Kind]| {
+        let states = |kinds: &[condition::ConditionKind]| {
             let conditions = kinds.iter().map(|kind| kind.of(None, "cause")).collect();
             let view = HealthView {
                 health: v1::HealthReply::default(),
@@ -360,14 +360,14 @@ mod tests {
             bytes_left: 100,
             ..v1::HealthReply::default()
         };
-        let (exit, word, text) = said(health.clone());
+        let (exit, word, text) = printed(health.clone());
         assert_eq!((exit, word), (3, "repairing"));
         assert!(text.contains("about"), "{text}");
         health.resting = 2;
-        let (exit, word, text) = said(health);
+        let (exit, word, text) = printed(health);
         assert_eq!((exit, word), (3, "degraded"));
         assert!(
-            text.contains("no room") && !text.contains("about"),
+            text.contains("no space") && !text.contains("about"),
             "{text}"
         );
     }

@@ -1,4 +1,4 @@
-//! Hooks: their settings, and the results of their maps and rounds.
+//! Hooks: their settings, and the results of their maps and batches.
 
 use super::rule::{counts, rule_json};
 use super::{View, table, write_table};
@@ -6,7 +6,7 @@ use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use tidemill_client::users;
-use tidemill_core::shown::line;
+use tidemill_core::display::line;
 use tidemill_wire::v1;
 
 /// Output of `tidemill hook list`.
@@ -16,7 +16,7 @@ pub(crate) struct HooksView(pub(crate) Vec<v1::Rule>);
 impl View for HooksView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let header = [
-            "HOOK", "NAME", "USER", "ON", "KEEPS", "JOBS", "BEHIND", "FILES", "MAP", "REDUCE",
+            "HOOK", "NAME", "USER", "ON", "INPUTS", "JOBS", "BEHIND", "FILES", "MAP", "REDUCE",
         ];
         let mut rows = table(&header, &[0, 5, 6]);
         for rule in &self.0 {
@@ -26,7 +26,7 @@ impl View for HooksView {
                 line(&rule.name),
                 users::name(rule.uid),
                 hook.on,
-                hook.keep,
+                hook.inputs,
                 rule.jobs.to_string(),
                 hook.lag_files.to_string(),
                 line(&hook.pattern),
@@ -65,7 +65,7 @@ impl View for HookView {
         }
         writeln!(out, "output  {}", line(&hook.output))?;
         let dropped = format::count(hook.dropped, "file");
-        writeln!(out, "keeps   {}; {dropped} dropped", hook.keep)?;
+        writeln!(out, "inputs  {}; {dropped} dropped", hook.inputs)?;
         writeln!(out, "files   {}", counts(rule))?;
         if hook.lag_files > 0 {
             let lag = format::count(hook.lag_files, "file");
@@ -76,24 +76,24 @@ impl View for HookView {
             };
             writeln!(out, "behind  {lag}, {bytes}{then}")?;
         }
-        if hook.rounds.is_empty() {
+        if hook.batches.is_empty() {
             return Ok(());
         }
         writeln!(out)?;
-        let header = ["ROUND", "STATE", "FILES", "MAPPED", "JOB", "WHY"];
+        let header = ["BATCH", "STATE", "FILES", "MAPPED", "JOB", "WHY"];
         let mut rows = table(&header, &[0, 2, 3, 4]);
-        for round in &hook.rounds {
-            let job = match round.job {
+        for batch in &hook.batches {
+            let job = match batch.job {
                 0 => String::new(),
                 job => job.to_string(),
             };
             rows.add_row([
-                round.round.to_string(),
-                line(&round.state),
-                round.files.to_string(),
-                round.mapped.to_string(),
+                batch.batch.to_string(),
+                line(&batch.state),
+                batch.files.to_string(),
+                batch.mapped.to_string(),
                 job,
-                line(&round.error),
+                line(&batch.error),
             ]);
         }
         write_table(out, &rows)
@@ -108,19 +108,19 @@ impl View for HookView {
 pub(crate) fn hook_json(rule: &v1::Rule) -> Value {
     let mut shown = rule_json(rule);
     let hook = rule.hook.clone().unwrap_or_default();
-    let rounds = hook.rounds.iter().map(|round| {
+    let batches = hook.batches.iter().map(|batch| {
         json!({
-            "round": round.round,
-            "state": round.state,
-            "files": round.files,
-            "mapped": round.mapped,
-            "job": (round.job != 0).then_some(round.job),
-            "begun": round.begun,
-            "ended": (round.ended != 0).then_some(round.ended),
-            "error": round.error,
+            "batch": batch.batch,
+            "state": batch.state,
+            "files": batch.files,
+            "mapped": batch.mapped,
+            "job": (batch.job != 0).then_some(batch.job),
+            "begun": batch.begun,
+            "ended": (batch.ended != 0).then_some(batch.ended),
+            "error": batch.error,
         })
     });
-    let rounds: Vec<Value> = rounds.collect();
+    let batches: Vec<Value> = batches.collect();
     shown["hook"] = json!({
         "pattern": hook.pattern,
         "map": hook.map,
@@ -130,12 +130,12 @@ pub(crate) fn hook_json(rule: &v1::Rule) -> Value {
         "group": hook.group,
         "marker": hook.marker,
         "on": hook.on,
-        "keep": hook.keep,
+        "inputs": hook.inputs,
         "time": hook.time,
         "size": hook.size,
         "dropped": hook.dropped,
         "behind": { "files": hook.lag_files, "bytes": hook.lag_bytes, "lags": hook.lags },
-        "rounds": rounds,
+        "batches": batches,
     });
     shown
 }

@@ -72,16 +72,16 @@ impl View for JobView {
         )?;
         writeln!(
             out,
-            "submitted {} UTC, took {}, {} moved between nodes\n",
+            "submitted {} UTC, took {}, {} transferred between nodes\n",
             format::time(job.submitted),
             lasted(job.submitted, job.ended),
-            format::bytes(job.moved_bytes),
+            format::bytes(job.transferred_bytes),
         )?;
         if let Some(energy) = energy::text(job.energy.as_ref()) {
             writeln!(out, "energy {energy}\n")?;
         }
         let header = [
-            "TASK", "KERNEL", "STATE", "NODE", "TRIES", "TIME", "IN", "OUT", "MOVED", "NOTE",
+            "TASK", "KERNEL", "STATE", "NODE", "TRIES", "TIME", "IN", "OUT", "TRANSFER", "NOTE",
         ];
         let mut rows = table(&header, &[3, 4, 5, 6, 7, 8]);
         for task in &job.tasks {
@@ -94,7 +94,7 @@ impl View for JobView {
                 lasted(task.start, task.end),
                 format::bytes(task.read_bytes),
                 format::bytes(task.written_bytes),
-                format::bytes(task.moved_bytes),
+                format::bytes(task.transferred_bytes),
                 note(task),
             ]);
         }
@@ -329,7 +329,7 @@ pub(crate) fn job_json(job: &v1::Job) -> Value {
         "ended": job.ended,
         "tasks_total": job.tasks_total,
         "tasks_by_state": job.tasks_by_state.iter().collect::<std::collections::BTreeMap<_, _>>(),
-        "moved_bytes": job.moved_bytes,
+        "transferred_bytes": job.transferred_bytes,
         "energy": energy::value(job.energy.as_ref()),
         "awaited": job.awaited,
         "awaited_total": job.awaited_total,
@@ -354,8 +354,8 @@ fn task_json(task: &v1::Task) -> Value {
         "hash_ns": task.hash_ns,
         "read_bytes": task.read_bytes,
         "written_bytes": task.written_bytes,
-        "moved_bytes": task.moved_bytes,
-        "handed_on": task.handed_on,
+        "transferred_bytes": task.transferred_bytes,
+        "memory_outputs": task.memory_outputs,
         "in_memory_bytes": task.in_memory_bytes,
         "cpu_ns": task.cpu_ns,
         "memory_bytes": task.memory_bytes,
@@ -367,7 +367,7 @@ fn task_json(task: &v1::Task) -> Value {
         "selections": task.selections,
         "outputs": task.outputs,
         "args": task.args,
-        "surroundings": super::lineage::surroundings(task.surroundings.as_ref()),
+        "runtime_environment": super::lineage::runtime_environment(task.runtime_environment.as_ref()),
         "awaited": task.awaited,
     })
 }

@@ -1,19 +1,19 @@
 //! Locations of the bytes of a file.
 
 use super::{View, table, write_table};
-use crate::files::Path;
+use crate::files::ClusterPath;
 use crate::format;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{self, Write};
-use tidemill_core::shown::line;
+use tidemill_core::display::line;
 use tidemill_wire::v1;
 
 /// Output of `tidemill layout` for one file.
 #[derive(Debug)]
 pub(crate) struct LayoutView {
     /// Path.
-    pub(crate) path: Path,
+    pub(crate) path: ClusterPath,
     /// Layout in the server's form.
     pub(crate) layout: Value,
     /// Nodes of the cluster.
@@ -77,9 +77,9 @@ impl LayoutView {
     fn stripes(&self) -> String {
         let unit = self.layout["unit"].as_u64();
         let stripes = unit.map(|unit| format!("stripes of {}, ", format::bytes(unit)));
-        let pieces = self.layout["pieces"].as_u64();
-        let pieces = || pieces.map(|count| format!("{count} pieces, "));
-        stripes.or_else(pieces).unwrap_or_default()
+        let extents = self.layout["extents"].as_u64();
+        let extents = || extents.map(|count| format!("{count} extents, "));
+        stripes.or_else(extents).unwrap_or_default()
     }
 
     fn host(&self, node: u64) -> Option<&str> {
@@ -99,7 +99,7 @@ impl LayoutView {
         if (current.len() as u64) < wanted {
             let missing = wanted - current.len() as u64;
             return Some(format!(
-                "{} missing: made as soon as nodes with room are up",
+                "{} missing: made as soon as nodes with space are up",
                 if missing == 1 {
                     "1 replica is".into()
                 } else {

@@ -72,7 +72,7 @@ fn annotations(version: &v1::Version) -> Map<String, Value> {
 }
 
 /// Returns the environment that a task requested.
-pub(super) fn surroundings(given: Option<&v1::Surroundings>) -> Option<Value> {
+pub(super) fn runtime_environment(given: Option<&v1::RuntimeEnvironment>) -> Option<Value> {
     given.map(
         |one| json!({ "environment": one.environment, "path": one.path, "directories": one.directories }),
     )
@@ -105,14 +105,14 @@ fn run_json(run: &v1::Run) -> Value {
         "kernel": run.kernel,
         "kernel_hash": run.kernel_hash,
         "args": run.args,
-        "surroundings": surroundings(run.surroundings.as_ref()),
+        "runtime_environment": runtime_environment(run.runtime_environment.as_ref()),
         "node": run.node,
         "uid": run.uid,
         "start": run.start,
         "end": run.end,
         "read_bytes": run.read_bytes,
         "written_bytes": run.written_bytes,
-        "moved_bytes": run.moved_bytes,
+        "transferred_bytes": run.transferred_bytes,
         "reused_task": (run.reused_task != 0).then_some(run.reused_task),
         "inputs": named(&run.inputs),
         "outputs": named(&run.outputs),

@@ -2,7 +2,7 @@
 //! know its destination.
 
 pub(crate) mod apps;
-pub(crate) mod bridge;
+pub(crate) mod atomic_file;
 pub(crate) mod check;
 pub(crate) mod cluster;
 pub(crate) mod energy;
@@ -16,23 +16,23 @@ pub(crate) mod layout;
 pub(crate) mod lineage;
 pub(crate) mod places;
 pub(crate) mod plan;
-pub(crate) mod promise;
 pub(crate) mod prov;
 pub(crate) mod reduce;
+pub(crate) mod remote;
 pub(crate) mod report;
-pub(crate) mod room;
+pub(crate) mod reservation;
 pub(crate) mod rule;
 pub(crate) mod scrub;
 pub(crate) mod token;
 pub(crate) mod variables;
-pub(crate) mod whole;
+pub(crate) mod workspace;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use tidemill_core::shown;
+use tidemill_core::display;
 
 /// Output of a command.
 pub(crate) trait View {
@@ -61,19 +61,23 @@ pub(crate) trait Output: std::fmt::Debug + Send + Sync {
 
 /// Chooses the destination by the flag `--json`.
 pub(crate) fn choose(json: bool) -> Box<dyn Output> {
-    if json { Box::new(Json) } else { Box::new(Text) }
+    if json {
+        Box::new(Json)
+    } else {
+        Box::new(TextOutput)
+    }
 }
 
 /// Destination for people. Names and messages may come from untrusted users: control sequences for the terminal are not printed.
 #[derive(Debug)]
-struct Text;
+struct TextOutput;
 
-impl Output for Text {
+impl Output for TextOutput {
     fn show(&self, view: &dyn View) -> io::Result<()> {
         let mut text = Vec::new();
         view.text(&mut text)?;
         let mut out = io::stdout().lock();
-        out.write_all(shown::lines(&String::from_utf8_lossy(&text)).as_bytes())?;
+        out.write_all(display::lines(&String::from_utf8_lossy(&text)).as_bytes())?;
         out.flush()
     }
 }
@@ -109,19 +113,19 @@ fn harmless(json: &str) -> String {
     text
 }
 
-/// Returns a path or name of this machine in its JSON form: [`shown::escaped`].
+/// Returns a path or name of this machine in its JSON form: [`display::escaped`].
 pub(crate) fn exact(path: impl AsRef<OsStr>) -> String {
-    shown::escaped(path.as_ref().as_bytes())
+    display::escaped(path.as_ref().as_bytes())
 }
 
 /// A sentence that reports an action, and the same as data.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct Printed {
     text: String,
     json: Value,
 }
 
-impl Said {
+impl Printed {
     /// Makes both forms.
     pub(crate) fn new(text: impl Into<String>, json: Value) -> Self {
         Self {
@@ -131,7 +135,7 @@ impl Said {
     }
 }
 
-impl View for Said {
+impl View for Printed {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         if self.text.is_empty() {
             return Ok(());

@@ -1,12 +1,12 @@
 //! Places of files: nodes that are drained, files that move, and the labels that move them.
 
 use super::{View, table, write_table};
-use crate::files::Path;
+use crate::files::ClusterPath;
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tidemill_core::shown::{escaped, line};
+use tidemill_core::display::{escaped, line};
 use tidemill_wire::v1;
 
 fn now_ns() -> i64 {
@@ -130,7 +130,7 @@ impl View for DrainView {
 /// Files that will move on request.
 #[derive(Debug)]
 pub(crate) struct MovedView {
-    pub(crate) path: Path,
+    pub(crate) path: ClusterPath,
     /// Target nodes; empty if the move was cancelled.
     pub(crate) nodes: Vec<u32>,
     pub(crate) moved: v1::MoveReply,
@@ -231,8 +231,8 @@ impl View for RebalanceView {
 /// Progress of copying files from the burst tier to stores, or from stores to the burst tier.
 #[derive(Debug)]
 pub(crate) struct StagedView {
-    pub(crate) path: Path,
-    pub(crate) brings: bool,
+    pub(crate) path: ClusterPath,
+    pub(crate) stages_in: bool,
     pub(crate) staged: v1::StageReply,
 }
 
@@ -240,13 +240,13 @@ impl View for StagedView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let (path, staged) = (&self.path, &self.staged);
         match (staged.objects, staged.held) {
-            (0, 0) if self.brings => {
+            (0, 0) if self.stages_in => {
                 write!(out, "{path}: all that is closed is in the burst tier")?
             }
             (0, 0) => write!(out, "{path}: all that is closed is stored")?,
             (0, held) => write!(
                 out,
-                "{path}: stored; {held} still to go from the burst tier"
+                "{path}: stored; {held} still to be evicted from the burst tier"
             )?,
             (objects, _) => write!(
                 out,
@@ -332,7 +332,7 @@ impl View for LabelsView {
     }
 
     fn json(&self) -> Value {
-        let label = |label: &v1::Errand| {
+        let label = |label: &v1::MaintenanceTask| {
             json!({
                 "label": label.label,
                 "node": label.node,
@@ -357,11 +357,11 @@ impl View for LabelsView {
     }
 }
 
-fn state(label: &v1::Errand) -> &'static str {
+fn state(label: &v1::MaintenanceTask) -> &'static str {
     if label.running { "running" } else { "queued" }
 }
 
-fn age_ns(label: &v1::Errand) -> Option<u64> {
+fn age_ns(label: &v1::MaintenanceTask) -> Option<u64> {
     let age = now_ns().saturating_sub(label.at).unsigned_abs();
     (label.at != 0).then_some(age)
 }

@@ -4,17 +4,17 @@ use super::{View, table, write_table};
 use crate::format;
 use serde_json::Value;
 use std::io::{self, Write};
-use tidemill_plan::sim::Report;
+use tidemill_plan::sim::SimulationReport;
 
 /// Simulated job.
 #[derive(Debug)]
-pub(crate) struct ReportView {
-    pub(crate) report: Report,
+pub(crate) struct SimulationReportView {
+    pub(crate) report: SimulationReport,
     /// Whether the text shows every task.
     pub(crate) tasks: bool,
 }
 
-impl View for ReportView {
+impl View for SimulationReportView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         write!(out, "{}", self.report.text())?;
         if !self.tasks {
@@ -22,8 +22,8 @@ impl View for ReportView {
         }
         writeln!(out)?;
         let header = [
-            "TASK", "KERNEL", "NODE", "CORE", "START", "PULL", "READ", "COMPUTE", "WRITE", "END",
-            "MOVED",
+            "TASK", "KERNEL", "NODE", "CORE", "START", "FETCH", "READ", "COMPUTE", "WRITE", "END",
+            "TRANSFER",
         ];
         let mut rows = table(&header, &[2, 3, 4, 5, 6, 7, 8, 9, 10]);
         for task in &self.report.tasks {
@@ -38,7 +38,7 @@ impl View for ReportView {
                 format::span(task.compute_ns),
                 format::span(task.write_ns),
                 format::span(task.end_ns),
-                format::bytes(task.moved_bytes),
+                format::bytes(task.transferred_bytes),
             ]);
         }
         write_table(out, &rows)

@@ -8,7 +8,7 @@
 use serde_json::{Map, Value, json};
 use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_core::label::Owner;
-use tidemill_core::lineage::{Graph, Record, Version, Writer, iso_time};
+use tidemill_core::lineage::{Graph, LineageRecord, LineageVersion, VersionWriter, iso_time};
 
 /// Maximum number of derivations of one run; `used` and `wasGeneratedBy` contain all relations.
 const DERIVATIONS_MAX: usize = 10_000;
@@ -34,11 +34,11 @@ pub(crate) fn document(graph: &Graph, cluster: u64) -> Value {
 }
 
 /// Returns the user to whom a version is attributed, if it may be shown.
-fn author(graph: &Graph, version: &Version) -> Option<Owner> {
+fn author(graph: &Graph, version: &LineageVersion) -> Option<Owner> {
     match version.writer {
         _ if version.hidden => None,
-        Writer::Client(owner) => Some(owner),
-        Writer::Task(_) => {
+        VersionWriter::Client(owner) => Some(owner),
+        VersionWriter::Task(_) => {
             let maker = graph.maker(version.object);
             Some(maker.filter(|record| !record.hidden)?.owner)
         }
@@ -103,7 +103,7 @@ impl Document {
     }
 
     /// Returns the plan for the code of a kernel.
-    fn plan(&mut self, record: &Record) -> Option<String> {
+    fn plan(&mut self, record: &LineageRecord) -> Option<String> {
         if record.kernel_hash.is_empty() {
             return None;
         }
@@ -116,7 +116,7 @@ impl Document {
         Some(id)
     }
 
-    fn version(&mut self, graph: &Graph, version: &Version) {
+    fn version(&mut self, graph: &Graph, version: &LineageVersion) {
         let entity = self.object(version.object);
         self.add("entity", &entity, self::entity(version));
         if let Some(owner) = author(graph, version) {
@@ -135,7 +135,7 @@ impl Document {
         }
     }
 
-    fn run(&mut self, graph: &Graph, record: &Record) {
+    fn run(&mut self, graph: &Graph, record: &LineageRecord) {
         let activity = self.task(record.task);
         match record.reused.filter(|_| !record.hidden) {
             None => self.activity(&activity, record),
@@ -183,7 +183,7 @@ impl Document {
     }
 
     /// Adds a run, its user and its code.
-    fn activity(&mut self, id: &str, record: &Record) {
+    fn activity(&mut self, id: &str, record: &LineageRecord) {
         self.add("activity", id, self::activity(record));
         if record.hidden {
             return;
@@ -197,7 +197,7 @@ impl Document {
     }
 }
 
-fn entity(version: &Version) -> Value {
+fn entity(version: &LineageVersion) -> Value {
     if version.hidden {
         return json!({ "prov:label": version.shown_path() });
     }
@@ -223,7 +223,7 @@ fn entity(version: &Version) -> Value {
     attributes
 }
 
-fn activity(record: &Record) -> Value {
+fn activity(record: &LineageRecord) -> Value {
     if record.hidden {
         return json!({ "prov:label": record.shown_name() });
     }
@@ -245,7 +245,7 @@ fn activity(record: &Record) -> Value {
         "tidemill:kernel": record.kernel,
         "tidemill:kernelHash": record.kernel_hash,
         "tidemill:node": typed(record.node.0, "xsd:unsignedInt"),
-        "tidemill:movedBytes": typed(record.moved_bytes, "xsd:unsignedLong"),
+        "tidemill:movedBytes": typed(record.transferred_bytes, "xsd:unsignedLong"),
         "tidemill:readBytes": typed(record.read_bytes, "xsd:unsignedLong"),
         "tidemill:writtenBytes": typed(record.written_bytes, "xsd:unsignedLong"),
         "tidemill:exit": typed(record.exit, "xsd:int"),
@@ -254,8 +254,8 @@ fn activity(record: &Record) -> Value {
     if !record.args.is_empty() {
         attributes["tidemill:args"] = json!(json!(record.args).to_string());
     }
-    if !record.surroundings.is_empty() {
-        attributes["tidemill:surroundings"] = json!(record.surroundings.to_string());
+    if !record.runtime_environment.is_empty() {
+        attributes["tidemill:runtime_environment"] = json!(record.runtime_environment.to_string());
     }
     attributes
 }
@@ -278,10 +278,10 @@ mod tests {
         let (uid, gid) = (1000, 100);
         let mut graph = Graph::default();
         for (object, writer) in [
-            (1, Writer::Client(Owner { uid, gid })),
-            (2, Writer::Task(TaskId(13))),
+            (1, VersionWriter::Client(Owner { uid, gid })),
+            (2, VersionWriter::Task(TaskId(13))),
         ] {
-            graph.add_version(Version {
+            graph.add_version(LineageVersion {
                 object: ObjectId(object),
                 path: format!("/{object}"),
                 current_path: None,
@@ -299,7 +299,7 @@ mod tests {
                 hidden,
             });
         }
-        graph.add_record(Record {
+        graph.add_record(LineageRecord {
             task: TaskId(13),
             name: "sum".into(),
             kernel: "sum".into(),
@@ -310,7 +310,7 @@ mod tests {
             inputs: vec![("in".into(), ObjectId(1))],
             outputs: vec![("out".into(), ObjectId(2))],
             hidden,
-            ..Record::default()
+            ..LineageRecord::default()
         });
         graph
     }

@@ -3,15 +3,15 @@
 use super::{View, table, write_table};
 use serde_json::Value as Json;
 use std::io::{self, Write};
-use tidemill_core::shown::line;
-use tidemill_kernel::reduction::{Axis, Form, Table};
+use tidemill_core::display::line;
+use tidemill_kernel::reduction::{ResultAxis, ResultFormat, ResultTable};
 
 /// Maximum number of cells that are shown in columns; a larger result is shown as CSV.
 const ROWS_MAX: usize = 1000;
 
 /// Result.
 #[derive(Debug)]
-pub(crate) struct TableView(pub(crate) Table);
+pub(crate) struct TableView(pub(crate) ResultTable);
 
 impl View for TableView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -28,7 +28,7 @@ impl View for TableView {
             return Ok(());
         }
         if of.cells() > ROWS_MAX {
-            return of.write(Form::Csv, out).map_err(io::Error::other);
+            return of.write(ResultFormat::Csv, out).map_err(io::Error::other);
         }
         let names = of.axes.iter().map(|axis| line(&axis.name).to_uppercase());
         let fields = of.fields.iter().map(|field| of.title(field).to_uppercase());
@@ -36,7 +36,7 @@ impl View for TableView {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let numbers: Vec<usize> = (of.axes.len()..names.len()).collect();
         let mut rows = table(&names, &numbers);
-        let known: Vec<Vec<String>> = of.axes.iter().map(Axis::names).collect();
+        let known: Vec<Vec<String>> = of.axes.iter().map(ResultAxis::names).collect();
         for cell in 0..of.cells() {
             let labels = known
                 .iter()

@@ -15,9 +15,9 @@ pub(crate) struct KernelSum {
     cpu_ns: u64,
     read_bytes: u64,
     written_bytes: u64,
-    moved_bytes: u64,
+    transferred_bytes: u64,
     /// Number of outputs for other tasks of the job that were requested in memory, and number of bytes that were in memory.
-    handed_on: u64,
+    memory_outputs: u64,
     in_memory_bytes: u64,
 }
 
@@ -27,8 +27,8 @@ pub(crate) struct ReportView {
     job: v1::Job,
     kernels: Vec<(String, KernelSum)>,
     total: KernelSum,
-    /// Number of bytes transferred to nodes of role `host`.
-    to_host_bytes: u64,
+    /// Number of bytes transferred to nodes of role `server-cores`.
+    to_server_cores_bytes: u64,
     /// Files whose size was requested: inputs that no task made, outputs that no task reads.
     inputs: FileSum,
     results: FileSum,
@@ -66,10 +66,14 @@ pub(crate) fn edges(job: &v1::Job) -> (BTreeSet<String>, BTreeSet<String>) {
 }
 
 impl ReportView {
-    /// Makes a report. `sizes` contains the known sizes of the files that [`edges`] returns; `hosts` are the nodes of role `host`.
-    pub(crate) fn new(job: v1::Job, sizes: &BTreeMap<String, u64>, hosts: &BTreeSet<u32>) -> Self {
+    /// Makes a report. `sizes` contains the known sizes of the files that [`edges`] returns; `server_cores` are the nodes of role `server-cores`.
+    pub(crate) fn new(
+        job: v1::Job,
+        sizes: &BTreeMap<String, u64>,
+        server_cores: &BTreeSet<u32>,
+    ) -> Self {
         let mut kernels: Vec<(String, KernelSum)> = Vec::new();
-        let (mut total, mut to_host_bytes) = (KernelSum::default(), 0);
+        let (mut total, mut to_server_cores_bytes) = (KernelSum::default(), 0);
         for task in &job.tasks {
             let index = kernels
                 .iter()
@@ -80,8 +84,8 @@ impl ReportView {
             });
             kernels[index].1.add(task);
             total.add(task);
-            if hosts.contains(&task.node) {
-                to_host_bytes += task.moved_bytes;
+            if server_cores.contains(&task.node) {
+                to_server_cores_bytes += task.transferred_bytes;
             }
         }
         let (inputs, results) = edges(&job);
@@ -96,7 +100,7 @@ impl ReportView {
         Self {
             kernels,
             total,
-            to_host_bytes,
+            to_server_cores_bytes,
             inputs: sum(&inputs),
             results: sum(&results),
             job,
@@ -115,11 +119,11 @@ impl ReportView {
 
     /// Returns the number of bytes that were sent from storage nodes to anything except other storage nodes, plus the results.
     fn left(&self) -> u64 {
-        self.to_host_bytes + self.results.bytes
+        self.to_server_cores_bytes + self.results.bytes
     }
 
     fn kernel_table(&self, out: &mut dyn Write) -> io::Result<()> {
-        let header = ["KERNEL", "TASKS", "TIME", "CPU", "IN", "OUT", "MOVED"];
+        let header = ["KERNEL", "TASKS", "TIME", "CPU", "IN", "OUT", "TRANSFER"];
         let mut rows = table(&header, &[1, 2, 3, 4, 5, 6]);
         let total = [("total".to_owned(), self.total.clone())];
         for (kernel, sum) in self.kernels.iter().chain(&total) {
@@ -130,7 +134,7 @@ impl ReportView {
                 format::span(sum.cpu_ns),
                 format::bytes(sum.read_bytes),
                 format::bytes(sum.written_bytes),
-                format::bytes(sum.moved_bytes),
+                format::bytes(sum.transferred_bytes),
             ]);
         }
         write_table(out, &rows)
@@ -146,8 +150,8 @@ impl KernelSum {
         self.cpu_ns += task.cpu_ns;
         self.read_bytes += task.read_bytes;
         self.written_bytes += task.written_bytes;
-        self.moved_bytes += task.moved_bytes;
-        self.handed_on += task.handed_on;
+        self.transferred_bytes += task.transferred_bytes;
+        self.memory_outputs += task.memory_outputs;
         self.in_memory_bytes += task.in_memory_bytes;
     }
 
@@ -158,8 +162,8 @@ impl KernelSum {
             "cpu_ns": self.cpu_ns,
             "read_bytes": self.read_bytes,
             "written_bytes": self.written_bytes,
-            "moved_bytes": self.moved_bytes,
-            "handed_on": self.handed_on,
+            "transferred_bytes": self.transferred_bytes,
+            "memory_outputs": self.memory_outputs,
             "in_memory_bytes": self.in_memory_bytes,
         })
     }
@@ -181,9 +185,9 @@ impl FileSum {
 
 impl ReportView {
     /// Returns a text about files between tasks that were requested in memory.
-    fn handed_on(&self) -> Option<String> {
-        let files = format::count(self.total.handed_on, "file");
-        let some = self.total.handed_on > 0;
+    fn memory_outputs(&self) -> Option<String> {
+        let files = format::count(self.total.memory_outputs, "file");
+        let some = self.total.memory_outputs > 0;
         some.then(|| format!("of {files} between tasks; the rest lay on disks"))
     }
 }
@@ -194,11 +198,11 @@ impl View for ReportView {
         self.kernel_table(out)?;
         writeln!(
             out,
-            "TIME is from the first pull of inputs to the seal of outputs, summed over tasks."
+            "TIME is from the first fetch of inputs to the seal of outputs, summed over tasks."
         )?;
         writeln!(
             out,
-            "MOVED is what nodes pulled from each other, as they measured it.\n"
+            "TRANSFER is what nodes fetched from each other, as they measured it.\n"
         )?;
         let mut line = |what: &str, bytes: u64, how: &str| {
             writeln!(out, "  {what:<28}{:>9}   {how}", format::bytes(bytes))
@@ -209,16 +213,16 @@ impl View for ReportView {
         );
         line(
             "between nodes",
-            self.total.moved_bytes,
+            self.total.transferred_bytes,
             "stays inside the cluster",
         )?;
         line(
-            "  of it to the server's cores",
-            self.to_host_bytes,
-            "pulled by nodes of role host",
+            "  of it to the server cores",
+            self.to_server_cores_bytes,
+            "fetched by nodes of role server-cores",
         )?;
-        if let Some(how) = self.handed_on() {
-            line("handed on in memory", self.total.in_memory_bytes, &how)?;
+        if let Some(how) = self.memory_outputs() {
+            line("passed in memory", self.total.in_memory_bytes, &how)?;
         }
         line(
             "results, if you read them all",
@@ -228,7 +232,7 @@ impl View for ReportView {
         line(
             "left the storage",
             self.left(),
-            "to the server's cores + results",
+            "to the server cores + results",
         )?;
         line(
             "offline, nothing cached",
@@ -271,7 +275,7 @@ impl View for ReportView {
             "state": super::cluster::state(self.job.state),
             "kernels": kernels.collect::<Vec<_>>(),
             "total": self.total.json(),
-            "to_host_bytes": self.to_host_bytes,
+            "to_server_cores_bytes": self.to_server_cores_bytes,
             "inputs": self.inputs.json(),
             "results": self.results.json(),
             "left_bytes": self.left(),
@@ -293,7 +297,7 @@ mod tests {
 
     fn task(name: &str, node: u32, inputs: &[&str], outputs: &[&str], bytes: [u64; 3]) -> v1::Task {
         let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect();
-        let [read_bytes, written_bytes, moved_bytes] = bytes;
+        let [read_bytes, written_bytes, transferred_bytes] = bytes;
         v1::Task {
             name: name.into(),
             kernel: name[..1].into(),
@@ -302,12 +306,12 @@ mod tests {
             outputs: owned(outputs),
             read_bytes,
             written_bytes,
-            moved_bytes,
+            transferred_bytes,
             ..v1::Task::default()
         }
     }
 
-    /// Returns a job of two maps over one outer file each, a shared header, and a reduce on the host.
+    /// Returns a job of two maps over one outer file each, a shared header, and a reduce on the server cores.
     fn job() -> v1::Job {
         v1::Job {
             workdir: "/w".into(),
@@ -332,8 +336,8 @@ mod tests {
         let sizes = [("/w/a", 100), ("/w/b", 200), ("/w/h", 10), ("/w/z", 7)];
         let sizes = sizes.map(|(path, size)| (path.to_owned(), size)).into();
         let report = ReportView::new(job(), &sizes, &[9].into());
-        assert_eq!(report.total.moved_bytes, 120);
-        assert_eq!(report.to_host_bytes, 110);
+        assert_eq!(report.total.transferred_bytes, 120);
+        assert_eq!(report.to_server_cores_bytes, 110);
         assert_eq!(report.offline(), 430 + 120);
         assert_eq!(report.offline_cached(), 310 + 120);
         assert_eq!(

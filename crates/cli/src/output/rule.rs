@@ -1,11 +1,11 @@
-//! Rules and their firings.
+//! Rules and their runs.
 
 use super::{View, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use tidemill_client::users;
-use tidemill_core::shown::{line, lines};
+use tidemill_core::display::{line, lines};
 use tidemill_wire::v1;
 
 /// Output of `tidemill rule list`.
@@ -45,11 +45,11 @@ impl View for RulesView {
     }
 }
 
-/// Returns the number of firings of a rule in each state.
+/// Returns the number of runs of a rule in each state.
 pub(super) fn counts(rule: &v1::Rule) -> String {
-    let mut firings: Vec<_> = rule.firings.iter().collect();
-    firings.sort();
-    let counts = firings
+    let mut rule_runs: Vec<_> = rule.rule_runs.iter().collect();
+    rule_runs.sort();
+    let counts = rule_runs
         .iter()
         .map(|(state, count)| format!("{count} {state}"));
     let counts = counts.collect::<Vec<_>>().join(", ");
@@ -90,7 +90,7 @@ impl View for RuleView {
             format::time(rule.changed)
         )?;
         let counts = counts(rule);
-        writeln!(out, "firings: {counts}; jobs under way: {}", rule.jobs)?;
+        writeln!(out, "runs: {counts}; jobs under way: {}", rule.jobs)?;
         if rule.walking {
             writeln!(out, "files that are there already are being looked for")?;
         }
@@ -124,7 +124,7 @@ pub(crate) fn rule_json(rule: &v1::Rule) -> Value {
     });
     if !rule.text.is_empty() {
         shown["text"] = json!(rule.text);
-        shown["firings"] = json!(rule.firings);
+        shown["rule_runs"] = json!(rule.rule_runs);
         shown["walking"] = json!(rule.walking);
     }
     shown
@@ -159,12 +159,12 @@ impl View for TestView {
 
 /// Output of `tidemill rule log`.
 #[derive(Debug)]
-pub(crate) struct LogView(pub(crate) Vec<v1::Firing>);
+pub(crate) struct LogView(pub(crate) Vec<v1::RuleRun>);
 
 impl View for LogView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let header = [
-            "FIRING",
+            "RUN",
             "QUEUED (UTC)",
             "STATE",
             "JOB",
@@ -175,7 +175,7 @@ impl View for LogView {
         let mut rows = table(&header, &[0, 3, 4]);
         for one in &self.0 {
             rows.add_row([
-                one.firing.to_string(),
+                one.rule_run.to_string(),
                 format::time(one.queued),
                 line(&one.state),
                 if one.job == 0 {
@@ -194,7 +194,7 @@ impl View for LogView {
     fn json(&self) -> Value {
         let shown = self.0.iter().map(|one| {
             json!({
-                "firing": one.firing,
+                "rule_run": one.rule_run,
                 "path": one.path,
                 "object": one.object,
                 "state": one.state,

@@ -5,7 +5,7 @@ use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use tidemill_client::users;
-use tidemill_core::shown::line;
+use tidemill_core::display::line;
 use tidemill_wire::v1;
 
 /// Output of `tidemill token list`.

@@ -5,8 +5,8 @@ use crate::format;
 use serde_json::{Value as Json, json};
 use std::ffi::OsString;
 use std::io::{self, Write};
-use tidemill_core::shown::line;
-use tidemill_format::{Attribute, Filter, Format, Order, Storage, Value, Variable};
+use tidemill_core::display::line;
+use tidemill_format::{Attribute, Endian, Filter, Format, Storage, Value, Variable};
 
 /// Output of `tidemill variables`.
 #[derive(Debug)]
@@ -18,17 +18,17 @@ pub(crate) struct VariablesView {
     /// Attributes of the whole file.
     pub(crate) attributes: Vec<Attribute>,
     /// Variables, or some of them.
-    pub(crate) variables: Vec<Shown>,
+    pub(crate) variables: Vec<ShownVariable>,
     /// Whether their attributes are shown.
     pub(crate) detailed: bool,
 }
 
 /// Variable, and the locations of its bytes.
 #[derive(Debug)]
-pub(crate) struct Shown {
+pub(crate) struct ShownVariable {
     pub(crate) variable: Variable,
-    pub(crate) places: Vec<Place>,
-    /// Whether there are more pieces than were counted.
+    pub(crate) places: Vec<VariableLocation>,
+    /// Whether there are more chunks than were counted.
     pub(crate) more: bool,
     /// Reason why its bytes can't be located.
     pub(crate) why: Option<String>,
@@ -36,11 +36,11 @@ pub(crate) struct Shown {
 
 /// Bytes of a variable in one part.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct VariableLocation {
     pub(crate) part: Option<usize>,
     pub(crate) node: Option<u32>,
     pub(crate) bytes: u64,
-    pub(crate) pieces: u64,
+    pub(crate) chunks: u64,
 }
 
 impl View for VariablesView {
@@ -86,17 +86,17 @@ impl View for VariablesView {
             "path": exact(&self.path),
             "format": format_name(self.format),
             "attributes": attributes(&self.attributes),
-            "variables": self.variables.iter().map(Shown::json).collect::<Vec<_>>(),
+            "variables": self.variables.iter().map(ShownVariable::json).collect::<Vec<_>>(),
         })
     }
 }
 
-impl Shown {
+impl ShownVariable {
     fn places(&self) -> String {
         if let Some(why) = &self.why {
             return why.clone();
         }
-        let place = |place: &Place| match (place.node, place.part) {
+        let place = |place: &VariableLocation| match (place.node, place.part) {
             (Some(node), Some(part)) => format!("part {part} on node {node}"),
             (Some(node), None) => format!("node {node}"),
             _ => String::new(),
@@ -120,12 +120,12 @@ impl Shown {
             Storage::Chunked(chunked) => (json!(chunked.shape), json!(chunked.filters)),
             _ => (Json::Null, json!([])),
         };
-        let place = |place: &Place| json!({ "part": place.part, "node": place.node, "bytes": place.bytes, "pieces": place.pieces });
+        let place = |place: &VariableLocation| json!({ "part": place.part, "node": place.node, "bytes": place.bytes, "chunks": place.chunks });
         json!({
             "name": variable.path,
             "type": variable.data_type.name(),
             "size": variable.data_type.size,
-            "big_endian": variable.data_type.order == Order::Big,
+            "big_endian": variable.data_type.order == Endian::Big,
             "dimensions": variable.dimensions.iter().map(dimension).collect::<Vec<_>>(),
             "attributes": attributes(&variable.attributes),
             "storage": storage(&variable.storage),

@@ -1,6 +1,6 @@
 //! The side that connects: opens TCP connections with or without TLS (next: `client/src/tls/listen.rs`).
 
-use super::stream::{SEND_BYTES, Stream, below};
+use super::stream::{SEND_BYTES, SocketStream, below};
 use super::{Inside, Trust};
 use hyper::Uri;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -27,15 +27,15 @@ const KEEP_ALIVE_TIMES: u32 = 3;
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     tcp: HttpConnector,
-    tls: Option<Tls>,
+    tls: Option<TlsClient>,
     /// Expected name where the address has none.
     name: &'static str,
 }
 
 #[derive(Clone)]
-struct Tls(TlsConnector);
+struct TlsClient(TlsConnector);
 
-impl std::fmt::Debug for Tls {
+impl std::fmt::Debug for TlsClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Tls")
     }
@@ -60,13 +60,13 @@ impl Connector {
         tcp.set_keepalive_interval(Some(KEEP_ALIVE_AGAIN));
         tcp.set_keepalive_retries(Some(KEEP_ALIVE_TIMES));
         tcp.enforce_http(false);
-        let tls = trust.map(|trust| Tls(Arc::new(trust.client(inside)).into()));
+        let tls = trust.map(|trust| TlsClient(Arc::new(trust.client(inside)).into()));
         Self { tcp, tls, name }
     }
 }
 
 impl Service<Uri> for Connector {
-    type Response = TokioIo<Stream>;
+    type Response = TokioIo<SocketStream>;
     type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
 
@@ -81,9 +81,11 @@ impl Service<Uri> for Connector {
         let connecting = self.tcp.call(uri);
         Box::pin(async move {
             if !secure {
-                return Ok(TokioIo::new(Stream::Plain(connecting.await?.into_inner())));
+                return Ok(TokioIo::new(SocketStream::Plain(
+                    connecting.await?.into_inner(),
+                )));
             }
-            let Tls(tls) = tls.ok_or(ConnectError::NoTrust)?;
+            let TlsClient(tls) = tls.ok_or(ConnectError::NoTrust)?;
             let name = ServerName::try_from(name)?;
             let tcp = connecting.await?.into_inner();
             let limited = |tls: &mut rustls::ClientConnection| {
@@ -92,7 +94,7 @@ impl Service<Uri> for Connector {
             let greeting = tls.connect_with(name, below(tcp), limited);
             let greeted = tokio::time::timeout(CONNECT_MAX, greeting).await;
             let stream = greeted.map_err(|_| ConnectError::Silent)??;
-            Ok(TokioIo::new(Stream::Tls(Box::new(stream.into()))))
+            Ok(TokioIo::new(SocketStream::Tls(Box::new(stream.into()))))
         })
     }
 }

@@ -1,10 +1,10 @@
 //! The side that accepts connections, with or without TLS. Accepted connections are returned to the caller, such as the server or a
 //! node.
 
-use super::Problem;
-use super::stream::{SEND_BYTES, Stream, below};
-use crate::guests::{Guests, Seated, Who};
-use crate::sparse::Sparse;
+use super::TlsProblem;
+use super::stream::{SEND_BYTES, SocketStream, below};
+use crate::connections::{Guests, Seated, Who};
+use crate::log_limit::Sparse;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Certificate, key and inner protocol; see [`super::identity`].
-pub type Identity = Arc<rustls::ServerConfig>;
+pub type ServerIdentity = Arc<rustls::ServerConfig>;
 
 /// Counter of log lines about failed handshakes.
 static FAILED: Sparse = Sparse::new();
@@ -38,15 +38,15 @@ pub async fn could_not_accept(error: &io::Error) {
 }
 
 /// A connection that was accepted, with the address of its other end.
-type Accepted = (Seated<Stream>, SocketAddr);
+type AcceptedConnection = (Seated<SocketStream>, SocketAddr);
 
 /// Accepts connections, with concurrent handshakes. However many peers are silent, the next one is served: see [`Guests`].
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
     guests: Guests,
-    identity: Option<watch::Receiver<Option<Identity>>>,
-    handshakes: JoinSet<Option<Accepted>>,
+    identity: Option<watch::Receiver<Option<ServerIdentity>>>,
+    handshakes: JoinSet<Option<AcceptedConnection>>,
 }
 
 impl Listener {
@@ -55,7 +55,7 @@ impl Listener {
     #[must_use]
     pub fn new(
         tcp: TcpListener,
-        identity: Option<watch::Receiver<Option<Identity>>>,
+        identity: Option<watch::Receiver<Option<ServerIdentity>>>,
         each_max: usize,
     ) -> Self {
         let guests = Guests::new(each_max);
@@ -78,7 +78,7 @@ impl Listener {
 
     /// Returns the next connection that is ready, with the address of its other end. Peers that fail are logged and dropped. The future may
     /// be dropped and the call repeated.
-    pub async fn accept(&mut self) -> Accepted {
+    pub async fn accept(&mut self) -> AcceptedConnection {
         loop {
             let accepted = tokio::select! {
                 accepted = self.tcp.accept() => accepted,
@@ -97,9 +97,9 @@ impl Listener {
             if let Err(error) = tcp.set_nodelay(true) {
                 tracing::debug!(%error, "a connection stays with Nagle's algorithm");
             }
-            let place = self.guests.seat((), Who::Stranger);
+            let place = self.guests.seat((), Who::Unauthenticated);
             match &self.identity {
-                None => return (place.with(Stream::Plain(tcp)), peer),
+                None => return (place.with(SocketStream::Plain(tcp)), peer),
                 Some(identity) => {
                     let identity = identity.clone();
                     self.handshakes.spawn(greet(place, tcp, peer, identity));
@@ -113,8 +113,8 @@ async fn greet(
     place: Seated<()>,
     tcp: TcpStream,
     peer: SocketAddr,
-    mut identity: watch::Receiver<Option<Identity>>,
-) -> Option<Accepted> {
+    mut identity: watch::Receiver<Option<ServerIdentity>>,
+) -> Option<AcceptedConnection> {
     let handshake = async {
         let identity = identity.wait_for(Option::is_some).await;
         let identity = identity.ok().and_then(|identity| identity.clone());
@@ -131,7 +131,7 @@ async fn greet(
     };
     match ended {
         Ok(Ok(tls)) => {
-            let stream = Stream::Tls(Box::new(tls.into()));
+            let stream = SocketStream::Tls(Box::new(tls.into()));
             return Some((place.with(stream), peer));
         }
         Ok(Err(error)) => tell(peer, &error),
@@ -141,18 +141,18 @@ async fn greet(
 }
 
 fn tell(peer: SocketAddr, error: &io::Error) {
-    let Some(problem) = Problem::of(error) else {
+    let Some(problem) = TlsProblem::of(error) else {
         // The peer only checks whether the port is open.
         tracing::debug!(%peer, %error, "a connection ended before its TLS handshake");
         return;
     };
     let Some(left_out) = FAILED.may() else { return };
     match problem {
-        Problem::Plain => tracing::warn!(
+        TlsProblem::Plain => tracing::warn!(
             %peer, left_out,
             "a client speaks without TLS and was refused: let it use https://, or start this with --tls off"
         ),
-        Problem::OtherCa => tracing::warn!(
+        TlsProblem::OtherCa => tracing::warn!(
             %peer, left_out,
             "a client trusts another CA than this cluster's: copy `token` from the server's directory to it again"
         ),

@@ -4,7 +4,7 @@
 //! Peers are verified by that CA and by their role, [`SERVER`] or [`node`], not by an address: hosts may move. Clients are
 //! identified by token and capabilities, not by certificates.
 //!
-//! [`Trust`] is the side that connects, [`Listener`] the side that accepts, [`Stream`] a connection.
+//! [`Trust`] is the side that connects, [`Listener`] the side that accepts, [`SocketStream`] a connection.
 
 mod connect;
 mod listen;
@@ -12,9 +12,9 @@ mod problem;
 mod stream;
 
 pub(crate) use connect::Connector;
-pub use listen::{ACCEPT_PAUSE, Identity, Listener, could_not_accept};
-pub use problem::Problem;
-pub use stream::Stream;
+pub use listen::{ACCEPT_PAUSE, Listener, ServerIdentity, could_not_accept};
+pub use problem::TlsProblem;
+pub use stream::SocketStream;
 
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
@@ -66,7 +66,7 @@ impl Trust {
     ///
     /// # Errors
     /// It is not a certificate.
-    pub fn new(ca: &[u8]) -> Result<Self, Problem> {
+    pub fn new(ca: &[u8]) -> Result<Self, TlsProblem> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from(ca.to_vec()))?;
         Ok(Self {
@@ -98,7 +98,11 @@ impl Trust {
 ///
 /// # Errors
 /// The two do not belong together.
-pub fn identity(certificate: &[u8], key: &[u8], inside: Inside) -> Result<Identity, Problem> {
+pub fn identity(
+    certificate: &[u8],
+    key: &[u8],
+    inside: Inside,
+) -> Result<ServerIdentity, TlsProblem> {
     let chain = vec![CertificateDer::from(certificate.to_vec())];
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.to_vec()));
     let mut config = ServerConfig::builder_with_provider(provider())

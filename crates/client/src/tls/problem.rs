@@ -5,7 +5,7 @@ use std::error::Error as StdError;
 
 /// Reason why a peer is refused. Reads as the end of "can't trust the server at …: ".
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum Problem {
+pub enum TlsProblem {
     /// Another cluster, or this cluster with a new CA.
     #[error(
         "its certificate was not signed by this cluster's CA: it belongs to another cluster, or the CA was replaced; copy `token` from the server's directory again and restart what still uses the old one"
@@ -42,7 +42,7 @@ pub enum Problem {
     Tls(rustls::Error),
 }
 
-impl From<rustls::Error> for Problem {
+impl From<rustls::Error> for TlsProblem {
     fn from(error: rustls::Error) -> Self {
         use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage as Invalid};
         match error {
@@ -67,7 +67,7 @@ impl From<rustls::Error> for Problem {
     }
 }
 
-impl Problem {
+impl TlsProblem {
     /// Returns the TLS problem that caused an error, if any.
     #[must_use]
     pub fn of(error: &(dyn StdError + 'static)) -> Option<Self> {

@@ -16,23 +16,23 @@ pub(super) const SEND_BYTES: usize = 256 << 10;
 const RECEIVE_BYTES: usize = 128 << 10;
 
 /// Stream below TLS.
-pub(super) type Below = BufReader<TcpStream>;
+pub(super) type PlainStream = BufReader<TcpStream>;
 
 /// Returns the stream below TLS of a connection.
-pub(super) fn below(tcp: TcpStream) -> Below {
+pub(super) fn below(tcp: TcpStream) -> PlainStream {
     BufReader::with_capacity(RECEIVE_BYTES, tcp)
 }
 
 /// A TCP connection.
 #[derive(Debug)]
-pub enum Stream {
+pub enum SocketStream {
     /// Without TLS.
     Plain(TcpStream),
     /// Inside TLS.
     Tls(Box<TlsStream<BufReader<TcpStream>>>),
 }
 
-impl Stream {
+impl SocketStream {
     fn tcp(&self) -> &TcpStream {
         match self {
             Self::Plain(tcp) => tcp,
@@ -41,7 +41,7 @@ impl Stream {
     }
 }
 
-impl Connected for Stream {
+impl Connected for SocketStream {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> TcpConnectInfo {
@@ -49,13 +49,13 @@ impl Connected for Stream {
     }
 }
 
-impl Connection for Stream {
+impl Connection for SocketStream {
     fn connected(&self) -> Link {
         Link::new()
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for SocketStream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -71,7 +71,7 @@ impl AsyncRead for Stream {
 /// Reads all available bytes. A TLS stream alone returns one record at a time, 16 KiB, and such small pieces would be passed on: into
 /// files, or to the next thread.
 fn poll_read_all(
-    tls: &mut TlsStream<Below>,
+    tls: &mut TlsStream<PlainStream>,
     cx: &mut Context<'_>,
     buf: &mut ReadBuf<'_>,
 ) -> Poll<io::Result<()>> {
@@ -93,7 +93,7 @@ fn poll_read_all(
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for SocketStream {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

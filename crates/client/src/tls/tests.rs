@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::error::{Error, deepest};
-use crate::objects::{Objects, Remote};
+use crate::objects::{ObjectAddress, Objects};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tidemill_core::id::ObjectId;
@@ -28,7 +28,7 @@ impl Ca {
     }
 
     /// Returns an identity that is valid in these years.
-    fn identity(&self, name: &str, years: std::ops::Range<i32>) -> Identity {
+    fn identity(&self, name: &str, years: std::ops::Range<i32>) -> ServerIdentity {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.not_before = date_time_ymd(years.start, 1, 1);
@@ -58,7 +58,7 @@ async fn serve(mut listener: Listener) -> String {
     address
 }
 
-async fn serve_tls(identity: Identity) -> String {
+async fn serve_tls(identity: ServerIdentity) -> String {
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     serve(Listener::new(
         tcp,
@@ -70,7 +70,7 @@ async fn serve_tls(identity: Identity) -> String {
 
 /// Reads from a peer that claims to be node 3.
 async fn read(trust: Option<&Trust>, url: String) -> Result<bytes::Bytes, Error> {
-    let remote = Remote {
+    let remote = ObjectAddress {
         node: NodeId(3),
         url: url.into(),
         object: ObjectId(1),
@@ -94,12 +94,12 @@ async fn tls_peer_is_verified_by_ca_and_name() {
     let answer = read(Some(&ca.trust), url.clone()).await.unwrap();
     assert_eq!(answer, "answer");
 
-    let stranger = refusal(Some(&Ca::new().trust), url.clone()).await;
+    let unauthenticated = refusal(Some(&Ca::new().trust), url.clone()).await;
     assert!(
-        stranger.contains("not signed by this cluster's CA"),
-        "{stranger}"
+        unauthenticated.contains("not signed by this cluster's CA"),
+        "{unauthenticated}"
     );
-    assert!(stranger.contains(&url), "{stranger}");
+    assert!(unauthenticated.contains(&url), "{unauthenticated}");
     let nobody = refusal(None, url).await;
     assert!(
         nobody.contains("no certificate of the cluster's CA"),
@@ -116,10 +116,10 @@ async fn tls_peer_is_verified_by_ca_and_name() {
 #[tokio::test]
 async fn certificate_outside_its_validity_is_refused() {
     let ca = Ca::new();
-    for (years, said) in [(2000..2001, "has expired"), (2998..2999, "not valid yet")] {
+    for (years, reported) in [(2000..2001, "has expired"), (2998..2999, "not valid yet")] {
         let address = serve_tls(ca.identity("node-3.tidemill", years)).await;
         let error = refusal(Some(&ca.trust), format!("https://{address}")).await;
-        assert!(error.contains(said), "{error}");
+        assert!(error.contains(reported), "{error}");
     }
 }
 
@@ -139,10 +139,14 @@ async fn tls_mismatch_is_reported_when_one_side_is_plain() {
     raw.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
         .await
         .unwrap();
-    let mut said = Vec::new();
-    raw.read_to_end(&mut said).await.unwrap();
+    let mut reported = Vec::new();
+    raw.read_to_end(&mut reported).await.unwrap();
     // A TLS record of the kind `alert`, and nothing else.
-    assert_eq!((said.first(), said.len()), (Some(&21), 7), "{said:?}");
+    assert_eq!(
+        (reported.first(), reported.len()),
+        (Some(&21), 7),
+        "{reported:?}"
+    );
 }
 
 #[tokio::test]
@@ -184,16 +188,16 @@ async fn thousand_silent_peers_block_nobody() {
         .unwrap();
     // The first one was closed for the others.
     let mut first = silent.swap_remove(0);
-    let mut said = [0];
-    assert!(!matches!(first.read(&mut said).await, Ok(1..)));
+    let mut reported = [0];
+    assert!(!matches!(first.read(&mut reported).await, Ok(1..)));
 }
 
 #[test]
 fn tls_problem_is_found_in_nested_errors() {
     let unknown = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
     let error = std::io::Error::other(std::io::Error::other(unknown));
-    assert_eq!(Problem::of(&error), Some(Problem::OtherCa));
+    assert_eq!(TlsProblem::of(&error), Some(TlsProblem::OtherCa));
     let error = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
-    assert_eq!(Problem::of(&error), None);
+    assert_eq!(TlsProblem::of(&error), None);
     assert!(!deepest(&error).is_empty());
 }

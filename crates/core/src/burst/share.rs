@@ -25,7 +25,7 @@ pub fn begins(queued: Time, newest: Option<Time>) -> Time {
 
 /// Processor time of all maps of a node together.
 #[derive(Clone, Debug)]
-pub struct Pace {
+pub struct ProcessorPace {
     cores: u32,
     /// Time at which a file last grew.
     grew: Option<Time>,
@@ -35,7 +35,7 @@ pub struct Pace {
     counted: Time,
 }
 
-impl Pace {
+impl ProcessorPace {
     /// Returns the state for a node with this number of cores.
     #[must_use]
     pub fn new(cores: u32) -> Self {
@@ -110,7 +110,7 @@ mod tests {
 
     /// Returns the time that maps work if they take all they can get, in pieces of `piece_ms`, while a file grows for a minute.
     fn worked(leaves: u8, cores: u32, piece_ms: u64) -> u64 {
-        let mut pace = Pace::new(cores);
+        let mut pace = ProcessorPace::new(cores);
         let (mut now, mut worked) = (0, 0);
         while now < 60_000 {
             pace.on_grown(at(now));
@@ -129,7 +129,7 @@ mod tests {
 
     proptest! {
         /// While a file is being written, maps get their share of time and no more. The exception is a piece that takes longer than the
-        /// debt that `Pace` remembers.
+        /// debt that `ProcessorPace` remembers.
         #[test]
         fn maps_get_their_share_while_files_grow(leaves in 1_u8..=99, cores in 1_u32..=4, piece in 1_u64..100) {
             let part = (60_000 * u64::from(100 - leaves) * u64::from(cores) / 100).min(60_000);
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn pace_forgets_debt_after_burst() {
-        let mut pace = Pace::new(1);
+        let mut pace = ProcessorPace::new(1);
         pace.on_grown(at(0));
         assert_eq!(pace.rest(90, at(0)), None);
         pace.on_worked(Span::from_secs(3600), at(1));

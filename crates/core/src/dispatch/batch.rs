@@ -2,12 +2,12 @@
 //!
 //! A batch has no more tasks than queues surely have places for, so the tasks that wait longest are still sent first.
 
-use super::place::{Answer, Reads, policy_of, request};
-use super::sight::Sight;
-use super::{Dispatcher, Line, Turn};
-use crate::event::Share;
+use super::cost_view::CostView;
+use super::place::{PlacementChoice, TaskReads, policy_of, request};
+use super::{Dispatcher, ReadyQueue, Turn};
+use crate::event::TaskRole;
 use crate::id::TaskId;
-use crate::policy::{Ask, Candidate};
+use crate::policy::{Candidate, PlacementQuestion};
 use crate::time::Span;
 
 /// Maximum number of candidates that a policy sees for all tasks of a batch together, except for the first two tasks.
@@ -15,13 +15,18 @@ const CANDIDATES_MAX: usize = 1 << 16;
 
 impl Dispatcher {
     /// Returns the first tasks of a line, if their policy places several together and there are several.
-    pub(super) fn batch(&mut self, line: Line, first: TaskId, turn: &Turn<'_>) -> Vec<TaskId> {
-        if !matches!(line, Line::Fresh | Line::Any(_)) {
+    pub(super) fn batch(
+        &mut self,
+        line: ReadyQueue,
+        first: TaskId,
+        turn: &Turn<'_>,
+    ) -> Vec<TaskId> {
+        if !matches!(line, ReadyQueue::Fresh | ReadyQueue::Any(_)) {
             return Vec::new();
         }
         let policy = |id: TaskId| {
             let task = self.tasks.get(&id)?;
-            let free = task.spec.node.is_none() && task.spec.share != Share::Join;
+            let free = task.spec.node.is_none() && task.spec.share != TaskRole::Join;
             Some(policy_of(task, self.jobs.get(&task.job)?)).filter(|_| free)
         };
         let Some(name) = policy(first) else {
@@ -68,11 +73,15 @@ impl Dispatcher {
         all_sent
     }
 
-    pub(super) fn ask_together(&mut self, tasks: &[TaskId], turn: &Turn<'_>) -> Vec<Answer> {
+    pub(super) fn ask_together(
+        &mut self,
+        tasks: &[TaskId],
+        turn: &Turn<'_>,
+    ) -> Vec<PlacementChoice> {
         let mut asks = Vec::with_capacity(tasks.len());
         let mut all_reads = Vec::with_capacity(tasks.len());
         for &id in tasks {
-            let mut reads = Reads::default();
+            let mut reads = TaskReads::default();
             self.read(id, None, &mut reads);
             let task = self
                 .tasks
@@ -80,7 +89,7 @@ impl Dispatcher {
                 .expect("a task that is asked for is known");
             let spare = std::mem::take(&mut self.spare);
             let barred = self.classes.barred(task.class, &self.nodes);
-            let mut sight = Sight::new(
+            let mut cost_view = CostView::new(
                 &mut self.nodes,
                 &self.learned,
                 (task, barred),
@@ -88,9 +97,9 @@ impl Dispatcher {
                 (Span::default(), turn.now),
                 spare,
             );
-            let candidates = sight.all_stores().to_vec();
-            self.spare = sight.into_lists();
-            asks.push(Ask {
+            let candidates = cost_view.all_stores().to_vec();
+            self.spare = cost_view.into_lists();
+            asks.push(PlacementQuestion {
                 request: request(id, task, self.jobs.get(&task.job), &reads),
                 candidates,
             });
@@ -104,7 +113,7 @@ impl Dispatcher {
         let answers = answers.map(|((ask, choice), reads)| {
             let on =
                 |one: &&Candidate| choice.is_some_and(|choice| choice.node == one.estimate.node);
-            Answer {
+            PlacementChoice {
                 choice,
                 chosen: ask.candidates.iter().find(on).copied(),
                 reads,

@@ -1,7 +1,7 @@
 //! Invariants between events, for tests. A release build checks nothing.
 
 use super::task::is_end;
-use super::{Dispatcher, Line, Presence, Task};
+use super::{DispatchedTask, Dispatcher, Presence, ReadyQueue};
 use crate::event::{JobState, Origin, Role, TaskState};
 use crate::id::TaskId;
 
@@ -40,7 +40,7 @@ impl Dispatcher {
         assert!(self.labels_add_up(), "labels and nodes disagree");
     }
 
-    fn check_task(&self, id: TaskId, task: &Task) {
+    fn check_task(&self, id: TaskId, task: &DispatchedTask) {
         let sent = matches!(task.state, TaskState::Sent | TaskState::Running);
         assert_eq!(sent, task.current.is_some(), "{id:?} is {:?}", task.state);
         assert_eq!(
@@ -50,7 +50,7 @@ impl Dispatcher {
         );
         assert!(
             task.failure.is_none(),
-            "{id:?} has a failure that was not told"
+            "{id:?} has a failure that was not reported"
         );
         if let Some(label) = task.current {
             let issued = self.labels.get(&label).expect("a live label is known");
@@ -97,14 +97,14 @@ impl Dispatcher {
             if input.origin == Origin::Awaited && open && task.current.is_none() {
                 assert!(
                     self.awaited[&input.path].contains(&id),
-                    "{id:?} is not told of {}",
+                    "{id:?} was not notified of {}",
                     input.path
                 );
             }
         }
     }
 
-    fn check_waiting(&self, id: TaskId, task: &Task) {
+    fn check_waiting(&self, id: TaskId, task: &DispatchedTask) {
         if task.state == TaskState::Waiting {
             let reason = !task.missing.is_empty() || task.awaited > 0 || task.stranded;
             assert!(reason, "{id:?} waits for nothing");
@@ -141,7 +141,7 @@ impl Dispatcher {
         let mut standing = 0;
         for (line, members) in &self.lines {
             assert!(
-                !members.is_empty() || *line == Line::Fresh,
+                !members.is_empty() || *line == ReadyQueue::Fresh,
                 "{line:?} is kept empty"
             );
             standing += members.len();
@@ -153,18 +153,23 @@ impl Dispatcher {
                 );
             }
             let open = match line {
-                Line::Fresh => !members.is_empty(),
-                Line::Any(_) => false,
+                ReadyQueue::Fresh => !members.is_empty(),
+                ReadyQueue::Any(_) => false,
                 // No node that can run these tasks is online.
-                Line::Barred(class) => members.iter().any(|(_, id)| self.could_run(*class, *id)),
-                Line::Pinned(id) => self.nodes.get(id).is_some_and(super::node::Node::room),
-                // If all cores are busy, another event will follow.
-                Line::At(id) => self
+                ReadyQueue::Barred(class) => {
+                    members.iter().any(|(_, id)| self.could_run(*class, *id))
+                }
+                ReadyQueue::Pinned(id) => self
                     .nodes
                     .get(id)
-                    .is_some_and(|node| node.room() && node.idle_cores() > 0),
+                    .is_some_and(super::node::NodeState::has_space),
+                // If all cores are busy, another event will follow.
+                ReadyQueue::At(id) => self
+                    .nodes
+                    .get(id)
+                    .is_some_and(|node| node.has_space() && node.idle_cores() > 0),
             };
-            assert!(!open, "{line:?} is not empty although there is room");
+            assert!(!open, "{line:?} is not empty although there is space");
         }
         let ready = self
             .tasks

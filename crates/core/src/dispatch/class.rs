@@ -6,11 +6,11 @@
 //! here.
 
 use super::nodes::Nodes;
-use super::{Dispatcher, Line, Turn};
+use super::{Dispatcher, ReadyQueue, Turn};
 use crate::event::{Role, TaskState};
 use crate::id::{JobId, NodeId, TaskId};
 use crate::label::{Failure, FailureKind};
-use crate::resources::{Needs, Offers, Wants};
+use crate::resources::{Needs, Offers, TaskRequirements};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Begins of the message about a task that waits for the node on which it is to run.
@@ -31,7 +31,7 @@ impl ClassNumber {
 /// All classes that have tasks, and the known programs of nodes.
 #[derive(Debug, Default)]
 pub(super) struct Classes {
-    numbers: BTreeMap<Wants, ClassNumber>,
+    numbers: BTreeMap<TaskRequirements, ClassNumber>,
     known: BTreeMap<ClassNumber, Class>,
     next: u32,
     /// Programs that online nodes have reported, and whether they have them.
@@ -44,7 +44,7 @@ pub(super) struct Classes {
 
 #[derive(Debug)]
 struct Class {
-    wants: Wants,
+    wants: TaskRequirements,
     tasks: usize,
     /// Online nodes that can't run the class, in order, for the value of `news`.
     barred: Vec<NodeId>,
@@ -55,7 +55,7 @@ struct Class {
 
 impl Classes {
     /// Returns the class of a new task.
-    pub(super) fn enter(&mut self, wants: Wants) -> ClassNumber {
+    pub(super) fn enter(&mut self, wants: TaskRequirements) -> ClassNumber {
         let number = *self.numbers.entry(wants).or_insert_with_key(|wants| {
             let number = ClassNumber(self.next);
             self.next = self.next.wrapping_add(1);
@@ -95,7 +95,7 @@ impl Classes {
         has.map(|(name, _)| name.clone()).collect()
     }
 
-    pub(super) fn wants(&self, number: ClassNumber) -> Option<&Wants> {
+    pub(super) fn wants(&self, number: ClassNumber) -> Option<&TaskRequirements> {
         self.known.get(&number).map(|class| &class.wants)
     }
 
@@ -134,7 +134,11 @@ impl Classes {
     }
 }
 
-fn can(wants: &Wants, offers: &Offers, programs: Option<&BTreeMap<String, bool>>) -> bool {
+fn can(
+    wants: &TaskRequirements,
+    offers: &Offers,
+    programs: Option<&BTreeMap<String, bool>>,
+) -> bool {
     let has = |name: &String| programs.is_some_and(|known| known.get(name) == Some(&true));
     offers.lacks(&wants.needs).is_none() && wants.programs.iter().all(has)
 }
@@ -182,7 +186,7 @@ impl Dispatcher {
 
     /// Returns whether a suspended node could run tasks of a class, according to its offers. A program that the node has not reported
     /// may exist.
-    pub(super) fn could_awake(&self, class: ClassNumber, id: NodeId) -> bool {
+    pub(super) fn could_run_resumed(&self, class: ClassNumber, id: NodeId) -> bool {
         let Some((wants, node)) = self.classes.wants(class).zip(self.nodes.get(&id)) else {
             return false;
         };
@@ -252,8 +256,8 @@ impl Dispatcher {
             .lines
             .keys()
             .filter_map(|line| match line {
-                Line::Any(class) | Line::Barred(class) => Some(*class),
-                Line::Fresh | Line::Pinned(_) | Line::At(_) => None,
+                ReadyQueue::Any(class) | ReadyQueue::Barred(class) => Some(*class),
+                ReadyQueue::Fresh | ReadyQueue::Pinned(_) | ReadyQueue::At(_) => None,
             })
             .collect();
         for class in classes {
@@ -266,13 +270,13 @@ impl Dispatcher {
                 .get(&class)
                 .is_some_and(|class| class.open);
             if can {
-                self.freshen(Line::Barred(class), |_| true);
+                self.freshen(ReadyQueue::Barred(class), |_| true);
             }
             if !open {
-                self.freshen(Line::Any(class), |_| true);
+                self.freshen(ReadyQueue::Any(class), |_| true);
             }
         }
-        for line in [Line::At(id), Line::Pinned(id)] {
+        for line in [ReadyQueue::At(id), ReadyQueue::Pinned(id)] {
             let members = self.lines.get(&line).into_iter().flatten();
             let classes: BTreeSet<ClassNumber> =
                 members.map(|&(_, task)| self.task(task).class).collect();
@@ -288,19 +292,19 @@ impl Dispatcher {
     }
 
     /// Schedules tasks of a line to be placed again.
-    fn freshen(&mut self, line: Line, wanted: impl Fn(ClassNumber) -> bool) {
+    fn freshen(&mut self, line: ReadyQueue, wanted: impl Fn(ClassNumber) -> bool) {
         let members = self.lines.get(&line).into_iter().flatten();
         let members = members.filter(|(_, task)| wanted(self.task(*task).class));
         let members: Vec<(JobId, TaskId)> = members.copied().collect();
         for (_, task) in members {
-            self.join_line(Line::Fresh, task);
+            self.join_line(ReadyQueue::Fresh, task);
         }
     }
 
     /// Puts aside a ready task that no online node can run, and reports this once.
     pub(super) fn put_aside(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let class = self.task(id).class;
-        self.join_line(Line::Barred(class), id);
+        self.join_line(ReadyQueue::Barred(class), id);
         if std::mem::replace(&mut self.task_mut(id).aside, true) {
             return;
         }

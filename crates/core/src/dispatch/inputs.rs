@@ -4,7 +4,7 @@
 //! An input on a node that is down is recomputed if a task of the same job wrote it and that task's own inputs are available,
 //! recursively (lineage-based recovery); otherwise the task waits until the node is online again.
 
-use super::short::Short;
+use super::small_map::ShortMap;
 use super::task::is_end;
 use super::{Dispatcher, LOSSES_MAX, Presence, Turn};
 use crate::event::{Origin, TaskState};
@@ -21,7 +21,7 @@ struct Obstacles {
     /// Inputs that can be read.
     placed: Vec<Placed>,
     /// Tasks whose outputs do not exist yet.
-    missing: Short<TaskId>,
+    missing: ShortMap<TaskId>,
     /// Tasks whose outputs are on a node that is not online, with the input's name and the node.
     lost: Vec<(TaskId, String, NodeId)>,
     /// Input on a node that is not online, if there is one.
@@ -68,8 +68,8 @@ impl Dispatcher {
         }
         let mut replicas = self.replicas.lasting(placed.object);
         let node = replicas.find(|&node| self.up(node));
-        let asleep = || self.asleep_with(placed);
-        let node = node.or_else(asleep).unwrap_or(placed.node);
+        let suspended = || self.suspended_with(placed);
+        let node = node.or_else(suspended).unwrap_or(placed.node);
         Placed { node, ..placed }
     }
 
@@ -155,14 +155,14 @@ impl Dispatcher {
         let task = self.task_mut(id);
         task.missing = obstacles.missing;
         let ready = task.missing.is_empty() && task.awaited == 0 && stranded.is_none();
-        let told = task.stranded;
+        let known_stranded = task.stranded;
         task.stranded = stranded.is_some();
         if let Some((name, node)) = stranded {
             self.stranded.insert(id);
-            if !told {
+            if !known_stranded {
                 let message = match self.presence(node) {
-                    Presence::Asleep => format!(
-                        "input `{name}` is only on node {node}, which is suspended; the task waits until it is awake"
+                    Presence::Suspended => format!(
+                        "input `{name}` is only on node {node}, which is suspended; the task waits until it is active"
                     ),
                     _ => format!(
                         "input `{name}` is only on node {node}, which is down or where it is corrupt; the task waits until it can be read"
@@ -232,7 +232,7 @@ impl Dispatcher {
                 .filter(|placed| {
                     matches!(
                         self.presence(self.nearest(**placed, &Selection::WHOLE).node),
-                        Presence::Expected | Presence::Asleep
+                        Presence::Expected | Presence::Suspended
                     )
                 })
                 .count();
@@ -323,7 +323,7 @@ impl Dispatcher {
         self.stranded.remove(&id);
         let task = self.task_mut(id);
         task.stranded = false;
-        task.missing = Short::default();
+        task.missing = ShortMap::default();
         task.failure = None;
         self.set_state(id, TaskState::Done, turn);
         self.release_dependents(id, turn);
@@ -393,7 +393,7 @@ impl Dispatcher {
         self.stranded.remove(&id);
         self.redone.remove(&id);
         let task = self.task_mut(id);
-        task.missing = Short::default();
+        task.missing = ShortMap::default();
         task.stranded = false;
         task.current = None;
         self.forget_awaited(id);

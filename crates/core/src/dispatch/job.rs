@@ -1,13 +1,13 @@
 //! Jobs: handling of submission, restoration after a restart, cancellation and forgetting.
 
-use super::task::{Issued, is_end};
-use super::{COMPONENTS, Dispatcher, Job, Presence, Task, Turn, UNKNOWN_RUN};
-use crate::event::{Action, Ended, JobSpec, JobState, Origin, Share, TaskState};
+use super::task::{SentLabel, is_end};
+use super::{DispatchedJob, DispatchedTask, Dispatcher, INSTANCES, Presence, Turn, UNKNOWN_RUN};
+use crate::event::{Action, JobSpec, JobState, Origin, RecoveredState, TaskRole, TaskState};
 use crate::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind};
 use crate::object::Placed;
 use crate::policy;
-use crate::resources::Wants;
+use crate::resources::TaskRequirements;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Dispatcher {
@@ -17,11 +17,15 @@ impl Dispatcher {
         }
         let id = spec.job;
         let policy = self.known_policy(spec.policy);
-        if spec.tasks.iter().any(|task| task.share == Share::Component) {
-            self.known_policy(Some(COMPONENTS.to_owned()));
+        if spec
+            .tasks
+            .iter()
+            .any(|task| task.share == TaskRole::Instance)
+        {
+            self.known_policy(Some(INSTANCES.to_owned()));
         }
         let tasks: Vec<TaskId> = spec.tasks.iter().map(|task| task.task).collect();
-        let mut job = Job {
+        let mut job = DispatchedJob {
             owner: spec.owner,
             policy,
             tasks: tasks.clone(),
@@ -36,11 +40,11 @@ impl Dispatcher {
             let ended = spec.ended.take();
             let key = spec.task;
             let kernel = self.learned.number(spec.kernel.name());
-            let class = self.classes.enter(Wants {
+            let class = self.classes.enter(TaskRequirements {
                 needs: spec.needs.clone(),
                 programs: spec.programs.clone(),
             });
-            let mut task = Task::new(id, spec, (kernel, class));
+            let mut task = DispatchedTask::new(id, spec, (kernel, class));
             task.awaited = task
                 .spec
                 .inputs
@@ -48,12 +52,12 @@ impl Dispatcher {
                 .filter(|input| input.origin == Origin::Awaited)
                 .count();
             match ended {
-                Some(Ended::Done(outputs)) => {
+                Some(RecoveredState::Done(outputs)) => {
                     task.state = TaskState::Done;
                     task.outputs = Some(outputs);
                 }
-                Some(Ended::Failed) => task.state = TaskState::Failed,
-                Some(Ended::Sent {
+                Some(RecoveredState::Failed) => task.state = TaskState::Failed,
+                Some(RecoveredState::Sent {
                     label,
                     node,
                     objects,
@@ -157,7 +161,7 @@ impl Dispatcher {
             if known {
                 flying.insert(id, (node, objects.clone()));
             }
-            let issued = Issued {
+            let issued = SentLabel {
                 task: id,
                 job,
                 node,
@@ -280,7 +284,7 @@ impl Dispatcher {
 #[cfg(test)]
 mod tests {
     use super::super::Config;
-    use super::super::speed::Ids;
+    use super::super::speed::IdCounter;
     use super::*;
     use crate::event::Event;
     use crate::label::Owner;
@@ -288,7 +292,7 @@ mod tests {
 
     #[test]
     fn policy_with_own_weights_is_forgotten_with_its_last_job() {
-        let ids = Box::<Ids>::default();
+        let ids = Box::<IdCounter>::default();
         let mut dispatcher = Dispatcher::new(Config::default(), ids).unwrap();
         let mut out = Vec::new();
         for id in 1..=100 {

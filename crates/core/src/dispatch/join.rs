@@ -1,15 +1,15 @@
-//! Joins: turns the outputs of components into files. Each output of a task is striped like its first input, and its parts are the outputs
-//! that components wrote for the parts of that input. No kernel runs, and no byte moves.
+//! Joins: turns the outputs of task instances into files. Each output of a task is striped like its first input, and its parts are the outputs
+//! that task instances wrote for the parts of that input. No kernel runs, and no byte moves.
 
 use super::{Dispatcher, Turn};
 use crate::event::{Action, TaskState};
 use crate::id::TaskId;
 use crate::label::{Failure, FailureKind};
-use crate::layout::{Layout, Part, Striped};
+use crate::layout::{Layout, Part, StripedLayout};
 use crate::object::Placed;
 
 impl Dispatcher {
-    /// Ends a ready task that joins the outputs of components.
+    /// Ends a ready task that joins the outputs of task instances.
     pub(super) fn join(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let layouts = match self.joined(id) {
             Ok(layouts) => layouts,
@@ -43,7 +43,7 @@ impl Dispatcher {
     }
 
     /// Returns the layouts of its outputs, or the reason for which they can't be joined.
-    fn joined(&self, id: TaskId) -> Result<Vec<Striped>, String> {
+    fn joined(&self, id: TaskId) -> Result<Vec<StripedLayout>, String> {
         let task = self.task(id);
         let (source, made) = match task.ready_inputs.split_first() {
             Some((source, made)) => (self.replicas.striped(source.object), made),
@@ -59,7 +59,7 @@ impl Dispatcher {
             let sizes: Vec<u64> = made.iter().map(|part| part.size).collect();
             let (unit, size) = source.scaled(&sizes).map_err(|part| {
                 format!(
-                    "part {part} of `{}` has {} bytes, made of {} of the input: with layout = \"same\" every component writes as \
+                    "part {part} of `{}` has {} bytes, made of {} of the input: with layout = \"same\" every task instance writes as \
                      many bytes as it reads, or all the same fraction or multiple, and stripes stay multiples of {} bytes",
                     output.path,
                     sizes[part],
@@ -69,7 +69,7 @@ impl Dispatcher {
             })?;
             let part = |placed: &Placed| Part::on(placed.object, placed.size, placed.node);
             let parts = made.iter().map(part).collect();
-            Ok(Striped { unit, size, parts })
+            Ok(StripedLayout { unit, size, parts })
         });
         joined.collect()
     }

@@ -14,8 +14,8 @@
 //! **Bounded queues.** A node gets [`QUEUE_FACTOR`] labels per core, and up to [`QUEUE_FACTOR_MAX`] while all its labels are expected
 //! to end within [`QUEUE_TARGET`]. The remaining tasks stay in the dispatcher, so that they can still be placed on other nodes.
 //!
-//! **No label waits while another node has an idle core.** A label that a node has not begun is recalled when another node is
-//! idle and the policy prefers that node (see `recall`).
+//! **No label waits while another node has an idle core.** A label that a node has not begun is rescheduled when another node is
+//! idle and the policy prefers that node (see `reschedule`).
 //!
 //! **Exactly one result.** A label is *live* while its task's `current` names it. Only the success of a live label is published. Other
 //! labels are resumed with their node, or their outputs are discarded.
@@ -25,34 +25,34 @@
 mod batch;
 mod check;
 mod class;
-mod errand;
+mod cost_view;
+mod demand;
+mod id_set;
 mod inputs;
 mod job;
 mod join;
-mod learned;
+mod maintenance;
 mod node;
 mod nodes;
 mod outcome;
 mod place;
 mod presence;
 mod query;
-mod recall;
 mod replicas;
-mod roll;
+mod reschedule;
+mod run_times;
 mod scored;
-mod short;
-mod sight;
-mod sleep;
+mod small_map;
 #[cfg(test)]
 mod speed;
 mod table;
 mod task;
 
 pub use class::ASIDE;
+pub use demand::Demand;
 pub use node::expected_run;
 pub use query::{JobStatus, NodeLoad, NodeStatus, TaskStatus};
 pub use replicas::{LASTING_MAX, REPLICAS_BYTES_MAX, REPLICAS_MAX};
-pub use sleep::Demand;
 
 use crate::event::{Action, Event, IdSource, JobState, TaskState};
 use crate::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
@@ -60,17 +60,17 @@ use crate::label::{Failure, Label};
 use crate::policy::{self, Policy, UnknownPolicy};
 use crate::time::{Span, Time};
 use class::Classes;
-use errand::Errands;
-use learned::Learned;
-use node::{Node, Presence};
+use cost_view::ViewLists;
+use maintenance::MaintenanceTasks;
+use node::{NodeState, Presence};
 use nodes::Nodes;
-use place::Reads;
+use place::TaskReads;
 use replicas::Replicas;
-use short::Short;
-use sight::Lists;
+use run_times::Learned;
+use small_map::ShortMap;
 use std::collections::{BTreeMap, BTreeSet};
-use table::Table;
-use task::{Issued, Job, Line, Task, is_end};
+use table::IdTable;
+use task::{DispatchedJob, DispatchedTask, ReadyQueue, SentLabel, is_end};
 
 /// Number of labels per core that a node always gets.
 pub const QUEUE_FACTOR: usize = 4;
@@ -91,8 +91,8 @@ pub const IDLE_ASKS_MAX: usize = 4;
 /// Maximum number of tasks per event that wait for a node with new capacity and that their policy now prefers to place elsewhere. After
 /// these, the other tasks wait for the next event, unless a core is idle.
 pub const LINE_ASKS_MAX: usize = 4;
-/// Maximum number of errands of one node that are under way, not counting replicas.
-pub const ERRANDS_MAX: usize = 4;
+/// Maximum number of maintenance tasks of one node that are under way, not counting replicas.
+pub const MAINTENANCE_TASKS_MAX: usize = 4;
 /// Number of replicas of any size that a node may be making or have in its queue.
 pub const COPY_LABELS_MIN: usize = 3;
 /// Maximum number of replicas of small objects, because many of them are made at once.
@@ -102,19 +102,19 @@ pub const COPY_LABELS_BYTES_MAX: u64 = 32 << 20;
 /// Maximum number of losses of a node that a task survives. They do not count as `retries`, which are for the task's own failures.
 pub const LOSSES_MAX: u32 = 5;
 /// Expected time of a run without a history on any node. It is so long that such runs spread over nodes as long as their inputs can
-/// be pulled in less time. The first run that ends determines the expected time of the others.
+/// be fetched in less time. The first run that ends determines the expected time of the others.
 pub const UNKNOWN_RUN: Span = Span::from_secs(60);
 /// Divisor of a label's expected time: the label counts for at least this fraction while it runs, however long it has run. A label that
 /// exceeds its expected time is not about to end because of that.
 pub const LEFT_PART: u64 = 4;
-/// Maximum number of recalls of a task from nodes that have not begun it.
-pub const RECALLS_MAX: u32 = 4;
-/// Maximum number of nodes with more work than cores that are searched per event for a label to recall.
-pub const RECALL_LOOKS_MAX: usize = 16;
-/// Maximum number of labels per event whose policy is asked whether they are to be recalled.
-pub const RECALL_ASKS_MAX: usize = 2;
-/// Policy of components.
-pub(super) const COMPONENTS: &str = "input-locality";
+/// Maximum number of reschedules of a task from nodes that have not begun it.
+pub const RESCHEDULES_MAX: u32 = 4;
+/// Maximum number of nodes with more work than cores that are searched per event for a label to reschedule.
+pub const RESCHEDULE_LOOKS_MAX: usize = 16;
+/// Maximum number of labels per event whose policy is asked whether they are to be rescheduled.
+pub const RESCHEDULE_ASKS_MAX: usize = 2;
+/// Policy of task instances.
+pub(super) const INSTANCES: &str = "input-locality";
 /// Longest expected time of a run.
 pub const EXPECTED_MAX: Span = Span::from_secs(30 * 86_400);
 
@@ -145,17 +145,17 @@ pub struct Dispatcher {
     config: Config,
     ids: Box<dyn IdSource>,
     policies: BTreeMap<String, Box<dyn Policy>>,
-    jobs: BTreeMap<JobId, Job>,
-    tasks: Table<TaskId, Task>,
+    jobs: BTreeMap<JobId, DispatchedJob>,
+    tasks: IdTable<TaskId, DispatchedTask>,
     nodes: Nodes,
-    labels: Table<LabelId, Issued>,
+    labels: IdTable<LabelId, SentLabel>,
     /// Labels that belong to no task, and their nodes.
-    errands: Errands,
+    maintenance_tasks: MaintenanceTasks,
     learned: Learned,
     classes: Classes,
     replicas: Replicas,
     /// Ready tasks by the line in which they wait.
-    lines: BTreeMap<Line, BTreeSet<(JobId, TaskId)>>,
+    lines: BTreeMap<ReadyQueue, BTreeSet<(JobId, TaskId)>>,
     /// Tasks that wait for a path.
     awaited: BTreeMap<String, BTreeSet<TaskId>>,
     /// Tasks that wait for a node.
@@ -163,7 +163,7 @@ pub struct Dispatcher {
     /// Done tasks that are run again.
     redone: BTreeSet<TaskId>,
     /// Nodes that may have gained capacity since ready tasks were placed last.
-    touched: Short<NodeId>,
+    touched: ShortMap<NodeId>,
     /// Storage nodes with an idle core.
     idle: BTreeSet<NodeId>,
     /// Storage nodes with more work than cores.
@@ -171,20 +171,20 @@ pub struct Dispatcher {
     /// Node of `crowded` at which the next search begins, and the number of nodes to search before nothing can have changed.
     looked: NodeId,
     to_look: usize,
-    /// Labels that are being recalled, and the node for which each of them is recalled.
-    recalled: BTreeMap<LabelId, NodeId>,
+    /// Labels that are being rescheduled, and the node for which each of them is rescheduled.
+    rescheduled: BTreeMap<LabelId, NodeId>,
     /// Counter of changes that may make a policy move a task from the full node that it waits for: nodes that run out of work, and
     /// run times that differ from the expected ones.
     news: u64,
     /// Jobs in which a task ended since jobs were last checked.
-    ending: Short<JobId>,
+    ending: ShortMap<JobId>,
     /// Labels that are sent at the end of the event, by node.
-    outbox: Short<NodeId, Vec<Label>>,
+    outbox: ShortMap<NodeId, Vec<Label>>,
     /// Whether decisions are reported.
     explains: bool,
     /// Reused lists for the next task that is placed, so that they are not allocated each time.
-    spare: Lists,
-    spare_reads: Reads,
+    spare: ViewLists,
+    spare_reads: TaskReads,
 }
 
 /// Context of a handler: the time of the event, and the list of actions.
@@ -206,10 +206,10 @@ impl Dispatcher {
             config,
             ids,
             jobs: BTreeMap::new(),
-            tasks: Table::default(),
+            tasks: IdTable::default(),
             nodes: Nodes::default(),
-            labels: Table::default(),
-            errands: Errands::default(),
+            labels: IdTable::default(),
+            maintenance_tasks: MaintenanceTasks::default(),
             learned: Learned::default(),
             classes: Classes::default(),
             replicas: Replicas::default(),
@@ -217,18 +217,18 @@ impl Dispatcher {
             awaited: BTreeMap::new(),
             stranded: BTreeSet::new(),
             redone: BTreeSet::new(),
-            touched: Short::default(),
+            touched: ShortMap::default(),
             idle: BTreeSet::new(),
             crowded: BTreeSet::new(),
             looked: NodeId(0),
             to_look: 0,
-            recalled: BTreeMap::new(),
+            rescheduled: BTreeMap::new(),
             news: 1,
-            ending: Short::default(),
-            outbox: Short::default(),
+            ending: ShortMap::default(),
+            outbox: ShortMap::default(),
             explains: true,
-            spare: Lists::default(),
-            spare_reads: Reads::default(),
+            spare: ViewLists::default(),
+            spare_reads: TaskReads::default(),
         })
     }
 
@@ -242,7 +242,7 @@ impl Dispatcher {
 
     /// Restores the state of another dispatcher beyond jobs and nodes, so that this one makes the same decisions: the memory of the
     /// cluster's policy, and the replicas that nodes which are up should have, oldest first.
-    pub fn resume(&mut self, memory: policy::Memory, replicas: &[(NodeId, ObjectId, u64)]) {
+    pub fn resume(&mut self, memory: policy::PolicyState, replicas: &[(NodeId, ObjectId, u64)]) {
         if let Some(policy) = self.policies.get_mut(&self.config.policy) {
             policy.restore(memory);
         }
@@ -261,7 +261,7 @@ impl Dispatcher {
         match event {
             Event::NodeUp { node, view } => self.on_node_up(node, view, turn),
             Event::NodeDown { node } => self.on_node_down(node, turn),
-            Event::NodeAsleep { node } => self.on_node_asleep(node, turn),
+            Event::NodeSuspended { node } => self.on_node_suspended(node, turn),
             Event::NodeStatus { node, view } => self.on_node_status(node, view),
             Event::Programs {
                 node,
@@ -279,11 +279,11 @@ impl Dispatcher {
                 self.on_finished(node, label, outcome, turn);
             }
             Event::Cancel { job } => self.on_cancel(job, turn),
-            Event::Errand {
+            Event::MaintenanceTask {
                 node,
                 owner,
                 operation,
-            } => self.on_errand(node, owner, operation),
+            } => self.on_maintenance_task(node, owner, operation),
             Event::Copied {
                 object,
                 node,
@@ -291,14 +291,14 @@ impl Dispatcher {
             } => self.on_copied(object, node, there, turn),
             Event::Parted { object, layout } => self.replicas.part(object, layout),
             Event::Emptied { node, emptied } => self.on_emptied(node, emptied),
-            Event::ErrandSent {
+            Event::MaintenanceSent {
                 node,
                 label,
                 operation,
-            } => self.on_errand_sent(node, label, &operation),
+            } => self.on_maintenance_sent(node, label, &operation),
         }
         self.pump(turn);
-        self.recall(turn);
+        self.reschedule(turn);
         self.end_jobs(turn);
         while let Some((node, labels)) = self.outbox.pop_first() {
             turn.out.push(Action::Send { node, labels });
@@ -306,28 +306,29 @@ impl Dispatcher {
         debug_assert!(self.labels_add_up(), "labels and nodes disagree");
     }
 
-    fn task(&self, id: TaskId) -> &Task {
+    fn task(&self, id: TaskId) -> &DispatchedTask {
         self.tasks
             .get(&id)
             .expect("tasks are kept as long as anything names them")
     }
 
-    fn task_mut(&mut self, id: TaskId) -> &mut Task {
+    fn task_mut(&mut self, id: TaskId) -> &mut DispatchedTask {
         self.tasks
             .get_mut(&id)
             .expect("tasks are kept as long as anything names them")
     }
 
-    fn job_mut(&mut self, id: JobId) -> &mut Job {
+    fn job_mut(&mut self, id: JobId) -> &mut DispatchedJob {
         self.jobs
             .get_mut(&id)
             .expect("a job is kept as long as its tasks")
     }
 
     /// Returns a node by its id; an unknown node counts as expected.
-    fn node_mut(&mut self, id: NodeId) -> &mut Node {
-        self.nodes
-            .get_or_insert(id, || Node::new(Presence::Expected, query::unknown_view()))
+    fn node_mut(&mut self, id: NodeId) -> &mut NodeState {
+        self.nodes.get_or_insert(id, || {
+            NodeState::new(Presence::Expected, query::unknown_view())
+        })
     }
 
     fn presence(&self, id: NodeId) -> Presence {
@@ -363,7 +364,7 @@ impl Dispatcher {
                 self.count_wave(id, job, state == TaskState::Ready);
             }
             if state == TaskState::Ready {
-                self.join_line(Line::Fresh, id);
+                self.join_line(ReadyQueue::Fresh, id);
             }
             if is_end(state) {
                 self.ending.insert(job, ());
@@ -393,18 +394,18 @@ impl Dispatcher {
         }
     }
 
-    fn leave_line(&mut self, line: Line, key: (JobId, TaskId)) {
+    fn leave_line(&mut self, line: ReadyQueue, key: (JobId, TaskId)) {
         if let Some(members) = self.lines.get_mut(&line) {
             members.remove(&key);
             // Most events fill this line again.
-            if members.is_empty() && line != Line::Fresh {
+            if members.is_empty() && line != ReadyQueue::Fresh {
                 self.lines.remove(&line);
             }
         }
     }
 
     /// Puts a ready task in line, and removes it from its previous line.
-    fn join_line(&mut self, line: Line, id: TaskId) {
+    fn join_line(&mut self, line: ReadyQueue, id: TaskId) {
         let task = self.task_mut(id);
         let key = (task.job, id);
         if let Some(old) = task.line.replace(line) {
@@ -454,7 +455,7 @@ impl Dispatcher {
         let store = self.nodes.get(&id);
         let store = store.filter(|node| node.view.role == crate::event::Role::Store);
         let idle = store.is_some_and(|node| node.idle_cores() > 0);
-        if !store.is_some_and(Node::crowded) {
+        if !store.is_some_and(NodeState::crowded) {
             self.crowded.remove(&id);
         } else if self.crowded.insert(id) {
             self.to_look = usize::MAX;

@@ -1,11 +1,11 @@
 //! State of a node in the dispatcher: its presence, its queue, and the expected time of its work. It sends no actions.
 
-use super::short::Short;
+use super::small_map::ShortMap;
 use super::{LEFT_PART, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, QUEUE_TARGET};
 use crate::event::{History, NodeView};
 use crate::id::LabelId;
 use crate::resources::{LIGHT_MAX, Needs};
-use crate::score::{Standing, energy_class, share, speed_class};
+use crate::score::{ScoreInputs, energy_class, share, speed_class};
 use crate::time::{Span, Time};
 use std::collections::BTreeMap;
 
@@ -16,20 +16,20 @@ pub(super) enum Presence {
     Expected,
     Up,
     /// The node is suspended and resumes when it is needed.
-    Asleep,
+    Suspended,
     Down,
 }
 
 /// One node.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct NodeState {
     pub(super) presence: Presence,
     /// Status of the node; its histories are moved to `Learned`.
     pub(super) view: NodeView,
     /// Labels that occupy a place in the node's queue.
-    pub(super) outstanding: Short<LabelId, Queued>,
+    pub(super) outstanding: ShortMap<LabelId, Queued>,
     /// Running labels of the queue, with the times since which they run.
-    pub(super) running: Short<LabelId, (Time, Queued)>,
+    pub(super) running: ShortMap<LabelId, (Time, Queued)>,
     /// Core time that `outstanding` is expected to take.
     pub(super) backlog: Span,
     /// Cores that `outstanding` and `running` need, each label counted by itself.
@@ -85,13 +85,13 @@ struct Spent {
     until: Time,
 }
 
-impl Node {
+impl NodeState {
     pub(super) fn new(presence: Presence, view: NodeView) -> Self {
         Self {
             presence,
             view,
-            outstanding: Short::default(),
-            running: Short::default(),
+            outstanding: ShortMap::default(),
+            running: ShortMap::default(),
             backlog: Span::default(),
             load: 0,
             running_cores: 0,
@@ -112,7 +112,7 @@ impl Node {
 
     /// Returns whether the queue takes another label. It takes a few per core. It takes more while all queued labels are short, or while a
     /// core is free because queued labels wait for other labels.
-    pub(super) fn room(&self) -> bool {
+    pub(super) fn has_space(&self) -> bool {
         let count = self.outstanding.len();
         let cores = self.cores();
         let few = count < self.few();
@@ -127,16 +127,16 @@ impl Node {
 
     /// Returns the minimum number of labels that the queue takes now.
     pub(super) fn slots(&self) -> usize {
-        if !self.room() {
+        if !self.has_space() {
             return 0;
         }
         self.few().saturating_sub(self.outstanding.len()).max(1)
     }
 
     /// Returns the standing of the node for scores: its reported properties and its load.
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> ScoreInputs {
         let queue = self.few() as u64;
-        Standing {
+        ScoreInputs {
             available: self.up() && self.has_free_core(),
             capacity: share(self.view.free_bytes, self.view.capacity_bytes),
             load: share(self.outstanding.len() as u64, queue),
@@ -166,7 +166,7 @@ impl Node {
     }
 
     /// Returns whether `cores` cores are free, not counting those that labels of the queue need. Labels that follow others need none yet.
-    pub(super) fn has_room_for(&self, cores: u32) -> bool {
+    pub(super) fn has_space_for(&self, cores: u32) -> bool {
         self.load + u64::from(cores) <= self.cores() as u64
     }
 
@@ -466,7 +466,7 @@ impl Mean {
     }
 }
 
-/// Returns the time that pulling bytes over a link takes.
+/// Returns the time that fetching bytes over a link takes.
 pub(super) fn transfer(bytes: u64, bytes_per_sec: u64) -> Span {
     Span(multiply_divide(bytes, 1_000_000_000, bytes_per_sec.max(1)))
 }

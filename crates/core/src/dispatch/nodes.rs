@@ -10,10 +10,10 @@
 //! last known such time, which is a lower bound. A search updates the bounds that it reads. While no label runs within its expected time,
 //! the wait itself is constant.
 
-use super::node::Node;
-use super::roll::Roll;
+use super::id_set::Roll;
+use super::node::NodeState;
 use super::scored::Scored;
-use super::table::Table;
+use super::table::IdTable;
 use crate::event::Role;
 use crate::id::NodeId;
 use crate::layout::RESERVE_BYTES;
@@ -28,19 +28,19 @@ const SCORED_MAX: usize = 8;
 /// All nodes.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
-    known: Table<NodeId, Known>,
+    known: IdTable<NodeId, IndexedNode>,
     changed: Vec<NodeId>,
     shifted: Vec<NodeId>,
     /// Online storage nodes, and those of them whose queue is not full.
     stores: Roll,
     open: Roll,
-    /// Online host nodes.
-    hosts: BTreeSet<NodeId>,
+    /// Online nodes of server cores.
+    server_cores: BTreeSet<NodeId>,
     /// Online nodes that are full of data.
     full: BTreeSet<NodeId>,
     /// Number of cores of `stores`.
     store_cores: u64,
-    kinds: BTreeMap<Kind, Queues>,
+    kinds: BTreeMap<NodeClass, Queues>,
     /// Storage nodes by their scores, for the weights that were used last, the latest first.
     scored: Vec<Scored>,
     /// Latest time for which waits were computed.
@@ -48,20 +48,20 @@ pub(super) struct Nodes {
 }
 
 #[derive(Debug)]
-struct Known {
-    node: Node,
+struct IndexedNode {
+    node: NodeState,
     /// Whether the node is in `changed`, and in `shifted`.
     changed: bool,
     shifted: bool,
     /// Position in the indices; `None` while the node is not online.
-    place: Option<Place>,
+    place: Option<NodeProfile>,
     /// Position in the indices by load; `None` while it is no online storage node.
-    load: Option<Load>,
+    load: Option<QueueLoad>,
 }
 
 /// Storage nodes that differ for a task only by their load and by the data they hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Kind {
+struct NodeClass {
     cores: u32,
     link_bytes_per_sec: u64,
     /// Set for a node that runs more labels than it has cores. It completes work faster, so it is a kind of its own.
@@ -69,7 +69,7 @@ struct Kind {
 }
 
 /// Number of nanoseconds, then outstanding labels, then the id.
-type Key = (u64, usize, NodeId);
+type LoadKey = (u64, usize, NodeId);
 
 /// Nodes of a kind.
 #[derive(Debug, Default)]
@@ -79,14 +79,14 @@ struct Queues {
     by_load: BTreeSet<(usize, NodeId)>,
     free: BTreeSet<(usize, NodeId)>,
     /// Nodes without a free core whose wait is constant, by wait.
-    standing: BTreeSet<Key>,
+    standing: BTreeSet<LoadKey>,
     /// Other nodes without a free core, by a lower bound of the time at which they become free.
-    moving: BTreeSet<Key>,
+    moving: BTreeSet<LoadKey>,
 }
 
 /// Indexed properties of an online node without its load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct NodeProfile {
     role: Role,
     cores: u32,
     open: bool,
@@ -95,25 +95,25 @@ struct Place {
 
 /// Load of a node.
 #[derive(Clone, Copy, Debug)]
-struct Load {
-    kind: Kind,
+struct QueueLoad {
+    kind: NodeClass,
     outstanding: usize,
-    queue: Queue,
+    queue: QueueState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Queue {
+enum QueueState {
     FreeCore,
     Standing(u64),
     Moving(u64),
 }
 
 impl Nodes {
-    pub(super) fn get(&self, id: &NodeId) -> Option<&Node> {
+    pub(super) fn get(&self, id: &NodeId) -> Option<&NodeState> {
         self.known.get(id).map(|known| &known.node)
     }
 
-    pub(super) fn get_mut(&mut self, id: &NodeId) -> Option<&mut Node> {
+    pub(super) fn get_mut(&mut self, id: &NodeId) -> Option<&mut NodeState> {
         let known = self.known.get_mut(id)?;
         if !std::mem::replace(&mut known.changed, true) {
             self.changed.push(*id);
@@ -121,9 +121,13 @@ impl Nodes {
         Some(&mut known.node)
     }
 
-    pub(super) fn get_or_insert(&mut self, id: NodeId, make: impl FnOnce() -> Node) -> &mut Node {
+    pub(super) fn get_or_insert(
+        &mut self,
+        id: NodeId,
+        make: impl FnOnce() -> NodeState,
+    ) -> &mut NodeState {
         if !self.known.contains_key(&id) {
-            let known = Known {
+            let known = IndexedNode {
                 node: make(),
                 changed: false,
                 shifted: false,
@@ -136,13 +140,17 @@ impl Nodes {
     }
 
     /// Returns all nodes in the order of ids.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (NodeId, &NodeState)> {
         let all = self.known.iter();
         all.map(|(&id, known)| (id, &known.node))
     }
 
     /// Calls `visit` for all online nodes, in the order of ids, with their waits.
-    pub(super) fn for_each_up(&mut self, now: Time, mut visit: impl FnMut(NodeId, &Node, Span)) {
+    pub(super) fn for_each_up(
+        &mut self,
+        now: Time,
+        mut visit: impl FnMut(NodeId, &NodeState, Span),
+    ) {
         let all = self.known.iter_mut().filter(|(_, known)| known.node.up());
         for (&id, known) in all {
             let wait = known.node.wait_now(now);
@@ -151,7 +159,7 @@ impl Nodes {
     }
 
     /// Returns an online node with its wait.
-    pub(super) fn up(&mut self, id: NodeId, now: Time) -> Option<(&Node, Span)> {
+    pub(super) fn up(&mut self, id: NodeId, now: Time) -> Option<(&NodeState, Span)> {
         let known = self.known.get_mut(&id).filter(|known| known.node.up())?;
         let wait = known.node.wait_now(now);
         Some((&known.node, wait))
@@ -178,7 +186,7 @@ impl Nodes {
             for scored in &mut self.scored {
                 scored.shift(id);
             }
-            let place = Place::of(&known.node);
+            let place = NodeProfile::of(&known.node);
             let old = std::mem::replace(&mut known.place, place);
             if old != place {
                 self.move_to(id, old, place);
@@ -186,23 +194,27 @@ impl Nodes {
         }
     }
 
-    fn move_to(&mut self, id: NodeId, old: Option<Place>, new: Option<Place>) {
-        let store = |place: Place| place.role == Role::Store;
+    fn move_to(&mut self, id: NodeId, old: Option<NodeProfile>, new: Option<NodeProfile>) {
+        let store = |place: NodeProfile| place.role == Role::Store;
         let both =
-            |belongs: fn(Place) -> bool| (old.is_some_and(belongs), new.is_some_and(belongs));
+            |belongs: fn(NodeProfile) -> bool| (old.is_some_and(belongs), new.is_some_and(belongs));
         enrol(
             &mut self.stores,
             id,
             both(|place| place.role == Role::Store),
         );
-        enter(&mut self.hosts, id, both(|place| place.role == Role::Host));
+        enter(
+            &mut self.server_cores,
+            id,
+            both(|place| place.role == Role::ServerCores),
+        );
         enter(&mut self.full, id, both(|place| place.full));
         enrol(
             &mut self.open,
             id,
             both(|place| place.role == Role::Store && place.open),
         );
-        let cores = |place: Option<Place>| {
+        let cores = |place: Option<NodeProfile>| {
             let place = place.filter(|place| store(*place));
             place.map_or(0, |place| u64::from(place.cores))
         };
@@ -216,7 +228,7 @@ impl Nodes {
                 continue;
             };
             known.shifted = false;
-            let load = Load::of(id, &known.node);
+            let load = QueueLoad::of(id, &known.node);
             if let Some(old) = std::mem::replace(&mut known.load, load)
                 && let Some(queues) = self.kinds.get_mut(&old.kind)
             {
@@ -239,8 +251,8 @@ impl Nodes {
         &self.open
     }
 
-    pub(super) fn hosts(&self) -> &BTreeSet<NodeId> {
-        &self.hosts
+    pub(super) fn server_cores(&self) -> &BTreeSet<NodeId> {
+        &self.server_cores
     }
 
     pub(super) fn full(&self) -> &BTreeSet<NodeId> {
@@ -262,7 +274,7 @@ impl Nodes {
     ) {
         self.renew_loads();
         for queues in self.kinds.values_mut() {
-            let mut search = Search {
+            let mut search = NodeSearch {
                 known: &mut self.known,
                 now,
                 earliest,
@@ -304,30 +316,34 @@ impl Nodes {
         }
     }
 
-    fn check_place(&self, id: NodeId, node: &Node) {
-        let place = Place::of(node);
+    fn check_place(&self, id: NodeId, node: &NodeState) {
+        let place = NodeProfile::of(node);
         let store = place.is_some_and(|place| place.role == Role::Store);
-        let host = place.is_some_and(|place| place.role == Role::Host);
+        let server_cores = place.is_some_and(|place| place.role == Role::ServerCores);
         let full = place.is_some_and(|place| place.full);
         let open = store && place.is_some_and(|place| place.open);
         assert_eq!(store, self.stores.contains(&id), "{id:?} is a store or not");
-        assert_eq!(host, self.hosts.contains(&id), "{id:?} is a host or not");
+        assert_eq!(
+            server_cores,
+            self.server_cores.contains(&id),
+            "{id:?} is of the server cores or not"
+        );
         assert_eq!(full, self.full.contains(&id), "{id:?} is full or not");
-        assert_eq!(open, self.open.contains(&id), "{id:?} has room or not");
+        assert_eq!(open, self.open.contains(&id), "{id:?} has space or not");
     }
 
-    fn check_load(&self, id: NodeId, known: &Known) {
+    fn check_load(&self, id: NodeId, known: &IndexedNode) {
         let wait = known.node.wait(self.latest).0;
-        let expected = Load::of(id, &known.node).map(|load| (load.kind, load.outstanding));
+        let expected = QueueLoad::of(id, &known.node).map(|load| (load.kind, load.outstanding));
         let load = known.load;
         assert_eq!(load.map(|load| (load.kind, load.outstanding)), expected);
         match load.map(|load| (load.queue, load.kind.alone)) {
-            Some((Queue::FreeCore, _)) => assert_eq!(wait, 0, "{id:?} has no free core"),
-            Some((Queue::Standing(at), _)) => assert_eq!(at, wait, "{id:?} moves"),
-            Some((Queue::Moving(bound), None)) => {
+            Some((QueueState::FreeCore, _)) => assert_eq!(wait, 0, "{id:?} has no free core"),
+            Some((QueueState::Standing(at), _)) => assert_eq!(at, wait, "{id:?} moves"),
+            Some((QueueState::Moving(bound), None)) => {
                 assert!(bound <= self.latest.0 + wait, "{id:?} is free earlier");
             }
-            Some((Queue::Moving(_), Some(_))) | None => {}
+            Some((QueueState::Moving(_), Some(_))) | None => {}
         }
     }
 }
@@ -350,26 +366,26 @@ fn enter(set: &mut BTreeSet<NodeId>, id: NodeId, (was_in, is_in): (bool, bool)) 
     }
 }
 
-impl Place {
-    fn of(node: &Node) -> Option<Self> {
+impl NodeProfile {
+    fn of(node: &NodeState) -> Option<Self> {
         node.up().then(|| Self {
             role: node.view.role,
             cores: node.view.offers.cores,
-            open: node.room(),
+            open: node.has_space(),
             full: node.view.free_bytes < RESERVE_BYTES,
         })
     }
 }
 
-impl Load {
-    fn of(id: NodeId, node: &Node) -> Option<Self> {
+impl QueueLoad {
+    fn of(id: NodeId, node: &NodeState) -> Option<Self> {
         if !node.up() || node.view.role != Role::Store {
             return None;
         }
         let crowded = node.overrun();
         let free = node.has_free_core();
         Some(Self {
-            kind: Kind {
+            kind: NodeClass {
                 cores: node.view.offers.cores,
                 link_bytes_per_sec: node.view.link_bytes_per_sec,
                 alone: crowded.then_some(id),
@@ -377,45 +393,45 @@ impl Load {
             outstanding: node.outstanding.len(),
             // A time in the past is a bound for every wait; the next search computes a better one.
             queue: if free {
-                Queue::FreeCore
+                QueueState::FreeCore
             } else {
-                Queue::Moving(0)
+                QueueState::Moving(0)
             },
         })
     }
 }
 
 impl Queues {
-    fn put_in(&mut self, id: NodeId, load: Load) {
+    fn put_in(&mut self, id: NodeId, load: QueueLoad) {
         let outstanding = load.outstanding;
         self.by_load.insert((outstanding, id));
         match load.queue {
-            Queue::FreeCore => self.free.insert((outstanding, id)),
-            Queue::Standing(wait) => self.standing.insert((wait, outstanding, id)),
-            Queue::Moving(bound) => self.moving.insert((bound, outstanding, id)),
+            QueueState::FreeCore => self.free.insert((outstanding, id)),
+            QueueState::Standing(wait) => self.standing.insert((wait, outstanding, id)),
+            QueueState::Moving(bound) => self.moving.insert((bound, outstanding, id)),
         };
     }
 
-    fn take_out(&mut self, id: NodeId, load: Load) {
+    fn take_out(&mut self, id: NodeId, load: QueueLoad) {
         let outstanding = load.outstanding;
         self.by_load.remove(&(outstanding, id));
         match load.queue {
-            Queue::FreeCore => self.free.remove(&(outstanding, id)),
-            Queue::Standing(wait) => self.standing.remove(&(wait, outstanding, id)),
-            Queue::Moving(bound) => self.moving.remove(&(bound, outstanding, id)),
+            QueueState::FreeCore => self.free.remove(&(outstanding, id)),
+            QueueState::Standing(wait) => self.standing.remove(&(wait, outstanding, id)),
+            QueueState::Moving(bound) => self.moving.remove(&(bound, outstanding, id)),
         };
     }
 }
 
 /// Search for the node that becomes free first.
-struct Search<'a, P> {
-    known: &'a mut Table<NodeId, Known>,
+struct NodeSearch<'a, P> {
+    known: &'a mut IdTable<NodeId, IndexedNode>,
     now: Time,
     earliest: Span,
     pass: &'a P,
 }
 
-impl<P: Fn(NodeId) -> bool> Search<'_, P> {
+impl<P: Fn(NodeId) -> bool> NodeSearch<'_, P> {
     /// Searches a kind in two orders at once. By load, the result is the first node that is free before `earliest`. By wait, all
     /// nodes that are free before `earliest` precede the first one that is not.
     fn least(&mut self, queues: &mut Queues) -> Option<NodeId> {
@@ -443,7 +459,7 @@ impl<P: Fn(NodeId) -> bool> Search<'_, P> {
             }
             let stands = still.range((after_still, Bound::Unbounded)).next();
             let moves = moving.range((after_moving, Bound::Unbounded)).next();
-            let free_at = |key: Key| (key.0.saturating_add(self.now.0), key.1, key.2);
+            let free_at = |key: LoadKey| (key.0.saturating_add(self.now.0), key.1, key.2);
             let (wait, outstanding, id) = match (stands.copied(), moves.copied()) {
                 (Some(stands), moves) if moves.is_none_or(|moves| free_at(stands) < moves) => {
                     after_still = Bound::Excluded(stands);
@@ -472,7 +488,12 @@ impl<P: Fn(NodeId) -> bool> Search<'_, P> {
     }
 
     /// Updates the position of a node in `moving`. Returns whether the position changed.
-    fn improve(&mut self, key: Key, still: &mut BTreeSet<Key>, moving: &mut BTreeSet<Key>) -> bool {
+    fn improve(
+        &mut self,
+        key: LoadKey,
+        still: &mut BTreeSet<LoadKey>,
+        moving: &mut BTreeSet<LoadKey>,
+    ) -> bool {
         let (old, outstanding, id) = key;
         let Some(known) = self.known.get_mut(&id) else {
             return false;
@@ -480,15 +501,15 @@ impl<P: Fn(NodeId) -> bool> Search<'_, P> {
         let wait = known.node.wait_now(self.now).0;
         let free_at = wait.saturating_add(self.now.0);
         let queue = if known.node.stands_still() {
-            Queue::Standing(wait)
+            QueueState::Standing(wait)
         } else if free_at > old {
-            Queue::Moving(free_at)
+            QueueState::Moving(free_at)
         } else {
             return false;
         };
         moving.remove(&key);
         match queue {
-            Queue::Standing(_) => still.insert((wait, outstanding, id)),
+            QueueState::Standing(_) => still.insert((wait, outstanding, id)),
             _ => moving.insert((free_at, outstanding, id)),
         };
         if let Some(load) = &mut known.load {
@@ -515,7 +536,7 @@ mod tests {
 
     /// Change of a node.
     #[derive(Clone, Debug)]
-    enum Step {
+    enum IndexStep {
         Up(u32, u64, bool),
         Down,
         Add(u64, u32, bool),
@@ -557,22 +578,22 @@ mod tests {
             let bucket = crate::score::bucket(weights.score(&node.standing()));
             let cores = node.view.offers.cores;
             let load = crate::policy::labels_per_core(node.outstanding.len(), cores);
-            (!node.room(), std::cmp::Reverse(bucket), load, *id)
+            (!node.has_space(), std::cmp::Reverse(bucket), load, *id)
         });
         best.map(|(id, _)| id)
     }
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn step() -> impl Strategy<Value = IndexStep> {
         prop_oneof![
-            1 => (1_u32..3, 0_u64..2, any::<bool>()).prop_map(|(c, l, s)| Step::Up(c, l, s)),
-            1 => Just(Step::Down),
-            12 => (0_u64..40, 0_u32..4, any::<bool>()).prop_map(|(t, c, f)| Step::Add(t, c, f)),
-            6 => (0_usize..8).prop_map(Step::Start),
-            3 => (0_usize..8).prop_map(Step::Remove),
-            6 => (0_u64..30).prop_map(Step::Pass),
-            1 => (0_u64..30).prop_map(Step::Back),
-            8 => (prop_oneof![Just(0), 0_u64..60], prop_oneof![Just(0), 0_u32..256]).prop_map(|(e, p)| Step::Look(e, p)),
-            8 => (0_usize..12, prop_oneof![Just(0), 0_u32..256]).prop_map(|(w, p)| Step::Best(w, p)),
+            1 => (1_u32..3, 0_u64..2, any::<bool>()).prop_map(|(c, l, s)| IndexStep::Up(c, l, s)),
+            1 => Just(IndexStep::Down),
+            12 => (0_u64..40, 0_u32..4, any::<bool>()).prop_map(|(t, c, f)| IndexStep::Add(t, c, f)),
+            6 => (0_usize..8).prop_map(IndexStep::Start),
+            3 => (0_usize..8).prop_map(IndexStep::Remove),
+            6 => (0_u64..30).prop_map(IndexStep::Pass),
+            1 => (0_u64..30).prop_map(IndexStep::Back),
+            8 => (prop_oneof![Just(0), 0_u64..60], prop_oneof![Just(0), 0_u32..256]).prop_map(|(e, p)| IndexStep::Look(e, p)),
+            8 => (0_usize..12, prop_oneof![Just(0), 0_u32..256]).prop_map(|(w, p)| IndexStep::Best(w, p)),
         ]
     }
 
@@ -580,7 +601,7 @@ mod tests {
     fn scan(nodes: &Nodes, now: Time, earliest: Span, passed: u32) -> BTreeSet<NodeId> {
         let mut least = BTreeMap::new();
         for (id, node) in nodes.iter() {
-            if let Some(load) = Load::of(id, node)
+            if let Some(load) = QueueLoad::of(id, node)
                 && passed & (1 << id.0) == 0
             {
                 let wait = node.wait(now).max(earliest);
@@ -592,14 +613,18 @@ mod tests {
         least.into_values().map(|(.., id)| id).collect()
     }
 
-    fn change(nodes: &mut Nodes, id: NodeId, step: &Step, now: Time, label: LabelId) {
-        let known = || Node::new(Presence::Expected, unknown_view());
+    fn change(nodes: &mut Nodes, id: NodeId, step: &IndexStep, now: Time, label: LabelId) {
+        let known = || NodeState::new(Presence::Expected, unknown_view());
         let node = nodes.get_or_insert(id, known);
         match *step {
-            Step::Up(cores, link_bytes_per_sec, store) => {
+            IndexStep::Up(cores, link_bytes_per_sec, store) => {
                 node.presence = Presence::Up;
                 node.view = NodeView {
-                    role: if store { Role::Store } else { Role::Host },
+                    role: if store {
+                        Role::Store
+                    } else {
+                        Role::ServerCores
+                    },
                     offers: Offers::of_cores(cores),
                     link_bytes_per_sec,
                     device_bytes_per_sec: u64::from(cores) * 1_000_000_000,
@@ -609,25 +634,26 @@ mod tests {
                     ..unknown_view()
                 };
             }
-            Step::Down => node.presence = Presence::Down,
-            Step::Add(expected, cores, follows) => {
+            IndexStep::Down => node.presence = Presence::Down,
+            IndexStep::Add(expected, cores, follows) => {
                 let needs = Needs {
                     cores,
                     ..Needs::default()
                 };
                 node.add(label, Span(expected), needs, follows);
             }
-            Step::Start(index) => {
+            IndexStep::Start(index) => {
                 if let Some(label) = node.outstanding.nth_key(index) {
                     node.start(label, now);
                 }
             }
-            Step::Remove(index) => {
+            IndexStep::Remove(index) => {
                 if let Some(label) = node.outstanding.nth_key(index) {
                     node.remove(label);
                 }
             }
-            Step::Pass(_) | Step::Back(_) | Step::Look(..) | Step::Best(..) => {}
+            IndexStep::Pass(_) | IndexStep::Back(_) | IndexStep::Look(..) | IndexStep::Best(..) => {
+            }
         }
     }
 
@@ -642,13 +668,13 @@ mod tests {
             let mut nodes = Nodes::default();
             let mut now = Time(1_000);
             for id in 0..8 {
-                change(&mut nodes, NodeId(id), &Step::Up(1, 0, true), now, LabelId(0));
+                change(&mut nodes, NodeId(id), &IndexStep::Up(1, 0, true), now, LabelId(0));
             }
             for (label, (id, step)) in (1..).zip(steps) {
                 match step {
-                    Step::Pass(span) => now = Time(now.0 + span),
-                    Step::Back(span) => now = Time(now.0 - span.min(now.0)),
-                    Step::Look(earliest, passed) => {
+                    IndexStep::Pass(span) => now = Time(now.0 + span),
+                    IndexStep::Back(span) => now = Time(now.0 - span.min(now.0)),
+                    IndexStep::Look(earliest, passed) => {
                         let (earliest, mut found) = (Span(earliest), Vec::new());
                         nodes.renew(now);
                         let pass = |id: NodeId| passed & (1 << id.0) != 0;
@@ -656,7 +682,7 @@ mod tests {
                         let found: BTreeSet<NodeId> = found.into_iter().collect();
                         prop_assert_eq!(found, scan(&nodes, now, earliest, passed));
                     }
-                    Step::Best(number, passed) => {
+                    IndexStep::Best(number, passed) => {
                         let weights = weights(number);
                         nodes.renew(now);
                         let best = nodes.best(&weights, |id| passed & (1 << id.0) != 0);

@@ -1,12 +1,12 @@
 //! End of labels: decides which outcomes count, and the next state of the task. Its effects are actions of the dispatcher.
 
-use super::short::Short;
-use super::task::Issued;
+use super::small_map::ShortMap;
+use super::task::SentLabel;
 use super::{Dispatcher, LOSSES_MAX, Turn};
 use crate::directory;
 use crate::event::{Action, Origin, OutputSpec, TaskState};
 use crate::id::{LabelId, NodeId, ObjectId, TaskId};
-use crate::label::{Failure, FailureKind, Outcome, Sealed};
+use crate::label::{Failure, FailureKind, Outcome, SealedOutput};
 use crate::object::Placed;
 
 impl Dispatcher {
@@ -31,7 +31,7 @@ impl Dispatcher {
         outcome: Box<Outcome>,
         turn: &mut Turn<'_>,
     ) {
-        if self.errands.end(label, node) {
+        if self.maintenance_tasks.end(label, node) {
             return;
         }
         if self
@@ -64,7 +64,7 @@ impl Dispatcher {
             let task = self.task_mut(id);
             task.current = Some(label);
             task.tries += 1;
-            task.missing = Short::default();
+            task.missing = ShortMap::default();
             task.stranded = false;
             self.stranded.remove(&id);
             return self.conclude(label, *outcome, turn);
@@ -135,7 +135,7 @@ impl Dispatcher {
             Ok(sealed) => match self.outputs(&issued, &sealed) {
                 Some(outputs) => {
                     // The time of a cached result or of a streamed input does not tell how long a run takes.
-                    if outcome.reused.is_none() && outcome.fed == 0 {
+                    if outcome.reused.is_none() && outcome.streamed == 0 {
                         self.learn(id, issued.node, measured);
                     }
                     self.succeed(id, label, outputs, turn);
@@ -152,7 +152,7 @@ impl Dispatcher {
     }
 
     /// Returns the outputs of a label in the order of its task; `None` if one was not reported.
-    fn outputs(&self, issued: &Issued, sealed: &[Sealed]) -> Option<Vec<Placed>> {
+    fn outputs(&self, issued: &SentLabel, sealed: &[SealedOutput]) -> Option<Vec<Placed>> {
         let node = issued.node;
         let find = |(output, &object): (&OutputSpec, &ObjectId)| {
             let size = if output.is_directory() {
@@ -257,9 +257,9 @@ impl Dispatcher {
         }
     }
 
-    /// Handles a failure. A failure without the task's own fault (its node was lost, an input could not be pulled) counts as a loss, not
+    /// Handles a failure. A failure without the task's own fault (its node was lost, an input could not be fetched) counts as a loss, not
     /// as a try.
-    fn fail(&mut self, id: TaskId, issued: Issued, failure: Failure, turn: &mut Turn<'_>) {
+    fn fail(&mut self, id: TaskId, issued: SentLabel, failure: Failure, turn: &mut Turn<'_>) {
         let followers = self.abandon_followers(id, issued.objects, turn);
         let kind = failure.kind;
         let task = self.task_mut(id);
@@ -270,7 +270,7 @@ impl Dispatcher {
             task.avoid.insert(issued.node);
         }
         let again = match kind {
-            FailureKind::Dependency | FailureKind::Recalled => true,
+            FailureKind::Dependency | FailureKind::Rescheduled => true,
             FailureKind::NodeLost | FailureKind::Input | FailureKind::Unfit => {
                 task.losses += 1;
                 task.losses <= LOSSES_MAX
@@ -282,7 +282,7 @@ impl Dispatcher {
             FailureKind::Dependency
                 | FailureKind::NodeLost
                 | FailureKind::Input
-                | FailureKind::Recalled
+                | FailureKind::Rescheduled
                 | FailureKind::Unfit
         ) {
             task.tries = task.tries.saturating_sub(1);

@@ -6,28 +6,28 @@
 //! asking the server.
 
 use super::class::ClassNumber;
-use super::learned::KernelNumber;
-use super::node::{Node, expected_run};
-use super::short::Short;
-use super::sight::{Lists, Sight};
-use super::task::{Issued, Job, Task, Wave};
+use super::cost_view::{CostView, ViewLists};
+use super::node::{NodeState, expected_run};
+use super::run_times::KernelNumber;
+use super::small_map::ShortMap;
+use super::task::{DispatchedJob, DispatchedTask, SentLabel, Wave};
 use super::{
-    COMPONENTS, Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, LINE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX,
-    MINI_DAG_DEPTH_MAX, MINI_DAG_LABELS_MAX, Turn, UNKNOWN_RUN,
+    Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, INSTANCES, LINE_ASKS_MAX, MINI_DAG_ASKS_MAX,
+    MINI_DAG_DEPTH_MAX, MINI_DAG_LABELS_MAX, ReadyQueue, Turn, UNKNOWN_RUN,
 };
 use crate::directory;
-use crate::event::{Action, Decision, Estimate, InputSpec, Origin, Share, TaskSpec, TaskState};
+use crate::event::{Action, Decision, Estimate, InputSpec, Origin, TaskRole, TaskSpec, TaskState};
 use crate::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
-use crate::label::{Analysis, Input, Label, Operation, Output};
+use crate::label::{Analysis, Label, LabelInput, LabelOutput, Operation};
 use crate::layout::Selection;
 use crate::object::Placed;
-use crate::policy::{Candidate, Choice, FullScan, Reason, Request};
+use crate::policy::{Candidate, FullScan, PlacementRequest, PolicyChoice, Reason};
 use crate::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Inputs of a task and their locations.
 #[derive(Debug, Default)]
-pub(super) struct Reads {
+pub(super) struct TaskReads {
     /// Inputs, sealed or still to be written.
     placed: Vec<Placed>,
     /// Number of inputs that are not the kernel's code, and the nodes that hold them.
@@ -38,7 +38,7 @@ pub(super) struct Reads {
     pub(super) local: Vec<(NodeId, u64)>,
 }
 
-impl Reads {
+impl TaskReads {
     /// Returns the same lists without entries, for the next task.
     pub(super) fn emptied(mut self) -> Self {
         self.placed.clear();
@@ -60,7 +60,7 @@ impl Reads {
 
 /// Task of the mini DAG that is being sent.
 #[derive(Clone, Copy)]
-struct Link {
+struct SubgraphTask {
     task: TaskId,
     /// Expected time of its end.
     end: Span,
@@ -69,11 +69,11 @@ struct Link {
 }
 
 /// Chosen node for a task.
-pub(super) struct Answer {
-    pub(super) choice: Option<Choice>,
+pub(super) struct PlacementChoice {
+    pub(super) choice: Option<PolicyChoice>,
     /// Candidate with its costs; `None` if only the job script, and not the policy, would place the task on the node.
     pub(super) chosen: Option<Candidate>,
-    pub(super) reads: Reads,
+    pub(super) reads: TaskReads,
     pub(super) earliest: Span,
 }
 
@@ -88,27 +88,27 @@ impl Dispatcher {
                 // Nodes that were touched stay so: the next event continues here.
                 return;
             }
-            if self.task(id).spec.share == Share::Join {
+            if self.task(id).spec.share == TaskRole::Join {
                 self.join(id, turn);
             } else if let Some(node) = self.task(id).spec.node {
-                let room = self.nodes.get(&node).is_some_and(Node::room);
+                let has_space = self.nodes.get(&node).is_some_and(NodeState::has_space);
                 let class = self.task(id).class;
-                if room && self.is_barred(class, node) {
+                if has_space && self.is_barred(class, node) {
                     self.put_aside(id, turn);
-                } else if room {
+                } else if has_space {
                     let answer = self.ask(id, Span::default(), None, turn.now);
                     self.send(id, answer, turn);
                 } else {
-                    self.join_line(Line::Pinned(node), id);
+                    self.join_line(ReadyQueue::Pinned(node), id);
                 }
             } else if !self.place_first(line, id, turn) {
                 match line {
                     // The first task of the line finds no capacity, so the later tasks of the line find none either.
-                    Line::Any(class) => {
+                    ReadyQueue::Any(class) => {
                         full.insert(class);
                     }
-                    Line::At(node) => *passed.entry(node).or_default() += 1,
-                    Line::Fresh | Line::Pinned(_) | Line::Barred(_) => {}
+                    ReadyQueue::At(node) => *passed.entry(node).or_default() += 1,
+                    ReadyQueue::Fresh | ReadyQueue::Pinned(_) | ReadyQueue::Barred(_) => {}
                 }
             }
         }
@@ -119,7 +119,7 @@ impl Dispatcher {
     }
 
     /// Places the first task of a line, and the later tasks that its policy places together with it. Returns whether all of them were sent.
-    fn place_first(&mut self, line: Line, id: TaskId, turn: &mut Turn<'_>) -> bool {
+    fn place_first(&mut self, line: ReadyQueue, id: TaskId, turn: &mut Turn<'_>) -> bool {
         let batch = self.batch(line, id, turn);
         if batch.is_empty() {
             return self.place(id, turn);
@@ -133,22 +133,23 @@ impl Dispatcher {
         &mut self,
         full: &BTreeSet<ClassNumber>,
         passed: &BTreeMap<NodeId, usize>,
-    ) -> Option<(Line, TaskId)> {
+    ) -> Option<(ReadyQueue, TaskId)> {
         let nodes = &self.nodes;
         self.touched
-            .retain_keys(|id| nodes.get(&id).is_some_and(Node::room));
-        let any = Line::Any(ClassNumber::MIN)..=Line::Any(ClassNumber::MAX);
+            .retain_keys(|id| nodes.get(&id).is_some_and(NodeState::has_space));
+        let any = ReadyQueue::Any(ClassNumber::MIN)..=ReadyQueue::Any(ClassNumber::MAX);
         let any = self.lines.range(any).map(|(line, _)| *line);
         let open_any = any.filter(|line| {
-            !self.touched.is_empty() && !matches!(line, Line::Any(class) if full.contains(class))
+            !self.touched.is_empty()
+                && !matches!(line, ReadyQueue::Any(class) if full.contains(class))
         });
         let per_node = self.touched.keys().flat_map(|id| {
             let looked = passed.get(&id).copied().unwrap_or(0);
             let idle = || nodes.get(&id).is_some_and(|known| known.idle_cores() > 0);
-            let at = (looked < LINE_ASKS_MAX || idle()).then_some(Line::At(id));
-            at.into_iter().chain([Line::Pinned(id)])
+            let at = (looked < LINE_ASKS_MAX || idle()).then_some(ReadyQueue::At(id));
+            at.into_iter().chain([ReadyQueue::Pinned(id)])
         });
-        std::iter::once(Line::Fresh)
+        std::iter::once(ReadyQueue::Fresh)
             .chain(open_any)
             .chain(per_node)
             .filter_map(|line| Some((*self.lines.get(&line)?.first()?, line)))
@@ -165,22 +166,27 @@ impl Dispatcher {
     }
 
     /// Sends a task to its chosen node if there is capacity, or puts it in line. Returns whether it was sent.
-    pub(super) fn carry_out(&mut self, id: TaskId, answer: Answer, turn: &mut Turn<'_>) -> bool {
+    pub(super) fn carry_out(
+        &mut self,
+        id: TaskId,
+        answer: PlacementChoice,
+        turn: &mut Turn<'_>,
+    ) -> bool {
         // Tasks that were placed together may have taken the capacity since.
-        let room = answer.chosen.is_some_and(|chosen| {
+        let has_space = answer.chosen.is_some_and(|chosen| {
             let node = self.nodes.get(&chosen.estimate.node);
-            chosen.room && node.is_some_and(Node::room)
+            chosen.has_space && node.is_some_and(NodeState::has_space)
         });
-        if room {
+        if has_space {
             self.send(id, answer, turn);
             return true;
         }
         self.spare_reads = answer.reads.emptied();
         let class = self.task(id).class;
         match answer.choice {
-            Some(choice) => self.join_line(Line::At(choice.node), id),
+            Some(choice) => self.join_line(ReadyQueue::At(choice.node), id),
             None if self.has_nowhere(class) => self.put_aside(id, turn),
-            None => self.join_line(Line::Any(class), id),
+            None => self.join_line(ReadyQueue::Any(class), id),
         }
         false
     }
@@ -193,9 +199,9 @@ impl Dispatcher {
         }
         let lines = self
             .lines
-            .range(Line::At(NodeId(0))..=Line::At(NodeId(u32::MAX)));
+            .range(ReadyQueue::At(NodeId(0))..=ReadyQueue::At(NodeId(u32::MAX)));
         let heads: Vec<TaskId> = lines
-            .filter(|(line, _)| !matches!(line, Line::At(id) if self.idle.contains(id)))
+            .filter(|(line, _)| !matches!(line, ReadyQueue::At(id) if self.idle.contains(id)))
             .filter_map(|(_, members)| Some(members.first()?.1))
             .filter(|&id| self.task(id).asked < self.news)
             .take(IDLE_ASKS_MAX)
@@ -224,7 +230,7 @@ impl Dispatcher {
         earliest: Span,
         along: Option<NodeId>,
         now: Time,
-    ) -> Answer {
+    ) -> PlacementChoice {
         let mut reads = std::mem::take(&mut self.spare_reads);
         self.read(id, along, &mut reads);
         let task = self
@@ -236,7 +242,7 @@ impl Dispatcher {
         let times = (earliest, now);
         let barred = self.classes.barred(task.class, &self.nodes);
         let beside = along.filter(|&node| fits_beside(task, self.nodes.get(&node)));
-        let mut sight = Sight::new(
+        let mut cost_view = CostView::new(
             &mut self.nodes,
             &self.learned,
             (task, barred),
@@ -246,25 +252,26 @@ impl Dispatcher {
         );
         let choice = if let Some(node) = task.spec.node {
             let reason = Reason::Pinned;
-            Some(Choice { node, reason })
+            Some(PolicyChoice { node, reason })
         } else if let Some(node) = beside {
             let reason = Reason::Beside;
-            Some(Choice { node, reason })
+            Some(PolicyChoice { node, reason })
         } else {
             // A task that is considered ahead of its time belongs to no wave yet.
             let request = request(id, task, job.filter(|_| along.is_none()), &reads);
             let policy = job.and_then(|job| self.policies.get(policy_of(task, job)));
-            let choice = policy.and_then(|policy| policy.place(&request, &mut sight));
+            let choice = policy.and_then(|policy| policy.place(&request, &mut cost_view));
             debug_assert_eq!(
                 choice,
-                policy.and_then(|policy| policy.place(&request, &mut FullScan::of(sight.all()))),
+                policy
+                    .and_then(|policy| policy.place(&request, &mut FullScan::of(cost_view.all()))),
                 "{policy:?} was not shown what it would have chosen"
             );
             choice
         };
-        let chosen = choice.and_then(|choice| sight.candidate(choice.node));
-        self.spare = sight.into_lists();
-        Answer {
+        let chosen = choice.and_then(|choice| cost_view.candidate(choice.node));
+        self.spare = cost_view.into_lists();
+        PlacementChoice {
             choice,
             chosen,
             reads,
@@ -273,7 +280,7 @@ impl Dispatcher {
     }
 
     /// Determines the inputs of a task and adds them to the empty list `reads`.
-    pub(super) fn read(&self, id: TaskId, along: Option<NodeId>, reads: &mut Reads) {
+    pub(super) fn read(&self, id: TaskId, along: Option<NodeId>, reads: &mut TaskReads) {
         let task = self.task(id);
         let spec = &task.spec;
         for (index, input) in spec.inputs.iter().enumerate() {
@@ -318,7 +325,7 @@ impl Dispatcher {
         placed: Placed,
         (selection, parts): (&Selection, &[(Placed, u64)]),
         data: bool,
-        reads: &mut Reads,
+        reads: &mut TaskReads,
     ) {
         let all = match selection.is_whole() {
             true => placed.size,
@@ -331,9 +338,9 @@ impl Dispatcher {
         for &(part, bytes) in parts {
             let part = self.nearest(part, &Selection::WHOLE);
             // For inputs that are assembled from several parts, only replicas that are kept permanently count.
-            let pulled = self.replicas.of(part.object);
-            let pulled = pulled.filter(|_| selection.of_part().is_some());
-            let replicas = self.replicas.lasting(part.object).chain(pulled);
+            let fetched = self.replicas.of(part.object);
+            let fetched = fetched.filter(|_| selection.of_part().is_some());
+            let replicas = self.replicas.lasting(part.object).chain(fetched);
             let replicas = replicas.filter(|&node| node != part.node);
             let replicas: BTreeSet<NodeId> = replicas.collect();
             let holding = std::iter::once(part.node).chain(replicas);
@@ -347,20 +354,20 @@ impl Dispatcher {
     }
 
     /// Sends a task, and the tasks that follow it on the same node.
-    fn send(&mut self, first: TaskId, mut answer: Answer, turn: &mut Turn<'_>) {
+    fn send(&mut self, first: TaskId, mut answer: PlacementChoice, turn: &mut Turn<'_>) {
         let Some(choice) = answer.choice else {
             return;
         };
         let node = choice.node;
         let end = self.issue(first, choice, &mut answer, false, turn);
         self.spare_reads = answer.reads.emptied();
-        let mut sent = vec![Link {
+        let mut sent = vec![SubgraphTask {
             task: first,
             end,
             depth: 1,
         }];
         let (mut at, mut asks) = (0, 0);
-        while let Some(&Link {
+        while let Some(&SubgraphTask {
             task: id, depth, ..
         }) = sent.get(at)
         {
@@ -370,8 +377,8 @@ impl Dispatcher {
             }
             let mut dependents = 0..;
             while let Some(next) = self.next_dependent(id, &mut dependents) {
-                let room = self.nodes.get(&node).is_some_and(Node::room);
-                if sent.len() >= MINI_DAG_LABELS_MAX || asks >= MINI_DAG_ASKS_MAX || !room {
+                let has_space = self.nodes.get(&node).is_some_and(NodeState::has_space);
+                if sent.len() >= MINI_DAG_LABELS_MAX || asks >= MINI_DAG_ASKS_MAX || !has_space {
                     return;
                 }
                 if !self.can_issue(next) {
@@ -388,7 +395,7 @@ impl Dispatcher {
                 let mut answer = self.ask(next, earliest, Some(node), turn.now);
                 if let Some(choice) = answer.choice.filter(|choice| choice.node == node) {
                     let end = self.issue(next, choice, &mut answer, true, turn);
-                    sent.push(Link {
+                    sent.push(SubgraphTask {
                         task: next,
                         end,
                         depth: depth + 1,
@@ -400,7 +407,7 @@ impl Dispatcher {
     }
 
     /// Returns the costs of a task on each node, for its explanation.
-    fn estimates(&mut self, id: TaskId, answer: &Answer, now: Time) -> Vec<Estimate> {
+    fn estimates(&mut self, id: TaskId, answer: &PlacementChoice, now: Time) -> Vec<Estimate> {
         if !self.explains {
             return Vec::new();
         }
@@ -408,19 +415,20 @@ impl Dispatcher {
         let times = (answer.earliest, now);
         let barred = self.classes.barred(task.class, &self.nodes);
         let (nodes, learned) = (&mut self.nodes, &self.learned);
-        let spare = Lists::default();
+        let spare = ViewLists::default();
         let seen = (task, barred);
-        let mut sight = Sight::new(nodes, learned, seen, &answer.reads, times, spare);
-        sight.all().iter().map(|one| one.estimate).collect()
+        let mut cost_view = CostView::new(nodes, learned, seen, &answer.reads, times, spare);
+        cost_view.all().iter().map(|one| one.estimate).collect()
     }
 
     /// Returns the time at which the labels that a waiting task depends on should have ended. Returns `None` unless all of them are on
     /// `node` and nothing else blocks the task.
-    fn can_follow(&self, id: TaskId, node: NodeId, sent: &[Link]) -> Option<Span> {
+    fn can_follow(&self, id: TaskId, node: NodeId, sent: &[SubgraphTask]) -> Option<Span> {
         let task = self.task(id);
         let pinned_here = task.spec.node.is_none_or(|pinned| pinned == node);
         let waits = task.state == TaskState::Waiting && task.awaited == 0 && !task.stranded;
-        if !waits || !pinned_here || task.spec.share == Share::Join || task.avoid.contains(&node) {
+        if !waits || !pinned_here || task.spec.share == TaskRole::Join || task.avoid.contains(&node)
+        {
             return None;
         }
         for maker in task.missing.keys() {
@@ -457,8 +465,8 @@ impl Dispatcher {
     fn issue(
         &mut self,
         id: TaskId,
-        choice: Choice,
-        answer: &mut Answer,
+        choice: PolicyChoice,
+        answer: &mut PlacementChoice,
         chained: bool,
         turn: &mut Turn<'_>,
     ) -> Span {
@@ -476,7 +484,7 @@ impl Dispatcher {
         let task = self.task_mut(id);
         task.current = Some(label);
         task.tries += 1;
-        task.missing = Short::default();
+        task.missing = ShortMap::default();
         let job = task.job;
         let inputs = if chained {
             std::mem::take(&mut answer.reads.placed)
@@ -484,9 +492,9 @@ impl Dispatcher {
             std::mem::take(&mut task.ready_inputs)
         };
         for (index, &placed) in inputs.iter().enumerate() {
-            self.note_pulled(id, index, placed, node);
+            self.note_fetched(id, index, placed, node);
         }
-        let issued = Issued {
+        let issued = SentLabel {
             task: id,
             job,
             node,
@@ -528,14 +536,14 @@ impl Dispatcher {
         wait + expected
     }
 
-    /// Records that a node is to pull an input of a task, if the node does not have it. Ranges of bytes are not recorded, because
+    /// Records that a node is to fetch an input of a task, if the node does not have it. Ranges of bytes are not recorded, because
     /// other tasks that read the same range are rare.
-    fn note_pulled(&mut self, id: TaskId, index: usize, placed: Placed, node: NodeId) {
+    fn note_fetched(&mut self, id: TaskId, index: usize, placed: Placed, node: NodeId) {
         if placed.object == ObjectId::STATUS {
             return;
         }
         let selection = self.selection(id, index);
-        let pulled = match self.replicas.selected(placed.object, selection) {
+        let fetched = match self.replicas.selected(placed.object, selection) {
             _ if selection.byte_ranges().is_some() => return,
             Some(_) if selection.is_whole() => Some(placed),
             Some(parts) => {
@@ -544,13 +552,17 @@ impl Dispatcher {
             }
             None => Some(placed).filter(|placed| placed.node != node),
         };
-        if let Some(pulled) = pulled {
-            self.replicas.note(node, pulled.object, pulled.size);
+        if let Some(fetched) = fetched {
+            self.replicas.note(node, fetched.object, fetched.size);
         }
     }
 
     /// Reports to the policy that its choice was carried out. Returns the policy's name for an explanation, `None` if no policy was asked.
-    pub(super) fn commit(&mut self, (job, id): (JobId, TaskId), choice: &Choice) -> Option<String> {
+    pub(super) fn commit(
+        &mut self,
+        (job, id): (JobId, TaskId),
+        choice: &PolicyChoice,
+    ) -> Option<String> {
         if matches!(choice.reason, Reason::Pinned | Reason::Beside) {
             return None;
         }
@@ -616,7 +628,7 @@ impl Dispatcher {
             .inputs
             .iter()
             .zip(&issued.inputs)
-            .map(|(input, used)| Input {
+            .map(|(input, used)| LabelInput {
                 name: input.name.clone(),
                 object: used.object,
                 node: used.node,
@@ -627,7 +639,7 @@ impl Dispatcher {
             .outputs
             .iter()
             .zip(&issued.objects)
-            .map(|(output, &object)| Output {
+            .map(|(output, &object)| LabelOutput {
                 name: output.name.clone(),
                 object,
                 inode: output.inode,
@@ -644,10 +656,10 @@ impl Dispatcher {
             outputs: outputs.collect(),
             stdin: spec.stdin.clone(),
             stdout: spec.stdout.clone(),
-            pipelined: pipelined(spec),
+            streaming: streaming(spec),
             needs: spec.needs.clone(),
             limits: spec.limits,
-            surroundings: spec.surroundings.clone(),
+            runtime_environment: spec.runtime_environment.clone(),
         };
         let owner = self.jobs.get(&issued.job)?.owner;
         Some(Label {
@@ -660,40 +672,40 @@ impl Dispatcher {
 }
 
 /// Returns the text that an explanation shows instead of a policy if no policy was asked.
-fn unasked(choice: &Choice) -> &'static str {
+fn unasked(choice: &PolicyChoice) -> &'static str {
     match choice.reason {
-        Reason::Beside => "pipelined",
+        Reason::Beside => "streaming",
         _ => "pinned",
     }
 }
 
 /// Returns whether a task can begin on the node of the tasks that write its streamed inputs, while they run.
-fn fits_beside(task: &Task, node: Option<&Node>) -> bool {
-    let fed = |input: &InputSpec| match input.origin {
-        Origin::Task(maker, _) => input.pipelined && task.missing.contains_key(maker),
+fn fits_beside(task: &DispatchedTask, node: Option<&NodeState>) -> bool {
+    let streams = |input: &InputSpec| match input.origin {
+        Origin::Task(maker, _) => input.streaming && task.missing.contains_key(maker),
         _ => false,
     };
-    task.spec.inputs.iter().any(fed)
-        && node.is_some_and(|node| node.has_room_for(task.spec.needs.cores))
+    task.spec.inputs.iter().any(streams)
+        && node.is_some_and(|node| node.has_space_for(task.spec.needs.cores))
 }
 
 /// Returns the indices of a task's inputs that may be streamed while they are written.
-fn pipelined(spec: &TaskSpec) -> Vec<u32> {
+fn streaming(spec: &TaskSpec) -> Vec<u32> {
     let inputs = (0..).zip(&spec.inputs);
-    let some = inputs.filter(|(_, input)| input.pipelined && !spec.kernel.is_in(&input.name));
+    let some = inputs.filter(|(_, input)| input.streaming && !spec.kernel.is_in(&input.name));
     some.map(|(index, _)| index).collect()
 }
 
 /// Returns the request that a policy sees for a task. Pass no job for a task that belongs to no wave yet.
 pub(super) fn request<'a>(
     id: TaskId,
-    task: &'a Task,
-    job: Option<&Job>,
-    reads: &Reads,
-) -> Request<'a> {
+    task: &'a DispatchedTask,
+    job: Option<&DispatchedJob>,
+    reads: &TaskReads,
+) -> PlacementRequest<'a> {
     let wave = job.and_then(|job| job.waves.get(&task.kernel)).copied();
     let wave = wave.unwrap_or(Wave { left: 1, size: 1 });
-    Request {
+    PlacementRequest {
         job: task.job,
         task: id,
         kernel: task.spec.kernel.name(),
@@ -705,11 +717,11 @@ pub(super) fn request<'a>(
     }
 }
 
-/// Returns the policy that places a task. Components are placed where their bytes are stored, whatever policy the job names.
-pub(super) fn policy_of<'a>(task: &Task, job: &'a Job) -> &'a str {
+/// Returns the policy that places a task. Task instances are placed where their bytes are stored, whatever policy the job names.
+pub(super) fn policy_of<'a>(task: &DispatchedTask, job: &'a DispatchedJob) -> &'a str {
     match task.spec.share {
-        Share::Component => COMPONENTS,
-        Share::All | Share::Join | Share::Merge => &job.policy,
+        TaskRole::Instance => INSTANCES,
+        TaskRole::All | TaskRole::Join | TaskRole::Merge => &job.policy,
     }
 }
 

@@ -3,8 +3,8 @@
 
 use super::node::Presence;
 use super::outcome::discard;
-use super::short::Short;
-use super::{Dispatcher, LOSSES_MAX, Line, Turn};
+use super::small_map::ShortMap;
+use super::{Dispatcher, LOSSES_MAX, ReadyQueue, Turn};
 use crate::event::{Action, NodeView, TaskState};
 use crate::id::{LabelId, NodeId, TaskId};
 use crate::label::{Failure, FailureKind};
@@ -18,7 +18,7 @@ impl Dispatcher {
         self.replicas.forget(id);
         // The node may not have received messages of its last connection.
         let labels = &self.labels;
-        self.recalled
+        self.rescheduled
             .retain(|label, _| labels.get(label).is_some_and(|issued| issued.node != id));
         self.restore_redone(turn);
         self.take_up(id, turn);
@@ -92,12 +92,12 @@ impl Dispatcher {
     }
 
     /// Handles a suspended node, which keeps its labels that have not ended, if there are any.
-    pub(super) fn on_node_asleep(&mut self, id: NodeId, turn: &mut Turn<'_>) {
+    pub(super) fn on_node_suspended(&mut self, id: NodeId, turn: &mut Turn<'_>) {
         let node = self.node_mut(id);
-        if node.presence == Presence::Asleep {
+        if node.presence == Presence::Suspended {
             return;
         }
-        node.presence = Presence::Asleep;
+        node.presence = Presence::Suspended;
         self.offers_changed(id);
         self.look_again(id, Vec::new(), turn);
         self.count_idle(id);
@@ -119,8 +119,13 @@ impl Dispatcher {
             });
         let unready: Vec<TaskId> = unready.collect();
         let stranded = std::mem::take(&mut self.stranded);
-        for (_, task) in self.lines.get(&Line::At(id)).cloned().unwrap_or_default() {
-            self.join_line(Line::Fresh, task);
+        for (_, task) in self
+            .lines
+            .get(&ReadyQueue::At(id))
+            .cloned()
+            .unwrap_or_default()
+        {
+            self.join_line(ReadyQueue::Fresh, task);
         }
         for task in back.into_iter().chain(unready).chain(stranded) {
             if self.tasks.contains_key(&task) {
@@ -234,7 +239,7 @@ impl Dispatcher {
         self.stranded.remove(&id);
         let task = self.task_mut(id);
         task.stranded = false;
-        task.missing = Short::default();
+        task.missing = ShortMap::default();
         task.current = Some(label);
         task.tries += 1;
         self.set_state(id, TaskState::Sent, turn);

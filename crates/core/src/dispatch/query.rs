@@ -1,6 +1,6 @@
 //! Queries of status pages and of the driver. They change nothing.
 
-use super::{Dispatcher, Line};
+use super::{Dispatcher, ReadyQueue};
 use crate::event::{JobState, NodeView, Role, TaskState};
 use crate::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::Owner;
@@ -154,7 +154,7 @@ impl Dispatcher {
 
     /// Returns the number of ready tasks that wait for a place on a node.
     fn waiting_for(&self, id: NodeId) -> usize {
-        let lines = [Line::At(id), Line::Pinned(id)].map(|line| self.lines.get(&line));
+        let lines = [ReadyQueue::At(id), ReadyQueue::Pinned(id)].map(|line| self.lines.get(&line));
         lines.into_iter().flatten().map(BTreeSet::len).sum()
     }
 
@@ -211,9 +211,9 @@ impl Dispatcher {
 
     /// Returns the state of the policy with this name, or of the cluster's own policy.
     #[must_use]
-    pub fn memory(&self, policy: Option<&str>) -> policy::Memory {
+    pub fn memory(&self, policy: Option<&str>) -> policy::PolicyState {
         let policy = self.policies.get(policy.unwrap_or(&self.config.policy));
-        policy.map_or_else(policy::Memory::default, |policy| policy.memory())
+        policy.map_or_else(policy::PolicyState::default, |policy| policy.memory())
     }
 
     /// Returns the task of a label, while the label's outcome is not known.

@@ -1,12 +1,12 @@
-//! Replicas of objects on nodes other than the first: the objects that nodes should have pulled for earlier labels, and the replicas that
+//! Replicas of objects on nodes other than the first: the objects that nodes should have fetched for earlier labels, and the replicas that
 //! are kept permanently. This module only records them for the dispatcher.
 //!
-//! Pulled replicas only influence estimated costs. Labels name a node that holds an object, and a node that dropped its replica pulls
+//! Fetched replicas only influence estimated costs. Labels name a node that holds an object, and a node that dropped its replica fetches
 //! the object again; so a wrong guess moves bytes but loses nothing. Permanent replicas are equal to the first replica: an input is available as
 //! long as a node with any of them is online.
 
 use crate::id::{NodeId, ObjectId};
-use crate::layout::{Layout, Selection, Striped};
+use crate::layout::{Layout, Selection, StripedLayout};
 use crate::object::Placed;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -30,18 +30,18 @@ pub(super) struct Replicas {
     missing: BTreeSet<(ObjectId, NodeId)>,
     /// Objects with the nodes that should have a replica.
     holders: BTreeSet<(ObjectId, NodeId)>,
-    kept: BTreeMap<NodeId, Kept>,
+    kept: BTreeMap<NodeId, ReplicaOrder>,
 }
 
 /// Replicas of one node, oldest first.
 #[derive(Debug, Default)]
-struct Kept {
+struct ReplicaOrder {
     order: VecDeque<(ObjectId, u64)>,
     bytes: u64,
 }
 
 impl Replicas {
-    /// Records that a node is to pull an object.
+    /// Records that a node is to fetch an object.
     pub(super) fn note(&mut self, node: NodeId, object: ObjectId, size: u64) {
         if self.lasting.contains(&(object, node)) || !self.holders.insert((object, node)) {
             return;
@@ -91,7 +91,7 @@ impl Replicas {
     }
 
     /// Returns the stripes of an object; `None` if it is not striped.
-    pub(super) fn striped(&self, object: ObjectId) -> Option<&Striped> {
+    pub(super) fn striped(&self, object: ObjectId) -> Option<&StripedLayout> {
         match self.parts.get(&object)? {
             Layout::Striped(striped) => Some(striped),
             Layout::Whole(_) | Layout::Extents(_) => None,
@@ -153,9 +153,9 @@ impl Replicas {
 
     /// Returns the nodes that should have a replica.
     pub(super) fn of(&self, object: ObjectId) -> impl Iterator<Item = NodeId> + '_ {
-        let pulled = of(&self.holders, object);
-        let pulled = pulled.filter(move |&node| !self.lasting.contains(&(object, node)));
-        self.lasting(object).chain(pulled)
+        let fetched = of(&self.holders, object);
+        let fetched = fetched.filter(move |&node| !self.lasting.contains(&(object, node)));
+        self.lasting(object).chain(fetched)
     }
 
     /// Returns the replicas that a node should have, oldest first.
@@ -164,7 +164,7 @@ impl Replicas {
         kept.into_iter().flat_map(|kept| kept.order.iter().copied())
     }
 
-    /// Removes the pulled replicas of a node that restarts without them.
+    /// Removes the fetched replicas of a node that restarts without them.
     pub(super) fn forget(&mut self, node: NodeId) {
         for (object, _) in self.kept.remove(&node).unwrap_or_default().order {
             self.holders.remove(&(object, node));

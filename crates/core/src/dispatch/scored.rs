@@ -1,8 +1,8 @@
 //! Storage nodes in the order of their scores under some weights: those with capacity first, then by the bucket of the score, then by
 //! labels per core. Only nodes that changed since the last query are moved.
 
-use super::node::Node;
-use super::table::Table;
+use super::node::NodeState;
+use super::table::IdTable;
 use crate::event::Role;
 use crate::id::NodeId;
 use crate::policy::labels_per_core;
@@ -11,14 +11,14 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 /// Whether the queue is full, bucket, labels per core, id.
-type Rank = (bool, Reverse<u16>, u64, NodeId);
+type ScoreKey = (bool, Reverse<u16>, u64, NodeId);
 
 /// Order for some weights.
 #[derive(Debug)]
 pub(super) struct Scored {
     weights: Weights,
-    order: BTreeSet<Rank>,
-    ranks: Table<NodeId, Rank>,
+    order: BTreeSet<ScoreKey>,
+    ranks: IdTable<NodeId, ScoreKey>,
     /// Nodes whose position may have changed.
     shifted: BTreeSet<NodeId>,
 }
@@ -28,7 +28,7 @@ impl Scored {
         Self {
             weights,
             order: BTreeSet::new(),
-            ranks: Table::default(),
+            ranks: IdTable::default(),
             shifted: stores.collect(),
         }
     }
@@ -44,7 +44,7 @@ impl Scored {
     /// Returns the first node in the order for which `pass` returns false.
     pub(super) fn best<'a>(
         &mut self,
-        node: impl Fn(NodeId) -> Option<&'a Node>,
+        node: impl Fn(NodeId) -> Option<&'a NodeState>,
         pass: impl Fn(NodeId) -> bool,
     ) -> Option<NodeId> {
         while let Some(id) = self.shifted.pop_first() {
@@ -69,12 +69,12 @@ impl Scored {
         order.find(|&id| !pass(id))
     }
 
-    fn rank(&self, id: NodeId, node: &Node) -> Option<Rank> {
+    fn rank(&self, id: NodeId, node: &NodeState) -> Option<ScoreKey> {
         if !node.up() || node.view.role != Role::Store {
             return None;
         }
         let bucket = score::bucket(self.weights.score(&node.standing()));
         let load = labels_per_core(node.outstanding.len(), node.view.offers.cores);
-        Some((!node.room(), Reverse(bucket), load, id))
+        Some((!node.has_space(), Reverse(bucket), load, id))
     }
 }

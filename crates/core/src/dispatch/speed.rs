@@ -4,18 +4,18 @@
 //! Time is processor time, so that other load of the processor matters little. *decide* is the scheduling of LABIOS: the locations of a
 //! task's inputs, the policy's view, its choice and the change of the queues. *dispatch* is the whole of the state machine, from a job's
 //! submission to labels for its nodes.
-use super::{Config, Dispatcher, Line};
+use super::{Config, Dispatcher, ReadyQueue};
 use crate::event::{
     Action, Event, History, IdSource, InputSpec, JobSpec, NodeView, Origin, OutputSpec, Role,
-    Share, TaskSpec,
+    TaskRole, TaskSpec,
 };
 use crate::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Kernel, Limits, Owner};
 use crate::layout::Selection;
 use crate::object::Placed;
-use crate::random::Source;
+use crate::random::RandomSource;
 use crate::resources::{Needs, Offers};
-use crate::surroundings::Surroundings;
+use crate::runtime_environment::RuntimeEnvironment;
 use crate::time::{Span, Time};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -34,9 +34,9 @@ const TASKS: u64 = 100_000;
 const RUNS: usize = 5;
 
 #[derive(Debug, Default)]
-pub(super) struct Ids(u64);
+pub(super) struct IdCounter(u64);
 
-impl IdSource for Ids {
+impl IdSource for IdCounter {
     fn ready(&mut self, _objects: u64) -> bool {
         true
     }
@@ -71,7 +71,7 @@ fn view(id: u32, cores: u32) -> NodeView {
     }
 }
 
-fn task(id: u64, nodes: u32, source: &mut Source) -> TaskSpec {
+fn task(id: u64, nodes: u32, source: &mut RandomSource) -> TaskSpec {
     let placed = Placed {
         object: ObjectId(id),
         node: NodeId(source.below(nodes)),
@@ -87,7 +87,7 @@ fn task(id: u64, nodes: u32, source: &mut Source) -> TaskSpec {
             path: format!("/in/{id}"),
             origin: Origin::File(placed),
             selection: Selection::WHOLE,
-            pipelined: false,
+            streaming: false,
         }],
         outputs: vec![OutputSpec {
             name: "out".to_owned(),
@@ -103,8 +103,8 @@ fn task(id: u64, nodes: u32, source: &mut Source) -> TaskSpec {
         needs: Needs::default(),
         programs: vec![],
         limits: Limits::default(),
-        surroundings: Surroundings::default(),
-        share: Share::All,
+        runtime_environment: RuntimeEnvironment::default(),
+        share: TaskRole::All,
         ended: None,
     }
 }
@@ -115,14 +115,15 @@ fn cluster(policy: &str, nodes: u32, cores: u32) -> (Dispatcher, Vec<Action>, f6
         policy: policy.to_owned(),
         seed: 1,
     };
-    let dispatcher = Dispatcher::new(config, Box::<Ids>::default()).expect("the policy is known");
+    let dispatcher =
+        Dispatcher::new(config, Box::<IdCounter>::default()).expect("the policy is known");
     let mut dispatcher = dispatcher.without_explanations();
     let mut out = Vec::new();
     for id in 0..nodes {
         let (node, view) = (NodeId(id), view(id, cores));
         dispatcher.on(Event::NodeUp { node, view }, Time(0), &mut out);
     }
-    let mut source = Source::seeded(1);
+    let mut source = RandomSource::seeded(1);
     let spec = JobSpec {
         job: JobId(1),
         owner: Owner::default(),
@@ -148,7 +149,7 @@ fn decide(policy: &str, nodes: u32) -> f64 {
         }
     }
     let ready = dispatcher.lines.iter();
-    let ready = ready.filter(|(line, _)| !matches!(line, Line::Pinned(_)));
+    let ready = ready.filter(|(line, _)| !matches!(line, ReadyQueue::Pinned(_)));
     let tasks: Vec<TaskId> = ready.flat_map(|(_, all)| all).map(|(_, id)| *id).collect();
     let most = dispatcher.policies[policy].batch_max();
     let outstanding = 4 * nodes as usize;

@@ -5,27 +5,27 @@ use crate::id::{LabelId, NodeId, TaskId};
 use std::collections::BTreeMap;
 
 /// Number of ids in one block.
-const BLOCK: u64 = ROOM as u64;
-const ROOM: usize = 256;
+const BLOCK: u64 = SPACE as u64;
+const SPACE: usize = 256;
 
 /// Id that is a number.
-pub(super) trait Key: Copy {
+pub(super) trait TableKey: Copy {
     fn number(self) -> u64;
 }
 
-impl Key for TaskId {
+impl TableKey for TaskId {
     fn number(self) -> u64 {
         self.0
     }
 }
 
-impl Key for LabelId {
+impl TableKey for LabelId {
     fn number(self) -> u64 {
         self.0
     }
 }
 
-impl Key for NodeId {
+impl TableKey for NodeId {
     fn number(self) -> u64 {
         self.0.into()
     }
@@ -33,20 +33,20 @@ impl Key for NodeId {
 
 /// Values by id.
 #[derive(Debug)]
-pub(super) struct Table<K, V> {
-    blocks: BTreeMap<u64, Block<K, V>>,
+pub(super) struct IdTable<K, V> {
+    blocks: BTreeMap<u64, TableBlock<K, V>>,
     len: usize,
     /// Memory of an empty block, reused for the next one: ids are added and removed in order.
     spare: Vec<Option<(K, V)>>,
 }
 
 #[derive(Debug)]
-struct Block<K, V> {
+struct TableBlock<K, V> {
     values: Vec<Option<(K, V)>>,
     used: usize,
 }
 
-impl<K, V> Default for Table<K, V> {
+impl<K, V> Default for IdTable<K, V> {
     fn default() -> Self {
         Self {
             blocks: BTreeMap::new(),
@@ -56,11 +56,11 @@ impl<K, V> Default for Table<K, V> {
     }
 }
 
-fn split(key: impl Key) -> (u64, usize) {
+fn split(key: impl TableKey) -> (u64, usize) {
     (key.number() / BLOCK, (key.number() % BLOCK) as usize)
 }
 
-impl<K: Key, V> Table<K, V> {
+impl<K: TableKey, V> IdTable<K, V> {
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -85,11 +85,11 @@ impl<K: Key, V> Table<K, V> {
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let (block, place) = split(key);
         // A block after the first one is allocated completely, so that it need not grow step by step.
-        let room = if self.blocks.is_empty() { 0 } else { ROOM };
+        let space = if self.blocks.is_empty() { 0 } else { SPACE };
         let block = self.blocks.entry(block).or_insert_with(|| {
             let mut values = std::mem::take(&mut self.spare);
-            values.reserve_exact(room);
-            Block { values, used: 0 }
+            values.reserve_exact(space);
+            TableBlock { values, used: 0 }
         });
         if block.values.len() <= place {
             block.values.resize_with(place + 1, || None);
@@ -142,7 +142,7 @@ mod tests {
         fn table_behaves_like_btree_map(
             steps in proptest::collection::vec((0_u64..700, any::<bool>()), 0..300),
         ) {
-            let mut table = Table::default();
+            let mut table = IdTable::default();
             let mut model = BTreeMap::new();
             for (step, (key, put)) in steps.into_iter().enumerate() {
                 let key = TaskId(key);

@@ -1,8 +1,8 @@
 //! The dispatcher's records of jobs, tasks and labels.
 
 use super::class::ClassNumber;
-use super::learned::KernelNumber;
-use super::short::Short;
+use super::run_times::KernelNumber;
+use super::small_map::ShortMap;
 use crate::event::{JobState, TaskSpec, TaskState};
 use crate::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Failure, Outcome, Owner};
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Line in which a ready task waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Line {
+pub(super) enum ReadyQueue {
     /// No policy has been asked yet.
     Fresh,
     /// No storage node that can run tasks of this class has capacity; the task is placed when any of them gets some.
@@ -27,7 +27,7 @@ pub(super) enum Line {
 
 /// One task.
 #[derive(Debug)]
-pub(super) struct Task {
+pub(super) struct DispatchedTask {
     pub(super) spec: TaskSpec,
     pub(super) kernel: KernelNumber,
     pub(super) class: ClassNumber,
@@ -37,12 +37,12 @@ pub(super) struct Task {
     pub(super) tries: u32,
     /// Number of tries that ended by the loss of a node.
     pub(super) losses: u32,
-    /// Number of recalls from nodes that did not begin the task.
-    pub(super) recalls: u32,
+    /// Number of reschedules from nodes that did not begin the task.
+    pub(super) reschedules: u32,
     /// Label of the current try; `Some` exactly while the task is sent or running.
     pub(super) current: Option<LabelId>,
     /// Tasks of the job whose outputs it waits for.
-    pub(super) missing: Short<TaskId>,
+    pub(super) missing: ShortMap<TaskId>,
     /// Awaited inputs that were found, by their index.
     pub(super) found: BTreeMap<usize, Placed>,
     /// Number of awaited inputs that were not found.
@@ -54,11 +54,11 @@ pub(super) struct Task {
     /// Result of the task. It is kept while the task is run again because the result was lost.
     pub(super) outputs: Option<Vec<Placed>>,
     /// Tasks that read its outputs.
-    pub(super) dependents: Short<TaskId>,
+    pub(super) dependents: ShortMap<TaskId>,
     /// Nodes on which the task failed in a way that may not occur on other nodes.
     pub(super) avoid: BTreeSet<NodeId>,
     /// Line of the task; `Some` exactly while the task is ready.
-    pub(super) line: Option<Line>,
+    pub(super) line: Option<ReadyQueue>,
     /// Inputs of the task while it is ready, since it may be considered often before it is placed.
     pub(super) ready_inputs: Vec<Placed>,
     /// Value of `Dispatcher::news` when the policy was last asked.
@@ -67,7 +67,7 @@ pub(super) struct Task {
     pub(super) failure: Option<Failure>,
 }
 
-impl Task {
+impl DispatchedTask {
     pub(super) fn new(
         job: JobId,
         spec: TaskSpec,
@@ -82,14 +82,14 @@ impl Task {
             state: TaskState::Waiting,
             tries: 0,
             losses: 0,
-            recalls: 0,
+            reschedules: 0,
             current: None,
-            missing: Short::default(),
+            missing: ShortMap::default(),
             found: BTreeMap::new(),
             awaited: 0,
             stranded: false,
             outputs: None,
-            dependents: Short::default(),
+            dependents: ShortMap::default(),
             avoid: BTreeSet::new(),
             line: None,
             ready_inputs: Vec::new(),
@@ -126,7 +126,7 @@ pub(super) struct Wave {
 
 /// One job.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct DispatchedJob {
     pub(super) owner: Owner,
     pub(super) policy: String,
     /// Tasks in the script's order.
@@ -138,7 +138,7 @@ pub(super) struct Job {
     pub(super) ended: Option<Time>,
 }
 
-impl Job {
+impl DispatchedJob {
     pub(super) fn count(&self, state: TaskState) -> usize {
         self.counts.get(&state).copied().unwrap_or(0)
     }
@@ -160,7 +160,7 @@ impl Job {
 /// A label is *live* while its task's `current` names it. A label that is not live was revoked with its node or aborted; it is kept so
 /// that a late outcome is recognised.
 #[derive(Debug)]
-pub(super) struct Issued {
+pub(super) struct SentLabel {
     pub(super) task: TaskId,
     pub(super) job: JobId,
     pub(super) node: NodeId,

@@ -7,7 +7,7 @@ mod parse;
 #[cfg(test)]
 mod tests;
 
-pub use moment::{Moment, place_in_time};
+pub use moment::{SearchTime, place_in_time};
 pub use parse::read;
 
 /// Longest expression, in bytes.
@@ -45,7 +45,7 @@ pub enum Expr {
 /// Comparison operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum Compare {
+pub enum CompareOperator {
     Equal,
     Unequal,
     Less,
@@ -55,7 +55,7 @@ pub enum Compare {
     Matches,
 }
 
-impl Compare {
+impl CompareOperator {
     /// Returns the operator in its text form.
     #[must_use]
     pub fn sign(self) -> &'static str {
@@ -75,54 +75,54 @@ impl Compare {
 #[derive(Clone, Debug)]
 pub enum Test {
     /// Property in the file's header: `var`, `units`, `dim.lat`, `attr.institution`, ….
-    Said {
+    Text {
         /// Name of the property.
         key: String,
         /// Comparison operator.
-        compare: Compare,
+        compare: CompareOperator,
         /// Value to compare with.
-        value: Value,
+        value: ComparedValue,
     },
     /// Span of a coordinate.
     Coordinate {
         /// Name of the coordinate.
         name: String,
         /// Comparison operator.
-        compare: Compare,
+        compare: CompareOperator,
         /// Number to compare with.
         number: Option<f64>,
         /// Time to compare with, if the coordinate's units are times.
-        moment: Option<Moment>,
+        moment: Option<SearchTime>,
     },
     /// Attribute `user.*`.
     Attribute {
         /// Full name of the attribute.
         name: String,
         /// Comparison operator.
-        compare: Compare,
+        compare: CompareOperator,
         /// Value to compare with.
-        value: Value,
+        value: ComparedValue,
     },
     /// Name of the file, without directories.
     Name {
         /// Comparison: equal, unequal, matches (wildcards as in a shell).
-        compare: Compare,
+        compare: CompareOperator,
         /// Text to compare with.
         text: String,
     },
     /// Size of the file.
     Size {
         /// Comparison operator.
-        compare: Compare,
+        compare: CompareOperator,
         /// Size to compare with, in bytes.
         bytes: u64,
     },
     /// Time of the last write to the file.
     Modified {
         /// Comparison operator.
-        compare: Compare,
+        compare: CompareOperator,
         /// Time to compare with.
-        moment: Moment,
+        moment: SearchTime,
     },
     /// Owner of the file.
     Owner {
@@ -143,7 +143,7 @@ pub enum Test {
 
 /// Value to compare with.
 #[derive(Clone, Debug)]
-pub struct Value {
+pub struct ComparedValue {
     /// Text of the value.
     pub text: String,
     /// The value as a number, if it is one.
@@ -152,25 +152,25 @@ pub struct Value {
     pub regex: Option<regex::Regex>,
 }
 
-impl Value {
+impl ComparedValue {
     /// Returns whether the comparison holds for a text.
     #[must_use]
-    pub fn fits(&self, compare: Compare, text: &str) -> bool {
+    pub fn fits(&self, compare: CompareOperator, text: &str) -> bool {
         let number = || text.trim().parse::<f64>().ok().zip(self.number);
         let same = || {
             text == self.text || number().is_some_and(|(own, other)| own.total_cmp(&other).is_eq())
         };
         match compare {
-            Compare::Equal => same(),
-            Compare::Unequal => !same(),
-            Compare::Matches => self
+            CompareOperator::Equal => same(),
+            CompareOperator::Unequal => !same(),
+            CompareOperator::Matches => self
                 .regex
                 .as_ref()
                 .is_some_and(|regex| regex.is_match(text)),
-            Compare::Less => number().is_some_and(|(own, other)| own < other),
-            Compare::AtMost => number().is_some_and(|(own, other)| own <= other),
-            Compare::Greater => number().is_some_and(|(own, other)| own > other),
-            Compare::AtLeast => number().is_some_and(|(own, other)| own >= other),
+            CompareOperator::Less => number().is_some_and(|(own, other)| own < other),
+            CompareOperator::AtMost => number().is_some_and(|(own, other)| own <= other),
+            CompareOperator::Greater => number().is_some_and(|(own, other)| own > other),
+            CompareOperator::AtLeast => number().is_some_and(|(own, other)| own >= other),
         }
     }
 }

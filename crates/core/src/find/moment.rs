@@ -1,6 +1,6 @@
 //! Times in the notation of users: a year, month, day, hour, minute or second, which stands for the whole of it.
 
-use crate::shown::day_of;
+use crate::display::day_of;
 
 const DAY_SECONDS: f64 = 86_400.0;
 const NANOS: i64 = 1_000_000_000;
@@ -10,7 +10,7 @@ const YEARS_MAX: i64 = 100_000;
 
 /// Time with the length of its smallest part.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Moment {
+pub struct SearchTime {
     date: (i64, i64, i64),
     /// Next day, month or year, at which it ends, unless `clock` is set.
     next: (i64, i64, i64),
@@ -25,7 +25,7 @@ pub fn place_in_time((year, month, day): (i64, i64, i64), seconds: f64) -> f64 {
     ((year * 12 + month - 1) * 31 + day - 1) as f64 * DAY_SECONDS + seconds
 }
 
-impl Moment {
+impl SearchTime {
     /// Parses `1990`, `1990-01`, `1990-01-31`, `1990-01-31T12`, `…T12:30`, `…T12:30:59`.
     #[must_use]
     pub fn read(text: &str) -> Option<Self> {

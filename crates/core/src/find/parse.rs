@@ -1,12 +1,12 @@
 //! Parser of search expressions.
 
 use super::{
-    COMPILED_BYTES_MAX, Compare, DEPTH_MAX, Expr, FindError, Moment, TESTS_MAX, TEXT_BYTES_MAX,
-    Test, Value,
+    COMPILED_BYTES_MAX, CompareOperator, ComparedValue, DEPTH_MAX, Expr, FindError, SearchTime,
+    TESTS_MAX, TEXT_BYTES_MAX, Test,
 };
 
 /// Words that are no coordinates.
-const SAID: [&str; 6] = [
+const TEXT_FIELDS: [&str; 6] = [
     "var",
     "units",
     "standard_name",
@@ -24,7 +24,7 @@ pub fn read(text: &str) -> Result<Expr, FindError> {
         let what = format!("an expression has at most {TEXT_BYTES_MAX} bytes");
         return Err(wrong(0, what));
     }
-    let mut reader = Reader {
+    let mut reader = FindParser {
         tokens: tokens(text)?,
         at: 0,
         end: text.chars().count(),
@@ -34,7 +34,7 @@ pub fn read(text: &str) -> Result<Expr, FindError> {
     let expr = reader.any()?;
     match reader.peek() {
         None => Ok(expr),
-        Some(Token::Close) => Err(reader.here("this ')' closes nothing")),
+        Some(FindToken::Close) => Err(reader.here("this ')' closes nothing")),
         Some(_) => Err(reader.here("\"and\" or \"or\" is missing before this")),
     }
 }
@@ -45,15 +45,15 @@ fn wrong(at: usize, what: impl Into<String>) -> FindError {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Token {
+enum FindToken {
     Open,
     Close,
-    Compare(Compare),
+    Compare(CompareOperator),
     /// Word, and whether it was in quotes.
     Word(String, bool),
 }
 
-fn tokens(text: &str) -> Result<Vec<(usize, Token)>, FindError> {
+fn tokens(text: &str) -> Result<Vec<(usize, FindToken)>, FindError> {
     let chars: Vec<char> = text.chars().collect();
     let mut tokens = Vec::new();
     let mut at = 0;
@@ -64,18 +64,18 @@ fn tokens(text: &str) -> Result<Vec<(usize, Token)>, FindError> {
         let token = match c {
             c if c.is_whitespace() => continue,
             '\0' => return Err(wrong(begin, "a zero byte can't be looked for")),
-            '(' => Token::Open,
-            ')' => Token::Close,
-            '~' => Token::Compare(Compare::Matches),
+            '(' => FindToken::Open,
+            ')' => FindToken::Close,
+            '~' => FindToken::Compare(CompareOperator::Matches),
             '=' | '!' | '<' | '>' => {
                 at += usize::from(equals);
-                Token::Compare(match (c, equals) {
-                    ('=', _) => Compare::Equal,
-                    ('!', true) => Compare::Unequal,
-                    ('<', false) => Compare::Less,
-                    ('<', true) => Compare::AtMost,
-                    ('>', false) => Compare::Greater,
-                    ('>', true) => Compare::AtLeast,
+                FindToken::Compare(match (c, equals) {
+                    ('=', _) => CompareOperator::Equal,
+                    ('!', true) => CompareOperator::Unequal,
+                    ('<', false) => CompareOperator::Less,
+                    ('<', true) => CompareOperator::AtMost,
+                    ('>', false) => CompareOperator::Greater,
+                    ('>', true) => CompareOperator::AtLeast,
                     _ => {
                         return Err(wrong(
                             begin,
@@ -87,13 +87,13 @@ fn tokens(text: &str) -> Result<Vec<(usize, Token)>, FindError> {
             '"' | '\'' => {
                 let (word, next) = quoted(&chars, begin)?;
                 at = next;
-                Token::Word(word, true)
+                FindToken::Word(word, true)
             }
             _ => {
                 let ends = |c: &char| c.is_whitespace() || "()=!<>~\"'\0".contains(*c);
                 let rest = chars[begin..].iter().position(ends);
                 at = rest.map_or(chars.len(), |length| begin + length);
-                Token::Word(chars[begin..at].iter().collect(), false)
+                FindToken::Word(chars[begin..at].iter().collect(), false)
             }
         };
         tokens.push((begin, token));
@@ -126,8 +126,8 @@ fn quoted(chars: &[char], begin: usize) -> Result<(String, usize), FindError> {
     }
 }
 
-struct Reader {
-    tokens: Vec<(usize, Token)>,
+struct FindParser {
+    tokens: Vec<(usize, FindToken)>,
     at: usize,
     /// Number of characters of the whole text.
     end: usize,
@@ -135,8 +135,8 @@ struct Reader {
     tests: usize,
 }
 
-impl Reader {
-    fn peek(&self) -> Option<&Token> {
+impl FindParser {
+    fn peek(&self) -> Option<&FindToken> {
         self.tokens.get(self.at).map(|(_, token)| token)
     }
 
@@ -150,7 +150,7 @@ impl Reader {
 
     /// Skips a word of the grammar if it is next, and returns whether it was.
     fn keyword(&mut self, word: &str) -> bool {
-        let is = matches!(self.peek(), Some(Token::Word(next, false)) if next.eq_ignore_ascii_case(word));
+        let is = matches!(self.peek(), Some(FindToken::Word(next, false)) if next.eq_ignore_ascii_case(word));
         self.at += usize::from(is);
         is
     }
@@ -174,7 +174,7 @@ impl Reader {
     fn single(&mut self) -> Result<Expr, FindError> {
         let begin = self.place();
         let not = self.keyword("not");
-        if !not && self.peek() != Some(&Token::Open) {
+        if !not && self.peek() != Some(&FindToken::Open) {
             return self.test().map(Expr::Test);
         }
         self.depth += 1;
@@ -188,7 +188,7 @@ impl Reader {
             self.at += 1;
             let inner = self.any()?;
             match self.peek() {
-                Some(Token::Close) => self.at += 1,
+                Some(FindToken::Close) => self.at += 1,
                 None => return Err(wrong(begin, "this '(' is never closed")),
                 Some(_) => return Err(self.here("\"and\", \"or\" or ')' is missing before this")),
             }
@@ -206,18 +206,18 @@ impl Reader {
         }
         let wanted = "a condition is expected here, as in var = tas";
         let name = match self.peek() {
-            Some(Token::Word(word, _)) => word.clone(),
+            Some(FindToken::Word(word, _)) => word.clone(),
             _ => return Err(self.here(wanted)),
         };
         self.at += 1;
-        let Some(&Token::Compare(compare)) = self.peek() else {
+        let Some(&FindToken::Compare(compare)) = self.peek() else {
             let what =
                 format!("after {name} one of = != < <= > >= ~ is missing, as in var = {name}");
             return Err(self.here(what));
         };
         self.at += 1;
         let place = self.place();
-        let Some(Token::Word(value, _)) = self.peek() else {
+        let Some(FindToken::Word(value, _)) = self.peek() else {
             let what = format!(
                 "{name} {} needs a value after it; put a value with signs or blanks in quotes",
                 compare.sign()
@@ -242,10 +242,10 @@ fn one_or(mut all: Vec<Expr>, several: impl FnOnce(Vec<Expr>) -> Expr) -> Expr {
 
 fn condition(
     (begin, name): (usize, &str),
-    compare: Compare,
+    compare: CompareOperator,
     (place, text): (usize, String),
 ) -> Result<Test, FindError> {
-    let only = |allowed: &[Compare]| match allowed.contains(&compare) {
+    let only = |allowed: &[CompareOperator]| match allowed.contains(&compare) {
         true => Ok(()),
         false => {
             let signs: Vec<&str> = allowed.iter().map(|sign| sign.sign()).collect();
@@ -257,7 +257,7 @@ fn condition(
         }
     };
     let order = || match compare {
-        Compare::Matches => Err(wrong(
+        CompareOperator::Matches => Err(wrong(
             begin,
             format!("{name} is no text: it is compared by one of = != < <= > >="),
         )),
@@ -265,7 +265,11 @@ fn condition(
     };
     match name {
         "name" => {
-            only(&[Compare::Equal, Compare::Unequal, Compare::Matches])?;
+            only(&[
+                CompareOperator::Equal,
+                CompareOperator::Unequal,
+                CompareOperator::Matches,
+            ])?;
             Ok(Test::Name { compare, text })
         }
         "size" => {
@@ -277,21 +281,24 @@ fn condition(
         }
         "mtime" => {
             order()?;
-            let moment = Moment::read(&text).ok_or_else(|| no_time(place, &text))?;
+            let moment = SearchTime::read(&text).ok_or_else(|| no_time(place, &text))?;
             Ok(Test::Modified { compare, moment })
         }
         "owner" | "made-by" | "from" => {
-            only(&[Compare::Equal])?;
+            only(&[CompareOperator::Equal])?;
             Ok(match name {
                 "owner" => Test::Owner { user: text },
                 "made-by" => Test::MadeBy { name: text },
                 _ => Test::From { path: text },
             })
         }
-        _ if SAID.contains(&name) || name.starts_with("dim.") || name.starts_with("attr.") => {
+        _ if TEXT_FIELDS.contains(&name)
+            || name.starts_with("dim.")
+            || name.starts_with("attr.") =>
+        {
             let value = value(compare, (place, text))?;
             let key = name.to_owned();
-            Ok(Test::Said {
+            Ok(Test::Text {
                 key,
                 compare,
                 value,
@@ -315,10 +322,10 @@ fn condition(
 
 fn coordinate(
     name: &str,
-    compare: Compare,
+    compare: CompareOperator,
     (place, text): (usize, &str),
 ) -> Result<Test, FindError> {
-    let (number, moment) = (number(text), Moment::read(text));
+    let (number, moment) = (number(text), SearchTime::read(text));
     if number.is_none() && moment.is_none() {
         let what = format!(
             "{name} is taken for a coordinate, and {text} is neither a number nor a time; other conditions are on var, units, \
@@ -346,11 +353,14 @@ fn number(text: &str) -> Option<f64> {
 }
 
 /// Converts the value of a property that is text or a number.
-fn value(compare: Compare, (place, text): (usize, String)) -> Result<Value, FindError> {
+fn value(
+    compare: CompareOperator,
+    (place, text): (usize, String),
+) -> Result<ComparedValue, FindError> {
     let number = number(&text);
     let regex = match compare {
-        Compare::Equal | Compare::Unequal => None,
-        Compare::Matches => Some(regex(&text).map_err(|what| wrong(place, what))?),
+        CompareOperator::Equal | CompareOperator::Unequal => None,
+        CompareOperator::Matches => Some(regex(&text).map_err(|what| wrong(place, what))?),
         _ if number.is_some() => None,
         _ => {
             return Err(wrong(
@@ -359,7 +369,7 @@ fn value(compare: Compare, (place, text): (usize, String)) -> Result<Value, Find
             ));
         }
     };
-    Ok(Value {
+    Ok(ComparedValue {
         text,
         number,
         regex,

@@ -16,7 +16,7 @@ fn shown(expr: &Expr) -> String {
         Expr::All(all) => joined(all, " and "),
         Expr::Any(all) => joined(all, " or "),
         Expr::Not(one) => format!("not {}", shown(one)),
-        Expr::Test(Test::Said {
+        Expr::Test(Test::Text {
             key,
             compare,
             value,
@@ -82,7 +82,7 @@ fn find_error_names_place_and_reason() {
 
 #[test]
 fn moment_spans_its_smallest_given_unit() {
-    let places = |text| Moment::read(text).unwrap().places();
+    let places = |text| SearchTime::read(text).unwrap().places();
     let same = |one: f64, other: f64| assert!(one.total_cmp(&other).is_eq(), "{one} {other}");
     let (start, end) = places("1990");
     same(start, place_in_time((1990, 1, 1), 0.0));
@@ -92,7 +92,7 @@ fn moment_spans_its_smallest_given_unit() {
     }
     // The 30th of February is a day of some calendars.
     assert!(places("1990-02-30").0 < places("1990-03-01").0);
-    let nanos = |text| Moment::read(text).unwrap().nanos();
+    let nanos = |text| SearchTime::read(text).unwrap().nanos();
     assert_eq!(nanos("1970"), (0, 365 * 86_400_000_000_000));
     assert_eq!(nanos("1970-01-31").1, nanos("1970-02").0);
     assert_eq!(nanos("1970-01-01T00:01").0, 60_000_000_000);
@@ -107,7 +107,7 @@ fn moment_spans_its_smallest_given_unit() {
         "-",
         "x",
     ] {
-        assert_eq!(Moment::read(text), None, "{text}");
+        assert_eq!(SearchTime::read(text), None, "{text}");
     }
 }
 
@@ -134,7 +134,7 @@ proptest! {
 
     #[test]
     fn moment_places_and_nanos_are_ordered(text in "[0-9]{1,4}(-[01][0-9](-[0-3][0-9](T[0-2][0-9](:[0-5][0-9])?)?)?)?") {
-        if let Some(moment) = Moment::read(&text) {
+        if let Some(moment) = SearchTime::read(&text) {
             let ((from, to), (first, last)) = (moment.places(), moment.nanos());
             prop_assert!(from < to);
             prop_assert!(first <= last);

@@ -7,7 +7,7 @@ use super::geometry::{Geometry, NONE};
 
 /// State of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum BlockState {
     /// Erased, in the free list of its chip.
     Free,
     /// Being programmed.
@@ -21,7 +21,7 @@ pub(super) enum State {
 /// One block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
-    pub(super) state: State,
+    pub(super) state: BlockState,
     pub(super) valid: u32,
     pub(super) erases: u32,
     /// Tick of the last invalidation of a page in it, or of its closing.
@@ -33,12 +33,12 @@ pub(super) struct Block {
 impl Block {
     /// Returns whether collecting the block would free at least one page.
     pub(super) fn is_worth_collecting(&self, pages_per_block: u32) -> bool {
-        self.state == State::Closed && self.valid < pages_per_block
+        self.state == BlockState::Closed && self.valid < pages_per_block
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct List {
+struct BlockList {
     first: u32,
     last: u32,
 }
@@ -50,7 +50,7 @@ pub(super) struct Blocks {
     /// Tick at which each block was closed; stored separately, since only one collector reads it.
     closed_at: Vec<u64>,
     /// Closed blocks with `i` valid pages, longest unmodified first.
-    by_valid: Vec<List>,
+    by_valid: Vec<BlockList>,
     /// Free blocks of each chip, least worn first.
     free: Vec<BTreeSet<(u32, u32)>>,
     free_count: u32,
@@ -63,14 +63,14 @@ impl Blocks {
     /// Returns all blocks, free and new.
     pub(super) fn new(geometry: &Geometry) -> Self {
         let block = Block {
-            state: State::Free,
+            state: BlockState::Free,
             valid: 0,
             erases: 0,
             modified: 0,
             next: NONE,
             previous: NONE,
         };
-        let empty = List {
+        let empty = BlockList {
             first: NONE,
             last: NONE,
         };
@@ -96,7 +96,7 @@ impl Blocks {
     /// Restores saved blocks and rebuilds lists from them. The field `modified` of a closed block determines its order.
     pub(super) fn restore(
         geometry: &Geometry,
-        saved: &[(State, u32, u64, u64)],
+        saved: &[(BlockState, u32, u64, u64)],
         tick: u64,
     ) -> Self {
         let mut blocks = Self::new(geometry);
@@ -105,7 +105,7 @@ impl Blocks {
         for (block, &(state, erases, modified, closed)) in (0u32..).zip(saved) {
             let chip = block % geometry.chips();
             blocks.free[chip as usize].remove(&(0, block));
-            if state == State::Free {
+            if state == BlockState::Free {
                 blocks.free[chip as usize].insert((erases, block));
             } else {
                 blocks.free_count -= 1;
@@ -123,7 +123,7 @@ impl Blocks {
     pub(super) fn relink(&mut self) {
         let mut closed: Vec<(u64, u32)> = (0u32..)
             .zip(&self.table)
-            .filter(|(_, entry)| entry.state == State::Closed)
+            .filter(|(_, entry)| entry.state == BlockState::Closed)
             .map(|(block, entry)| (entry.modified, block))
             .collect();
         closed.sort_unstable();
@@ -164,7 +164,7 @@ impl Blocks {
     pub(super) fn open_on(&mut self, chip: u32) -> Option<u32> {
         let (_, block) = self.free[chip as usize].pop_first()?;
         self.free_count -= 1;
-        self.table[block as usize].state = State::Open;
+        self.table[block as usize].state = BlockState::Open;
         Some(block)
     }
 
@@ -174,7 +174,7 @@ impl Blocks {
         let list = lists.max_by_key(|list| list.last().map(|&(erases, _)| erases))?;
         let (_, block) = list.pop_last()?;
         self.free_count -= 1;
-        self.table[block as usize].state = State::Open;
+        self.table[block as usize].state = BlockState::Open;
         Some(block)
     }
 
@@ -185,7 +185,7 @@ impl Blocks {
 
     /// Counts one valid page of the block less.
     pub(super) fn invalidate(&mut self, block: u32) {
-        if self.table[block as usize].state != State::Closed {
+        if self.table[block as usize].state != BlockState::Closed {
             self.table[block as usize].valid -= 1;
             return;
         }
@@ -201,7 +201,7 @@ impl Blocks {
     pub(super) fn close(&mut self, block: u32) {
         self.tick += 1;
         let entry = &mut self.table[block as usize];
-        entry.state = State::Closed;
+        entry.state = BlockState::Closed;
         entry.modified = self.tick;
         self.closed_at[block as usize] = self.tick;
         self.link(block);
@@ -210,17 +210,17 @@ impl Blocks {
     /// Removes a closed block from the lists, to be collected.
     pub(super) fn take_victim(&mut self, block: u32) {
         self.unlink(block);
-        self.table[block as usize].state = State::Victim;
+        self.table[block as usize].state = BlockState::Victim;
     }
 
     /// Erases a block without valid pages and frees it.
     pub(super) fn erase(&mut self, block: u32) {
         let chip = block as usize % self.free.len();
         let entry = &mut self.table[block as usize];
-        debug_assert!(entry.valid == 0 && entry.state == State::Victim);
+        debug_assert!(entry.valid == 0 && entry.state == BlockState::Victim);
         let before = entry.erases;
         entry.erases += 1;
-        entry.state = State::Free;
+        entry.state = BlockState::Free;
         if let Some(count) = self.by_wear.get_mut(&before) {
             *count -= 1;
             if *count == 0 {
@@ -295,8 +295,8 @@ impl Blocks {
             assert_eq!(list.last, before);
         }
         for (block, entry) in self.iter() {
-            assert_eq!(free.contains(&block), entry.state == State::Free);
-            assert_eq!(linked.contains(&block), entry.state == State::Closed);
+            assert_eq!(free.contains(&block), entry.state == BlockState::Free);
+            assert_eq!(linked.contains(&block), entry.state == BlockState::Closed);
         }
         let mut by_wear: BTreeMap<u32, u32> = BTreeMap::new();
         for (_, entry) in self.iter() {

@@ -1,7 +1,7 @@
 //! The flash translation layer: a map from logical to physical pages. Pages are written out of place, striped over the chips; host and
 //! collector write into separate blocks.
 //!
-//! The layer keeps no data and no time: it passes each [`Operation`] that the flash would execute to an observer.
+//! The layer keeps no data and no time: it passes each [`FlashOperation`] that the flash would execute to an observer.
 
 use super::blocks::Blocks;
 use super::gc::{Collection, Collector};
@@ -9,7 +9,7 @@ use super::geometry::{Geometry, NONE};
 
 /// Settings of the translation layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Config {
+pub(super) struct FtlConfig {
     /// Policy that chooses the next block to collect.
     pub(super) collector: Collector,
     /// Number of free blocks below which collection in the background is wanted. Below [`Geometry::reserve`] a write waits for collection,
@@ -20,7 +20,7 @@ pub(super) struct Config {
     pub(super) level_above: u32,
 }
 
-impl Default for Config {
+impl Default for FtlConfig {
     /// Returns greedy collection, no background collection, and levelling above 100.
     fn default() -> Self {
         Self {
@@ -40,7 +40,7 @@ impl Default for Config {
     )
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
+pub(super) enum FlashOperation {
     /// Read a page because only part of it is overwritten.
     Read {
         /// Page that holds the old version.
@@ -69,7 +69,7 @@ pub(super) enum Operation {
 
 /// Counters since the device was new.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(super) struct FlashCounters {
     /// Bytes that the host wrote.
     pub(super) host_bytes: u64,
     /// Pages programmed for the host.
@@ -88,14 +88,14 @@ pub(super) struct Counts {
 
 /// Writer of pages: data of the same age stays together if host and collector do not share blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stream {
+pub(super) enum PageStream {
     Host,
     Collector,
 }
 
 /// Open block and the number of its programmed pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slot {
+pub(super) struct OpenBlock {
     pub(super) block: u32,
     pub(super) programmed: u32,
 }
@@ -103,7 +103,7 @@ pub(super) struct Slot {
 /// Open blocks of one stream, at most one for each chip, used in turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frontier {
-    pub(super) slots: Vec<Option<Slot>>,
+    pub(super) slots: Vec<Option<OpenBlock>>,
     pub(super) chip: u32,
 }
 
@@ -111,7 +111,7 @@ pub(super) struct Frontier {
 #[derive(Clone, Debug)]
 pub(super) struct Ftl {
     pub(super) geometry: Geometry,
-    pub(super) config: Config,
+    pub(super) config: FtlConfig,
     /// Physical page of each logical page.
     pub(super) map: Vec<u32>,
     /// Logical page with which a physical page was last programmed. It is valid only if `map` points back.
@@ -120,14 +120,14 @@ pub(super) struct Ftl {
     pub(super) host: Frontier,
     pub(super) collector: Frontier,
     /// Block being collected and the number of its examined pages.
-    pub(super) victim: Option<Slot>,
-    pub(super) counts: Counts,
+    pub(super) victim: Option<OpenBlock>,
+    pub(super) counts: FlashCounters,
 }
 
 impl Ftl {
     /// Returns a new, empty device.
     #[must_use]
-    pub(super) fn new(geometry: Geometry, config: Config) -> Self {
+    pub(super) fn new(geometry: Geometry, config: FtlConfig) -> Self {
         let frontier = Frontier {
             slots: vec![None; geometry.chips() as usize],
             chip: 0,
@@ -139,7 +139,7 @@ impl Ftl {
             host: frontier.clone(),
             collector: frontier,
             victim: None,
-            counts: Counts::default(),
+            counts: FlashCounters::default(),
             geometry,
             config,
         }
@@ -153,7 +153,7 @@ impl Ftl {
 
     /// Returns the counters since it was new.
     #[must_use]
-    pub(super) fn counts(&self) -> Counts {
+    pub(super) fn counts(&self) -> FlashCounters {
         self.counts
     }
 
@@ -166,13 +166,13 @@ impl Ftl {
     }
 
     /// Writes one logical page, after the collection that it needs. The caller counts the bytes.
-    pub(super) fn write_page(&mut self, logical: u32, observe: &mut impl FnMut(Operation)) {
+    pub(super) fn write_page(&mut self, logical: u32, observe: &mut impl FnMut(FlashOperation)) {
         if self.blocks.free_count() < self.geometry.reserve() {
             self.collect_until_reserve(observe);
         }
-        let page = self.place(logical, Stream::Host);
+        let page = self.place(logical, PageStream::Host);
         self.counts.host_pages += 1;
-        observe(Operation::Program { page, logical });
+        observe(FlashOperation::Program { page, logical });
     }
 
     /// Trims one logical page.
@@ -185,7 +185,7 @@ impl Ftl {
     }
 
     /// Writes a new version of a logical page at the frontier of a stream, and forgets the old one.
-    pub(super) fn place(&mut self, logical: u32, stream: Stream) -> u32 {
+    pub(super) fn place(&mut self, logical: u32, stream: PageStream) -> u32 {
         let (page, full) = self.take_page(stream);
         self.point(logical, page);
         if let Some(block) = full {
@@ -205,10 +205,10 @@ impl Ftl {
     }
 
     /// Returns the next page of a stream's frontier, and its block if that page was its last.
-    fn take_page(&mut self, stream: Stream) -> (u32, Option<u32>) {
+    fn take_page(&mut self, stream: PageStream) -> (u32, Option<u32>) {
         let frontier = match stream {
-            Stream::Host => &mut self.host,
-            Stream::Collector => &mut self.collector,
+            PageStream::Host => &mut self.host,
+            PageStream::Collector => &mut self.collector,
         };
         let pages_per_block = self.geometry.spec().pages_per_block;
         let chips = self.geometry.chips();
@@ -218,7 +218,7 @@ impl Ftl {
             let place = &mut frontier.slots[chip as usize];
             let opened = place.or_else(|| {
                 let block = self.blocks.open_on(chip)?;
-                Some(Slot {
+                Some(OpenBlock {
                     block,
                     programmed: 0,
                 })

@@ -1,7 +1,7 @@
 //! Garbage collection: chooses the next block and moves its valid pages, in steps of any size.
 
 use super::blocks::Block;
-use super::ftl::{Ftl, Operation, Slot, Stream};
+use super::ftl::{FlashOperation, Ftl, OpenBlock, PageStream};
 
 /// Policy that chooses the next closed block to collect. Ties are decided for the block that was unmodified longest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Ftl {
     /// Returns false if no block is worth collecting, so that nothing was done.
     ///
     /// An idle device calls this in small steps; a write that finds too few free blocks calls it by itself.
-    pub(super) fn collect(&mut self, pages: u32, observe: &mut impl FnMut(Operation)) -> bool {
+    pub(super) fn collect(&mut self, pages: u32, observe: &mut impl FnMut(FlashOperation)) -> bool {
         let Some(mut slot) = self.victim.take().or_else(|| self.choose()) else {
             return false;
         };
@@ -46,8 +46,8 @@ impl Ftl {
             slot.programmed += 1;
             let logical = self.owner[from as usize];
             if self.locate(logical) == Some(from) {
-                let to = self.place(logical, Stream::Collector);
-                observe(Operation::Copy { from, to });
+                let to = self.place(logical, PageStream::Collector);
+                observe(FlashOperation::Copy { from, to });
                 self.counts.collected_pages += 1;
                 moved += 1;
             }
@@ -62,7 +62,7 @@ impl Ftl {
     }
 
     /// Collects until the host may open a block.
-    pub(super) fn collect_until_reserve(&mut self, observe: &mut impl FnMut(Operation)) {
+    pub(super) fn collect_until_reserve(&mut self, observe: &mut impl FnMut(FlashOperation)) {
         while self.blocks.free_count() < self.geometry.reserve() {
             if !self.collect(u32::MAX, observe) {
                 break;
@@ -70,13 +70,13 @@ impl Ftl {
         }
     }
 
-    pub(super) fn erase(&mut self, block: u32, observe: &mut impl FnMut(Operation)) {
+    pub(super) fn erase(&mut self, block: u32, observe: &mut impl FnMut(FlashOperation)) {
         self.blocks.erase(block);
         self.counts.erases += 1;
-        observe(Operation::Erase { block });
+        observe(FlashOperation::Erase { block });
     }
 
-    fn choose(&mut self) -> Option<Slot> {
+    fn choose(&mut self) -> Option<OpenBlock> {
         let pages_per_block = self.geometry.spec().pages_per_block;
         // Each list has its oldest block first, so its best is its first.
         let mut candidates = (0..pages_per_block).filter_map(|valid| self.blocks.first_with(valid));
@@ -94,7 +94,7 @@ impl Ftl {
                 .min_by_key(|&number| self.blocks.closed_at(number)),
         }?;
         self.blocks.take_victim(block);
-        Some(Slot {
+        Some(OpenBlock {
             block,
             programmed: 0,
         })

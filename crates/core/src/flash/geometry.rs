@@ -8,7 +8,7 @@ pub(super) const NONE: u32 = u32::MAX;
 
 /// Device as its user describes it. [`Geometry::new`] checks the description.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Spec {
+pub(super) struct DeviceSpec {
     /// Number of independent buses between controller and chips.
     pub(super) channels: u32,
     /// Number of chips on one channel. A chip does one operation at a time; count dies if they work independently.
@@ -33,7 +33,7 @@ pub(super) struct Spec {
     pub(super) endurance_erases: u32,
 }
 
-impl Default for Spec {
+impl Default for DeviceSpec {
     /// Returns the staging SSD of the Active Flash paper (Table 2 and §4): 64 GiB, 8 channels of 40 MiB/s, 300 TB written over its life.
     /// Page, block and chip counts, read and erase latencies are those of MQSim's sample configuration (Tavakkol et al., FAST 2018; MLC).
     /// That sample programs as fast as it reads, which no MLC part does; 750 µs is used. 5 000 cycles give the 300 TB at a write
@@ -94,10 +94,10 @@ pub enum GeometryError {
     },
 }
 
-/// Checked [`Spec`] with the sizes that follow from it.
+/// Checked [`DeviceSpec`] with the sizes that follow from it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Geometry {
-    spec: Spec,
+    spec: DeviceSpec,
     blocks: u32,
     logical_pages: u32,
 }
@@ -107,7 +107,7 @@ impl Geometry {
     ///
     /// # Errors
     /// [`GeometryError`] names the setting that is zero, out of range or inconsistent with the others.
-    pub(super) fn new(spec: Spec) -> Result<Self, GeometryError> {
+    pub(super) fn new(spec: DeviceSpec) -> Result<Self, GeometryError> {
         for (field, value) in [
             ("channels", u64::from(spec.channels)),
             ("chips_per_channel", u64::from(spec.chips_per_channel)),
@@ -177,7 +177,7 @@ impl Geometry {
 
     /// Returns the description of the device.
     #[must_use]
-    pub(super) fn spec(&self) -> &Spec {
+    pub(super) fn spec(&self) -> &DeviceSpec {
         &self.spec
     }
 
@@ -240,17 +240,17 @@ mod tests {
 
     #[test]
     fn default_geometry_is_the_papers_64_gib_device() {
-        let geometry = Geometry::new(Spec::default()).unwrap();
+        let geometry = Geometry::new(DeviceSpec::default()).unwrap();
         let gib = geometry.logical_bytes() / (1 << 30);
         assert_eq!(gib, 64);
         assert_eq!(geometry.chips(), 32);
-        let prototype = Geometry::new(Spec::prototype()).unwrap();
+        let prototype = Geometry::new(DeviceSpec::prototype()).unwrap();
         assert_eq!(prototype.logical_bytes() / (1 << 30), 64);
     }
 
     #[test]
     fn geometry_refuses_zero_by_field_name() {
-        type Zero = fn(&mut Spec);
+        type Zero = fn(&mut DeviceSpec);
         let cases: [(&str, Zero); 10] = [
             ("channels", |s| s.channels = 0),
             ("chips_per_channel", |s| s.chips_per_channel = 0),
@@ -264,7 +264,7 @@ mod tests {
             ("endurance_erases", |s| s.endurance_erases = 0),
         ];
         for (field, zero) in cases {
-            let mut spec = Spec::default();
+            let mut spec = DeviceSpec::default();
             zero(&mut spec);
             assert_eq!(Geometry::new(spec), Err(GeometryError::Zero { field }));
         }
@@ -273,48 +273,48 @@ mod tests {
     #[test]
     fn geometry_refuses_values_out_of_range() {
         for value in [0.0, -0.1, 1e12, f64::INFINITY, f64::NAN] {
-            let spec = Spec {
+            let spec = DeviceSpec {
                 over_provisioning: value,
-                ..Spec::default()
+                ..DeviceSpec::default()
             };
             assert!(matches!(
                 Geometry::new(spec),
                 Err(GeometryError::OverProvisioning { .. })
             ));
         }
-        let spec = Spec {
+        let spec = DeviceSpec {
             blocks_per_chip: u32::MAX,
-            ..Spec::default()
+            ..DeviceSpec::default()
         };
         assert!(matches!(
             Geometry::new(spec),
             Err(GeometryError::TooManyPages { .. })
         ));
-        let all = Spec {
+        let all = DeviceSpec {
             channels: u32::MAX,
             chips_per_channel: u32::MAX,
             blocks_per_chip: u32::MAX,
             pages_per_block: u32::MAX,
-            ..Spec::default()
+            ..DeviceSpec::default()
         };
         assert!(matches!(
             Geometry::new(all),
             Err(GeometryError::TooManyPages { .. })
         ));
-        let spec = Spec {
+        let spec = DeviceSpec {
             channels: u32::MAX - 1,
             chips_per_channel: 1,
             blocks_per_chip: 1,
             pages_per_block: 1,
-            ..Spec::default()
+            ..DeviceSpec::default()
         };
         assert!(matches!(
             Geometry::new(spec),
             Err(GeometryError::TooFewSpareBlocks { .. })
         ));
-        let spec = Spec {
+        let spec = DeviceSpec {
             blocks_per_chip: 10,
-            ..Spec::default()
+            ..DeviceSpec::default()
         };
         assert_eq!(
             Geometry::new(spec),

@@ -12,12 +12,12 @@
 
 use std::collections::BTreeMap;
 
-use super::ftl::{Config, Ftl};
+use super::ftl::{Ftl, FtlConfig};
 use super::gc::Collection;
-use super::geometry::{Geometry, GeometryError, Spec};
-use super::snapshot::{Reader, SnapshotError, VERSION, Writer, ensure};
+use super::geometry::{DeviceSpec, Geometry, GeometryError};
+use super::snapshot::{SnapshotError, SnapshotReader, SnapshotWriter, VERSION, ensure};
 use super::wear::Wear;
-use crate::random::Source;
+use crate::random::RandomSource;
 
 /// Size of the smallest unit that a device programs, in bytes; objects are rounded up to it.
 pub(super) const SECTOR_BYTES: u64 = 4096;
@@ -75,14 +75,14 @@ pub struct LedgerReport {
 
 /// Sectors `start` to `start + count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Extent {
+struct SectorRange {
     start: u64,
     count: u64,
 }
 
 /// Ledger of one node's device.
 #[derive(Clone, Debug)]
-pub struct Ledger {
+pub struct FlashLedger {
     ftl: Ftl,
     host_bytes: u64,
     sectors_written: u64,
@@ -91,16 +91,16 @@ pub struct Ledger {
     free: BTreeMap<u64, u64>,
     free_sectors: u64,
     /// Extents of each object: (object, index) → sectors.
-    extents: BTreeMap<(u64, u32), Extent>,
+    extents: BTreeMap<(u64, u32), SectorRange>,
     /// Number of sectors of each page that objects take.
     live: Vec<u32>,
     /// Number of written sectors of each page that the translation layer has not received.
     unflushed: Vec<u32>,
     /// Random numbers that decide whether a page in use is programmed again; the sequence is fixed.
-    source: Source,
+    source: RandomSource,
 }
 
-impl Ledger {
+impl FlashLedger {
     /// Returns a new device of `capacity` bytes with 7 % over-provisioning (more if it is tiny) and the endurance of the default device.
     /// Its page is the smallest power of two from 4 KiB on with at most 2¹⁸ pages: 4 KiB up to 1 GiB, 4 MiB at 1 TiB.
     ///
@@ -118,21 +118,21 @@ impl Ledger {
         Self::with_pages(capacity, page_bytes)
     }
 
-    /// Returns a device like [`Ledger::new`] with pages of this size in bytes, a multiple of a sector.
+    /// Returns a device like [`FlashLedger::new`] with pages of this size in bytes, a multiple of a sector.
     pub(super) fn with_pages(capacity: u64, page_bytes: u32) -> Result<Self, LedgerError> {
         let blocks = capacity.div_ceil(u64::from(page_bytes) * PAGES_PER_BLOCK);
         let spare = (blocks * OVER_PROVISIONING_PERCENT).div_ceil(100);
         let spare = spare.max(SPARE_BLOCKS_MIN);
-        let geometry = Geometry::new(Spec {
+        let geometry = Geometry::new(DeviceSpec {
             channels: 1,
             chips_per_channel: 1,
             blocks_per_chip: narrow(blocks + spare),
             pages_per_block: narrow(PAGES_PER_BLOCK),
             page_bytes,
             over_provisioning: f64::from(narrow(spare)) / f64::from(narrow(blocks)),
-            ..Spec::default()
+            ..DeviceSpec::default()
         })?;
-        Ok(Self::over(Ftl::new(geometry, Config::default())))
+        Ok(Self::over(Ftl::new(geometry, FtlConfig::default())))
     }
 
     /// Returns an empty ledger over a device.
@@ -150,7 +150,7 @@ impl Ledger {
             extents: BTreeMap::new(),
             live: vec![0; pages as usize],
             unflushed: vec![0; pages as usize],
-            source: Source::seeded(0),
+            source: RandomSource::seeded(0),
         }
     }
 
@@ -179,7 +179,7 @@ impl Ledger {
             if taken < count {
                 self.free.insert(start + taken, count - taken);
             }
-            let extent = Extent {
+            let extent = SectorRange {
                 start,
                 count: taken,
             };
@@ -238,7 +238,7 @@ impl Ledger {
     }
 
     /// Returns every page that an extent touches, with the number of touched sectors.
-    fn pages(&self, extent: Extent) -> impl Iterator<Item = (u32, u32)> + use<> {
+    fn pages(&self, extent: SectorRange) -> impl Iterator<Item = (u32, u32)> + use<> {
         let per_page = self.sectors_per_page;
         let end = extent.start + extent.count;
         (extent.start / per_page..end.div_ceil(per_page)).map(move |page| {
@@ -248,7 +248,7 @@ impl Ledger {
         })
     }
 
-    fn program(&mut self, extent: Extent) {
+    fn program(&mut self, extent: SectorRange) {
         let per_page = narrow(self.sectors_per_page);
         for (page, sectors) in self.pages(extent) {
             self.live[page as usize] += sectors;
@@ -266,7 +266,7 @@ impl Ledger {
         }
     }
 
-    fn release(&mut self, extent: Extent) {
+    fn release(&mut self, extent: SectorRange) {
         for (page, sectors) in self.pages(extent) {
             self.live[page as usize] -= sectors;
             if self.live[page as usize] == 0 {
@@ -274,7 +274,7 @@ impl Ledger {
             }
         }
         self.free_sectors += extent.count;
-        let Extent {
+        let SectorRange {
             mut start,
             mut count,
         } = extent;
@@ -292,7 +292,7 @@ impl Ledger {
     /// Returns its state as bytes, a few for each object and each run of pages.
     #[must_use]
     pub fn save(&self) -> Vec<u8> {
-        let mut writer = Writer::default();
+        let mut writer = SnapshotWriter::default();
         writer.put(VERSION);
         self.ftl.encode(&mut writer);
         writer.put(self.host_bytes);
@@ -315,12 +315,12 @@ impl Ledger {
         writer.into_bytes()
     }
 
-    /// Restores the ledger that [`Ledger::save`] saved; it continues exactly as the saved ledger would.
+    /// Restores the ledger that [`FlashLedger::save`] saved; it continues exactly as the saved ledger would.
     ///
     /// # Errors
     /// [`SnapshotError`] if the bytes are no result of `save` of this version.
     pub fn restore(bytes: &[u8]) -> Result<Self, SnapshotError> {
-        let mut reader = Reader::new(bytes);
+        let mut reader = SnapshotReader::new(bytes);
         reader.version()?;
         let ftl = Ftl::decode(&mut reader, narrow(2 * PAGES_MAX))?;
         let page_bytes = u64::from(ftl.geometry().spec().page_bytes);
@@ -328,7 +328,7 @@ impl Ledger {
         let mut ledger = Self::over(ftl);
         ledger.host_bytes = reader.take_count("host_bytes")?;
         ledger.sectors_written = reader.take_count("sectors_written")?;
-        ledger.source = Source::seeded(reader.take("source")?);
+        ledger.source = RandomSource::seeded(reader.take("source")?);
         for _ in 0..reader.take("unflushed")? {
             let page = reader.take_u32("unflushed")? as usize;
             let sectors = reader.take_u32("unflushed")?;
@@ -347,7 +347,7 @@ impl Ledger {
             object = object
                 .checked_add(step)
                 .ok_or(SnapshotError::Field { field: "object" })?;
-            let extent = Extent {
+            let extent = SectorRange {
                 start: reader.take("extents")?,
                 count: reader.take("extents")?,
             };
@@ -359,7 +359,7 @@ impl Ledger {
     }
 
     /// Removes a saved extent from the free sectors.
-    fn claim(&mut self, extent: Extent) -> Result<(), SnapshotError> {
+    fn claim(&mut self, extent: SectorRange) -> Result<(), SnapshotError> {
         let field = "extents";
         let corrupt = || SnapshotError::Field { field };
         let end = extent.start.checked_add(extent.count).ok_or_else(corrupt)?;

@@ -19,7 +19,7 @@ mod wear;
 
 pub use gc::Collection;
 pub use geometry::GeometryError;
-pub use ledger::{Ledger, LedgerError, LedgerReport};
+pub use ledger::{FlashLedger, LedgerError, LedgerReport};
 pub use snapshot::SnapshotError;
 pub use wear::Wear;
 

@@ -5,10 +5,10 @@
 
 use crate::time::Span;
 
-use super::blocks::{Blocks, State};
-use super::ftl::{Config, Counts, Frontier, Ftl, Slot};
+use super::blocks::{BlockState, Blocks};
+use super::ftl::{FlashCounters, Frontier, Ftl, FtlConfig, OpenBlock};
 use super::gc::Collector;
-use super::geometry::{Geometry, GeometryError, NONE, Spec};
+use super::geometry::{DeviceSpec, Geometry, GeometryError, NONE};
 
 /// Version of the layout. Other versions are refused.
 pub(super) const VERSION: u64 = 1;
@@ -41,11 +41,11 @@ pub enum SnapshotError {
 
 /// Writer of numbers with seven bits per byte, lowest first, the top bit set on all but the last (LEB128).
 #[derive(Debug, Default)]
-pub(super) struct Writer {
+pub(super) struct SnapshotWriter {
     bytes: Vec<u8>,
 }
 
-impl Writer {
+impl SnapshotWriter {
     pub(super) fn put(&mut self, mut number: u64) {
         while number >= 0x80 {
             self.bytes.push(number.to_le_bytes()[0] | 0x80);
@@ -59,14 +59,14 @@ impl Writer {
     }
 }
 
-/// Reader of the bytes that [`Writer`] wrote.
+/// Reader of the bytes that [`SnapshotWriter`] wrote.
 #[derive(Debug)]
-pub(super) struct Reader<'a> {
+pub(super) struct SnapshotReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> SnapshotReader<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
     }
@@ -126,7 +126,7 @@ pub(super) fn ensure(holds: bool, field: &'static str) -> Result<(), SnapshotErr
 }
 
 impl Ftl {
-    pub(super) fn encode(&self, writer: &mut Writer) {
+    pub(super) fn encode(&self, writer: &mut SnapshotWriter) {
         encode_spec(self.geometry.spec(), writer);
         writer.put(match self.config.collector {
             Collector::Greedy => 0,
@@ -158,11 +158,11 @@ impl Ftl {
         self.encode_map(writer);
     }
 
-    fn encode_blocks(&self, writer: &mut Writer) {
+    fn encode_blocks(&self, writer: &mut SnapshotWriter) {
         let tick = self.blocks.tick();
         writer.put(tick);
         for (number, block) in self.blocks.iter() {
-            let closed = block.state == State::Closed;
+            let closed = block.state == BlockState::Closed;
             writer.put(u64::from(block.erases) << 1 | u64::from(closed));
             if closed {
                 writer.put(tick - block.modified);
@@ -172,7 +172,7 @@ impl Ftl {
     }
 
     /// Writes the map as runs of (logical pages, 0 for unmapped or 1 + the first physical page).
-    fn encode_map(&self, writer: &mut Writer) {
+    fn encode_map(&self, writer: &mut SnapshotWriter) {
         let follows = |a: &u32, b: &u32| match (*a, *b) {
             (NONE, b) => b == NONE,
             (a, b) => a + 1 == b,
@@ -187,10 +187,13 @@ impl Ftl {
     }
 
     /// Reads a device of at most `pages_max` physical pages, which bounds the memory it allocates.
-    pub(super) fn decode(reader: &mut Reader<'_>, pages_max: u32) -> Result<Self, SnapshotError> {
+    pub(super) fn decode(
+        reader: &mut SnapshotReader<'_>,
+        pages_max: u32,
+    ) -> Result<Self, SnapshotError> {
         let geometry = Geometry::new(decode_spec(reader)?)?;
         ensure(geometry.physical_pages() <= pages_max, "blocks_per_chip")?;
-        let config = Config {
+        let config = FtlConfig {
             collector: match reader.take("collector")? {
                 0 => Collector::Greedy,
                 1 => Collector::CostBenefit,
@@ -200,7 +203,7 @@ impl Ftl {
             collect_below: reader.take_u32("collect_below")?,
             level_above: reader.take_u32("level_above")?,
         };
-        let counts = Counts {
+        let counts = FlashCounters {
             host_bytes: reader.take_count("host_bytes")?,
             host_pages: reader.take_count("host_pages")?,
             collected_pages: reader.take_count("collected_pages")?,
@@ -212,16 +215,16 @@ impl Ftl {
         let host = decode_frontier(reader, &geometry)?;
         let collector = decode_frontier(reader, &geometry)?;
         let victim = decode_slot(reader, &geometry)?;
-        let mut states = vec![State::Free; geometry.blocks() as usize];
+        let mut states = vec![BlockState::Free; geometry.blocks() as usize];
         for slot in host.slots.iter().chain(&collector.slots).flatten() {
             let state = &mut states[slot.block as usize];
-            ensure(*state == State::Free, "open blocks")?;
-            *state = State::Open;
+            ensure(*state == BlockState::Free, "open blocks")?;
+            *state = BlockState::Open;
         }
         if let Some(slot) = victim {
             let state = &mut states[slot.block as usize];
-            ensure(*state == State::Free, "victim")?;
-            *state = State::Victim;
+            ensure(*state == BlockState::Free, "victim")?;
+            *state = BlockState::Victim;
         }
         let blocks = decode_blocks(reader, &geometry, &states, counts.erases)?;
         let mut ftl = Self::new(geometry, config);
@@ -236,7 +239,7 @@ impl Ftl {
     /// Checks that no page is mapped where an open block is not yet programmed, or where its victim was emptied.
     fn check_slots(&self) -> Result<(), SnapshotError> {
         let pages_per_block = self.geometry.spec().pages_per_block;
-        let is_empty = |slot: &Slot, pages: std::ops::Range<u32>| {
+        let is_empty = |slot: &OpenBlock, pages: std::ops::Range<u32>| {
             let first = slot.block * pages_per_block;
             pages
                 .map(|page| self.owner[(first + page) as usize])
@@ -251,7 +254,7 @@ impl Ftl {
         ensure(open_is_right && victim_is_right, "programmed")
     }
 
-    fn decode_map(&mut self, reader: &mut Reader<'_>) -> Result<(), SnapshotError> {
+    fn decode_map(&mut self, reader: &mut SnapshotReader<'_>) -> Result<(), SnapshotError> {
         let (mut logical, all) = (0u32, self.geometry.logical_pages());
         while logical < all {
             let run = reader.take_u32("map")?;
@@ -277,7 +280,7 @@ impl Ftl {
     fn restore_page(&mut self, logical: u32, page: u32) -> Result<(), SnapshotError> {
         let block = self.geometry.block_of(page);
         ensure(self.owner[page as usize] == NONE, "map")?;
-        ensure(self.blocks.get(block).state != State::Free, "map")?;
+        ensure(self.blocks.get(block).state != BlockState::Free, "map")?;
         self.map[logical as usize] = page;
         self.owner[page as usize] = logical;
         self.blocks.validate(block);
@@ -285,7 +288,7 @@ impl Ftl {
     }
 }
 
-fn encode_spec(spec: &Spec, writer: &mut Writer) {
+fn encode_spec(spec: &DeviceSpec, writer: &mut SnapshotWriter) {
     for number in [
         spec.channels.into(),
         spec.chips_per_channel.into(),
@@ -303,8 +306,8 @@ fn encode_spec(spec: &Spec, writer: &mut Writer) {
     }
 }
 
-fn decode_spec(reader: &mut Reader<'_>) -> Result<Spec, SnapshotError> {
-    Ok(Spec {
+fn decode_spec(reader: &mut SnapshotReader<'_>) -> Result<DeviceSpec, SnapshotError> {
+    Ok(DeviceSpec {
         channels: reader.take_u32("channels")?,
         chips_per_channel: reader.take_u32("chips_per_channel")?,
         blocks_per_chip: reader.take_u32("blocks_per_chip")?,
@@ -319,7 +322,7 @@ fn decode_spec(reader: &mut Reader<'_>) -> Result<Spec, SnapshotError> {
     })
 }
 
-fn encode_slot(slot: Option<Slot>, writer: &mut Writer) {
+fn encode_slot(slot: Option<OpenBlock>, writer: &mut SnapshotWriter) {
     match slot {
         None => writer.put(0),
         Some(slot) => {
@@ -330,20 +333,20 @@ fn encode_slot(slot: Option<Slot>, writer: &mut Writer) {
 }
 
 fn decode_slot(
-    reader: &mut Reader<'_>,
+    reader: &mut SnapshotReader<'_>,
     geometry: &Geometry,
-) -> Result<Option<Slot>, SnapshotError> {
+) -> Result<Option<OpenBlock>, SnapshotError> {
     let Some(block) = reader.take_u32("block")?.checked_sub(1) else {
         return Ok(None);
     };
     let programmed = reader.take_u32("programmed")?;
     ensure(block < geometry.blocks(), "block")?;
     ensure(programmed <= geometry.spec().pages_per_block, "programmed")?;
-    Ok(Some(Slot { block, programmed }))
+    Ok(Some(OpenBlock { block, programmed }))
 }
 
 fn decode_frontier(
-    reader: &mut Reader<'_>,
+    reader: &mut SnapshotReader<'_>,
     geometry: &Geometry,
 ) -> Result<Frontier, SnapshotError> {
     let chip = reader.take_u32("chip")?;
@@ -364,9 +367,9 @@ fn decode_frontier(
 }
 
 fn decode_blocks(
-    reader: &mut Reader<'_>,
+    reader: &mut SnapshotReader<'_>,
     geometry: &Geometry,
-    states: &[State],
+    states: &[BlockState],
     erases: u64,
 ) -> Result<Blocks, SnapshotError> {
     let tick = reader.take_count("tick")?;
@@ -381,10 +384,10 @@ fn decode_blocks(
             saved.push((state, wear, 0, 0));
             continue;
         }
-        ensure(state == State::Free, "blocks")?;
+        ensure(state == BlockState::Free, "blocks")?;
         let (modified, closed) = (reader.take("modified")?, reader.take("closed")?);
         ensure(modified <= tick && closed <= tick, "blocks")?;
-        saved.push((State::Closed, wear, tick - modified, tick - closed));
+        saved.push((BlockState::Closed, wear, tick - modified, tick - closed));
     }
     ensure(sum == erases, "erases")?;
     Ok(Blocks::restore(geometry, &saved, tick))

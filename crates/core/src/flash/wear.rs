@@ -4,8 +4,8 @@
 //! are written. Second, if the spread still grows beyond a threshold, cold data is stored on young blocks: it is moved onto the most worn
 //! free block, and the young block joins the others.
 
-use super::blocks::State;
-use super::ftl::{Ftl, Operation};
+use super::blocks::BlockState;
+use super::ftl::{FlashOperation, Ftl};
 
 /// Number of erases between two moves of cold data, so that levelling costs little while it catches up.
 const ERASES_BETWEEN_MOVES: u64 = 16;
@@ -39,14 +39,17 @@ impl Ftl {
     }
 
     /// Moves the data of the least worn closed block onto the most worn free one, if the spread is too wide.
-    pub(super) fn level(&mut self, observe: &mut impl FnMut(Operation)) {
+    pub(super) fn level(&mut self, observe: &mut impl FnMut(FlashOperation)) {
         let (least, most) = self.blocks.wear_range();
         let due = self.counts.erases.is_multiple_of(ERASES_BETWEEN_MOVES);
         // One free block is filled before the cold one is freed; the collector must still find another.
         if !due || most - least <= self.config.level_above || self.blocks.free_count() < 2 {
             return;
         }
-        let closed = self.blocks.iter().filter(|(_, b)| b.state == State::Closed);
+        let closed = self
+            .blocks
+            .iter()
+            .filter(|(_, b)| b.state == BlockState::Closed);
         let Some((cold, _)) = closed
             .filter(|(_, block)| most - block.erases > self.config.level_above)
             .min_by_key(|(_, block)| block.erases)
@@ -59,7 +62,7 @@ impl Ftl {
         self.move_block(cold, worn, observe);
     }
 
-    fn move_block(&mut self, cold: u32, worn: u32, observe: &mut impl FnMut(Operation)) {
+    fn move_block(&mut self, cold: u32, worn: u32, observe: &mut impl FnMut(FlashOperation)) {
         self.blocks.take_victim(cold);
         let pages_per_block = self.geometry.spec().pages_per_block;
         let mut to = worn * pages_per_block;
@@ -67,7 +70,7 @@ impl Ftl {
             let logical = self.owner[from as usize];
             if self.locate(logical) == Some(from) {
                 self.point(logical, to);
-                observe(Operation::Copy { from, to });
+                observe(FlashOperation::Copy { from, to });
                 self.counts.levelled_pages += 1;
                 to += 1;
             }

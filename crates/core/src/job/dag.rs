@@ -4,9 +4,9 @@
 use super::error::Errors;
 use super::path::above;
 use super::read::within;
-use super::{Dag, Input, Lifetime, Problem, Source, Task};
+use super::{Dag, InputOrigin, JobProblem, Lifetime, ScriptInput, ScriptTask};
 use crate::directory;
-use crate::event::Share;
+use crate::event::TaskRole;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
@@ -14,36 +14,36 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 type Makers = BTreeMap<String, (usize, usize)>;
 
 /// Determines the origin of every input and an order of tasks that respects the dependencies.
-pub(super) fn detect(tasks: &mut [Task], errors: &mut Errors) -> Dag {
+pub(super) fn detect(tasks: &mut [ScriptTask], errors: &mut Errors) -> Dag {
     let makers = first_pass(tasks, errors);
     second_pass(tasks, &makers, errors);
     order(tasks, errors)
 }
 
 /// Marks outputs that are to be stored in memory: outputs that other tasks of the job read and that are removed afterwards. Parts of a file
-/// that components write are excluded, because the file may stay.
-pub(super) fn hand_on(tasks: &mut [Task]) {
-    let handed: BTreeSet<(usize, usize)> = tasks
+/// that task instances write are excluded, because the file may stay.
+pub(super) fn mark_intermediates(tasks: &mut [ScriptTask]) {
+    let intermediates: BTreeSet<(usize, usize)> = tasks
         .iter()
         .flat_map(|task| {
             let kernels = task.kernels().filter_map(|kernel| kernel.file.as_ref());
             task.inputs.iter().chain(kernels)
         })
         .filter_map(|input| match input.source {
-            Source::Task(maker, number) => Some((maker, number)),
-            Source::Outside => None,
+            InputOrigin::Task(maker, number) => Some((maker, number)),
+            InputOrigin::Outside => None,
         })
         .collect();
-    for (maker, number) in handed {
+    for (maker, number) in intermediates {
         let task = &mut tasks[maker];
-        let used = matches!(task.lifetime, Lifetime::Used | Lifetime::Handed);
+        let used = matches!(task.lifetime, Lifetime::Used | Lifetime::Intermediate);
         if let Some(output) = task.outputs.get_mut(number) {
-            output.memory = used && !output.part && task.share == Share::All;
+            output.memory = used && !output.part && task.share == TaskRole::All;
         }
     }
 }
 
-fn first_pass(tasks: &[Task], errors: &mut Errors) -> Makers {
+fn first_pass(tasks: &[ScriptTask], errors: &mut Errors) -> Makers {
     let mut makers = Makers::new();
     for (index, task) in tasks.iter().enumerate() {
         let named = task.outputs.iter().enumerate();
@@ -51,7 +51,7 @@ fn first_pass(tasks: &[Task], errors: &mut Errors) -> Makers {
             if let Some(&(other, at)) = makers.get(&output.path) {
                 // A path that is listed twice in one task is reported by the reader.
                 if other != index {
-                    let problem = Problem::SameOutput {
+                    let problem = JobProblem::SameOutput {
                         path: output.path.clone(),
                         other: tasks[other].name.clone(),
                         first: tasks[other].outputs[at].at,
@@ -75,32 +75,32 @@ fn first_pass(tasks: &[Task], errors: &mut Errors) -> Makers {
     makers
 }
 
-fn is_directory(tasks: &[Task], (task, output): (usize, usize)) -> bool {
+fn is_directory(tasks: &[ScriptTask], (task, output): (usize, usize)) -> bool {
     tasks[task].outputs[output].is_directory()
 }
 
-fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
+fn second_pass(tasks: &mut [ScriptTask], makers: &Makers, errors: &mut Errors) {
     let directories = makers
         .iter()
         .filter(|(_, maker)| is_directory(tasks, **maker));
     let directories: BTreeSet<&str> = directories.map(|(path, _)| path.as_str()).collect();
     for (index, task) in tasks.iter_mut().enumerate() {
         let name = task.name.clone();
-        let found = |input: &&mut Input| input.source == Source::Outside;
+        let found = |input: &&mut ScriptInput| input.source == InputOrigin::Outside;
         for input in task.inputs.iter_mut().filter(found) {
             match makers.get(&input.path) {
                 Some(&(maker, _)) if maker == index => {
                     errors.add(
                         input.at,
                         Some(&name),
-                        Problem::OwnOutput(input.path.clone()),
+                        JobProblem::OwnOutput(input.path.clone()),
                     );
                 }
                 Some(&(maker, number)) => {
-                    input.source = Source::Task(maker, number);
+                    input.source = InputOrigin::Task(maker, number);
                     let path = &input.path;
                     if directory::is_directory(&input.name) != directories.contains(path.as_str()) {
-                        let problem = Problem::FileOrDirectory(path.clone());
+                        let problem = JobProblem::FileOrDirectory(path.clone());
                         errors.add(input.at, Some(&name), problem);
                     }
                 }
@@ -115,7 +115,7 @@ fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
                 && maker != index
                 && !directories.contains(file.path.as_str())
             {
-                file.source = Source::Task(maker, number);
+                file.source = InputOrigin::Task(maker, number);
             }
         }
     }
@@ -123,7 +123,7 @@ fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
 
 /// Checks that an input from outside does not conflict with the files that the job writes.
 fn outside(
-    input: &Input,
+    input: &ScriptInput,
     task: &str,
     (makers, directories): (&Makers, &BTreeSet<&str>),
     errors: &mut Errors,
@@ -136,9 +136,9 @@ fn outside(
         (Some(file), _) => within(directories.contains(file), file, &input.path),
         // Patterns of directories have been replaced before.
         (None, None) if directory::is_directory(&input.name) => {
-            Problem::DirectoryPath(format!("{}/", input.path))
+            JobProblem::DirectoryPath(format!("{}/", input.path))
         }
-        (None, Some(below)) => Problem::FileAndDirectory {
+        (None, Some(below)) => JobProblem::FileAndDirectory {
             file: input.path.clone(),
             below: below.clone(),
         },
@@ -147,7 +147,7 @@ fn outside(
     errors.add(input.at, Some(task), problem);
 }
 
-fn order(tasks: &[Task], errors: &mut Errors) -> Dag {
+fn order(tasks: &[ScriptTask], errors: &mut Errors) -> Dag {
     let mut dag = Dag {
         dependants: vec![Vec::new(); tasks.len()],
         ..Dag::default()
@@ -182,7 +182,7 @@ fn order(tasks: &[Task], errors: &mut Errors) -> Dag {
 }
 
 /// Reports one circle, from its first task in the script on.
-fn report_cycle(tasks: &[Task], dag: &Dag, missing: &[usize], errors: &mut Errors) {
+fn report_cycle(tasks: &[ScriptTask], dag: &Dag, missing: &[usize], errors: &mut Errors) {
     /// Longer circles are cut in the error.
     const SHOWN: usize = 20;
     let stuck = |index: &usize| missing[*index] > 0;
@@ -217,16 +217,16 @@ fn report_cycle(tasks: &[Task], dag: &Dag, missing: &[usize], errors: &mut Error
     errors.add(
         task.at,
         Some(&task.name),
-        Problem::Cycle(names.join(" needs ")),
+        JobProblem::Cycle(names.join(" needs ")),
     );
 }
 
-impl Input {
+impl ScriptInput {
     /// Returns the task that writes the file.
     fn maker(&self) -> Option<usize> {
         match self.source {
-            Source::Outside => None,
-            Source::Task(task, _) => Some(task),
+            InputOrigin::Outside => None,
+            InputOrigin::Task(task, _) => Some(task),
         }
     }
 }

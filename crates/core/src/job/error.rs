@@ -17,7 +17,7 @@ pub struct JobError {
     /// Task with the error, if it has a name yet.
     pub task: Option<String>,
     /// Problem.
-    pub problem: Problem,
+    pub problem: JobProblem,
 }
 
 fn task_prefix(task: Option<&str>) -> String {
@@ -65,7 +65,7 @@ impl Errors {
         }
     }
 
-    pub(super) fn add(&mut self, at: Position, task: Option<&str>, problem: Problem) {
+    pub(super) fn add(&mut self, at: Position, task: Option<&str>, problem: JobProblem) {
         if self.errors.len() == MAX_ERRORS {
             self.left_out += 1;
             return;
@@ -94,10 +94,10 @@ impl Errors {
 
 /// Problem in a job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
+pub enum JobProblem {
     /// The script is not libconfig.
     #[error(transparent)]
-    Script(script::Problem),
+    Script(script::ScriptProblem),
     /// A setting does not exist.
     #[error("{place} has no setting \"{name}\"{} may have: {valid}", did_you_mean(.nearest.as_deref()))]
     UnknownSetting {
@@ -349,35 +349,35 @@ pub enum Problem {
     /// An input's file was rewritten while the job was read.
     #[error("input \"{0}\" has changed during the submission; submit the job again")]
     Changed(String),
-    /// A setting is valid only for components.
-    #[error("\"{0}\" says what components of a file see: it needs \"per\"")]
-    OfComponents(String),
+    /// A setting is valid only for task instances.
+    #[error("\"{0}\" says what task instances of a file see: it needs \"per\"")]
+    OfInstances(String),
     /// A halo is invalid.
     #[error(
-        "\"halo\" is a number of bytes on both sides of a chunk, or of records if \"records\" is their length: it needs per = \"chunk\""
+        "\"halo\" is a number of bytes on both sides of a stripe, or of records if \"records\" is their length: it needs per = \"stripe\""
     )]
     Halo,
     /// A task has `per` but no inputs.
-    #[error("\"per\" needs an input: the first one is what there are components of")]
+    #[error("\"per\" needs an input: the first one is what there are task instances of")]
     NothingPer,
-    /// The components of an input can't be determined.
+    /// The task instances of an input can't be determined.
     #[error(
         "\"{0}\" must be all of one file that is there, closed and readable when the job is submitted, or an output of a task \
-         above: there is a component for each of its parts or chunks"
+         above: there is a task instance for each of its parts or stripes"
     )]
     PerInput(String),
-    /// A file of pieces can't have components.
+    /// A file of extents can't have task instances.
     #[error(
         "\"{0}\" was written by several mounts at once, so its parts are no stripes; `tidemill stripe --rewrite` makes it one file again"
     )]
     PerPieces(String),
-    /// A file that does not exist yet can't have chunks.
+    /// A file that does not exist yet can't have stripes.
     #[error(
-        "how many chunks it will have is not known: a task of this job makes it; use per = \"part\""
+        "how many stripes it will have is not known: a task of this job makes it; use per = \"stripe-object\""
     )]
-    ChunksToCome,
+    StripesToCome,
     /// A mapper is invalid, or finds nothing.
-    #[error("\"mapper\": {0}")]
+    #[error("\"variable\": {0}")]
     Mapper(String),
     /// A value of `reduce` is invalid.
     #[error("\"reduce\": {0}")]
@@ -385,20 +385,20 @@ pub enum Problem {
     /// `layout = "same"` is not possible.
     #[error("\"layout\" = \"same\" makes a file that is striped as the input is: {0}")]
     SameLayout(&'static str),
-    /// Several components would write the same file.
+    /// Several task instances would write the same file.
     #[error(
-        "all components would write \"{0}\": put %part, %chunk, %piece, %name or %stem in its name, or say layout = \"same\""
+        "all task instances would write \"{0}\": put %part, %stripe, %chunk, %name or %stem in its name, or say layout = \"same\""
     )]
-    ComponentOutput(String),
+    InstanceOutput(String),
     /// A selection of bytes names several files.
     #[error(
         "\"{0}\" stands for several files; in a group, \"file\" names one (`foreach` makes a task of each)"
     )]
     SelectedPattern(String),
-    /// `stdin` or an entry of `pipelined` is no input, or `stdout` is no output.
+    /// `stdin` or an entry of `streaming` is no input, or `stdout` is no output.
     #[error("\"{setting}\" is \"{name}\", which is not in \"{list}\"; list it there")]
     Stream {
-        /// `stdin`, `stdout` or `pipelined`.
+        /// `stdin`, `stdout` or `streaming`.
         setting: &'static str,
         /// Its value.
         name: String,
@@ -421,8 +421,8 @@ pub enum Problem {
         reason: &'static str,
     },
     /// A pipeline of kernels can't be parsed.
-    #[error("\"{text}\" is no stack of kernels: {reason}")]
-    Stack {
+    #[error("\"{text}\" is no pipeline of kernels: {reason}")]
+    Pipeline {
         /// Text of the pipeline.
         text: String,
         /// Fault in the text.
@@ -460,16 +460,16 @@ pub enum Problem {
     )]
     TooMuch,
     /// A pipeline of kernels can't have this setting.
-    #[error("\"{0}\" can't be given for a stack of kernels: {1}")]
-    StackSetting(&'static str, &'static str),
+    #[error("\"{0}\" can't be given for a pipeline of kernels: {1}")]
+    PipelineSetting(&'static str, &'static str),
     /// A task can't run as one process on each node.
     #[error("\"mpi\": {0}")]
     Ranks(&'static str),
     /// A pipeline of kernels has more than one output, or another standard output.
     #[error(
-        "a stack of kernels writes one output, the standard output of its last kernel, but this task has {0}"
+        "a pipeline of kernels writes one output, the standard output of its last kernel, but this task has {0}"
     )]
-    StackOutputs(usize),
+    PipelineOutputs(usize),
     /// The kernel does not exist.
     #[error("kernel \"{name}\" was not found; tried: {tried}")]
     UnknownKernel {

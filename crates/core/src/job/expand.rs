@@ -1,17 +1,17 @@
 //! Tasks and inputs that stand for several: replaces `foreach`, `*` in the last part of an input, and a directory as an input by their values
-//! at submission, before anything else is read. This module changes only the parsed job and lists files through [`Files`].
+//! at submission, before anything else is read. This module changes only the parsed job and lists files through [`DirectoryLookup`].
 //!
-//! A pattern matches the files that [`Files`] lists and the outputs of earlier tasks of the script.
+//! A pattern matches the files that [`DirectoryLookup`] lists and the outputs of earlier tasks of the script.
 
 use super::MAX_TASKS;
-use super::components::{Made, Map, Mapping};
-use super::error::{Errors, Problem};
+use super::error::{Errors, JobProblem};
+use super::instances::{ExternalInput, MapperResult, Mapping};
 use super::mapped::DirectoryMap;
-use super::mapper::Program;
-use super::path::{self, Named};
+use super::mapper::MapperProgram;
+use super::path::{self, NamedFile};
 use super::read::within;
 use crate::directory;
-use crate::script::{Data, Group, Position, Value};
+use crate::script::{Position, ScriptValue, SettingGroup, ValueData};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -23,17 +23,22 @@ const MAX_COMPARED: usize = 20_000_000;
 pub(super) const ALL_INPUTS: &str = "{inputs}";
 
 /// Directories of the cluster as a job's owner may list them.
-pub trait Files {
+pub trait DirectoryLookup {
     /// Returns the names in a directory, given by its full path. Returns an empty list if the directory can't be listed.
-    fn list(&self, directory: &str) -> Vec<Listed>;
+    fn list(&self, directory: &str) -> Vec<ListedName>;
     /// Returns the sealed version and the layout of a file. Returns `None` unless the job's owner may read the file and nobody writes it.
-    fn made_of(&self, path: &str) -> Option<Made>;
-    /// Returns the selections that a mapper finds in a file: one for each part, or for each piece.
+    fn made_of(&self, path: &str) -> Option<ExternalInput>;
+    /// Returns the selections that a mapper finds in a file: one for each part, or for each chunk.
     ///
     /// # Errors
     /// The reason for which the mapper finds nothing, for the job's owner.
-    fn mapped(&self, path: &str, made: &Made, mapping: &Mapping<'_>) -> Result<Map, String>;
-    /// Returns the files whose bytes a mapper finds in a directory, for each part or for each piece. Returns `None` if the path is no directory.
+    fn mapped(
+        &self,
+        path: &str,
+        made: &ExternalInput,
+        mapping: &Mapping<'_>,
+    ) -> Result<MapperResult, String>;
+    /// Returns the files whose bytes a mapper finds in a directory, for each part or for each chunk. Returns `None` if the path is no directory.
     ///
     /// # Errors
     /// The reason for which the mapper finds nothing, for the job's owner.
@@ -46,7 +51,12 @@ pub trait Files {
     ///
     /// # Errors
     /// The reason for which the program reports nothing, for the job's owner.
-    fn asked(&self, program: &Program, _made: &Made, _per_part: bool) -> Result<Map, String> {
+    fn asked(
+        &self,
+        program: &MapperProgram,
+        _made: &ExternalInput,
+        _per_part: bool,
+    ) -> Result<MapperResult, String> {
         Err(format!(
             "\"{}\" is a program, and none is run for a map here",
             program.words
@@ -62,7 +72,7 @@ pub trait Files {
 
 /// Name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Listed {
+pub struct ListedName {
     /// The name; bytes that are not UTF-8 are replaced by U+FFFD.
     pub name: String,
     /// Whether the name belongs to a directory.
@@ -75,16 +85,16 @@ pub struct Listed {
 #[derive(Clone, Copy, Debug)]
 pub struct NoFiles;
 
-impl Files for NoFiles {
-    fn list(&self, _: &str) -> Vec<Listed> {
+impl DirectoryLookup for NoFiles {
+    fn list(&self, _: &str) -> Vec<ListedName> {
         Vec::new()
     }
 
-    fn made_of(&self, _: &str) -> Option<Made> {
+    fn made_of(&self, _: &str) -> Option<ExternalInput> {
         None
     }
 
-    fn mapped(&self, _: &str, _: &Made, _: &Mapping<'_>) -> Result<Map, String> {
+    fn mapped(&self, _: &str, _: &ExternalInput, _: &Mapping<'_>) -> Result<MapperResult, String> {
         Err("there are no files here".to_owned())
     }
 
@@ -98,7 +108,7 @@ impl Files for NoFiles {
 }
 
 /// Replaces all patterns in a script.
-pub(super) fn expand(group: &mut Group, files: &dyn Files, errors: &mut Errors) {
+pub(super) fn expand(group: &mut SettingGroup, files: &dyn DirectoryLookup, errors: &mut Errors) {
     let workdir = group
         .get("workdir")
         .and_then(|setting| text(&setting.value));
@@ -108,7 +118,7 @@ pub(super) fn expand(group: &mut Group, files: &dyn Files, errors: &mut Errors) 
     };
     let mut settings = group.settings.iter_mut();
     let tasks = settings.find(|setting| setting.name == "tasks");
-    let Some(Data::List(tasks)) = tasks.map(|setting| &mut setting.value.data) else {
+    let Some(ValueData::List(tasks)) = tasks.map(|setting| &mut setting.value.data) else {
         return;
     };
     if !tasks.iter().any(has_pattern) {
@@ -128,8 +138,8 @@ pub(super) fn expand(group: &mut Group, files: &dyn Files, errors: &mut Errors) 
     for value in std::mem::take(tasks) {
         let name = group_of(&value).and_then(|task| text(&task.get("name")?.value));
         let name = name.map(str::to_owned);
-        if let Err(Wrong { at, problem }) = expander.task(value, &mut expanded) {
-            let is_last = matches!(problem, Problem::TooMuch | Problem::TooMany { .. });
+        if let Err(PatternFault { at, problem }) = expander.task(value, &mut expanded) {
+            let is_last = matches!(problem, JobProblem::TooMuch | JobProblem::TooMany { .. });
             errors.add(at, name.as_deref(), problem);
             if is_last {
                 break;
@@ -140,55 +150,55 @@ pub(super) fn expand(group: &mut Group, files: &dyn Files, errors: &mut Errors) 
 }
 
 /// Fault in a pattern, and its position.
-pub(super) struct Wrong {
+pub(super) struct PatternFault {
     at: Position,
-    problem: Problem,
+    problem: JobProblem,
 }
 
-pub(super) fn wrong(at: Position, problem: Problem) -> Wrong {
-    Wrong { at, problem }
+pub(super) fn wrong(at: Position, problem: JobProblem) -> PatternFault {
+    PatternFault { at, problem }
 }
 
-pub(super) fn text(value: &Value) -> Option<&str> {
+pub(super) fn text(value: &ScriptValue) -> Option<&str> {
     match &value.data {
-        Data::Text(text) => Some(text),
+        ValueData::Text(text) => Some(text),
         _ => None,
     }
 }
 
-pub(super) fn group_of(value: &Value) -> Option<&Group> {
+pub(super) fn group_of(value: &ScriptValue) -> Option<&SettingGroup> {
     match &value.data {
-        Data::Group(group) => Some(group),
+        ValueData::Group(group) => Some(group),
         _ => None,
     }
 }
 
 /// Returns the values of an array or list setting.
-pub(super) fn values<'a>(group: &'a Group, name: &str) -> &'a [Value] {
+pub(super) fn values<'a>(group: &'a SettingGroup, name: &str) -> &'a [ScriptValue] {
     match group.get(name).map(|setting| &setting.value.data) {
-        Some(Data::Array(values) | Data::List(values)) => values,
+        Some(ValueData::Array(values) | ValueData::List(values)) => values,
         _ => &[],
     }
 }
 
 /// Returns the values of an array or list setting for changes; see [`values`].
-fn values_mut<'a>(group: &'a mut Group, name: &str) -> Option<&'a mut Vec<Value>> {
+fn values_mut<'a>(group: &'a mut SettingGroup, name: &str) -> Option<&'a mut Vec<ScriptValue>> {
     let mut settings = group.settings.iter_mut();
     let setting = settings.find(|setting| setting.name == name)?;
     match &mut setting.value.data {
-        Data::Array(values) | Data::List(values) => Some(values),
+        ValueData::Array(values) | ValueData::List(values) => Some(values),
         _ => None,
     }
 }
 
-fn has_pattern(value: &Value) -> bool {
+fn has_pattern(value: &ScriptValue) -> bool {
     let Some(task) = group_of(value) else {
         return false;
     };
     let mut inputs = values(task, "input").iter().filter_map(text);
     let mut args = values(task, "args").iter().filter_map(text);
     let expands = [
-        "foreach", "per", "layout", "mapper", "reduce", "records", "halo",
+        "foreach", "per", "layout", "variable", "reduce", "records", "halo",
     ];
     expands.iter().any(|name| task.get(name).is_some())
         || inputs.any(|input| input.contains('*') || input.ends_with('/'))
@@ -200,12 +210,12 @@ type Binding = Vec<(String, String)>;
 
 pub(super) struct Expander<'a> {
     pub(super) workdir: String,
-    pub(super) files: &'a dyn Files,
-    listed: BTreeMap<String, Rc<Vec<Listed>>>,
+    pub(super) files: &'a dyn DirectoryLookup,
+    listed: BTreeMap<String, Rc<Vec<ListedName>>>,
     /// Full paths of the outputs of the tasks so far, and of those outputs that are directories.
     pub(super) made: BTreeSet<String>,
     pub(super) made_directories: BTreeSet<String>,
-    /// Number of parts of each output that components write together.
+    /// Number of parts of each output that task instances write together.
     pub(super) joined: BTreeMap<String, usize>,
     bytes_left: usize,
     compares_left: usize,
@@ -213,8 +223,12 @@ pub(super) struct Expander<'a> {
 
 impl Expander<'_> {
     /// Adds the tasks for which one task of the script stands.
-    fn task(&mut self, value: Value, expanded: &mut Vec<Value>) -> Result<(), Wrong> {
-        let Data::Group(mut template) = value.data else {
+    fn task(
+        &mut self,
+        value: ScriptValue,
+        expanded: &mut Vec<ScriptValue>,
+    ) -> Result<(), PatternFault> {
+        let ValueData::Group(mut template) = value.data else {
             expanded.push(value);
             return Ok(());
         };
@@ -231,12 +245,12 @@ impl Expander<'_> {
         if count > MAX_TASKS {
             let what = "tasks";
             let max = MAX_TASKS;
-            return Err(wrong(value.at, Problem::TooMany { what, count, max }));
+            return Err(wrong(value.at, JobProblem::TooMany { what, count, max }));
         }
         if let (Some(name), Some(binding)) = (template.get("name"), bindings.get(1))
             && let Some(plain) = text(&name.value).filter(|name| fill(name, binding) == *name)
         {
-            let problem = Problem::ForeachName(plain.to_owned(), binding[0].0.clone());
+            let problem = JobProblem::ForeachName(plain.to_owned(), binding[0].0.clone());
             return Err(wrong(name.value.at, problem));
         }
         for binding in &bindings {
@@ -253,11 +267,11 @@ impl Expander<'_> {
     /// Adds a task to the expanded ones.
     pub(super) fn push(
         &mut self,
-        task: Group,
+        task: SettingGroup,
         at: Position,
-        expanded: &mut Vec<Value>,
-    ) -> Result<(), Wrong> {
-        self.spend(task.settings.len() * size_of::<Value>(), at)?;
+        expanded: &mut Vec<ScriptValue>,
+    ) -> Result<(), PatternFault> {
+        self.spend(task.settings.len() * size_of::<ScriptValue>(), at)?;
         for named in self.named(&task, "output") {
             if directory::is_directory(&named.name) {
                 self.made_directories.insert(named.path);
@@ -265,14 +279,14 @@ impl Expander<'_> {
                 self.made.insert(named.path);
             }
         }
-        let data = Data::Group(task);
-        expanded.push(Value { data, at });
+        let data = ValueData::Group(task);
+        expanded.push(ScriptValue { data, at });
         Ok(())
     }
 
     /// Returns the files and directories that a task lists. Skips faulty ones, whose faults are reported when they are read.
-    fn named(&self, task: &Group, list: &str) -> Vec<Named> {
-        let file = |value: &Value| match group_of(value) {
+    fn named(&self, task: &SettingGroup, list: &str) -> Vec<NamedFile> {
+        let file = |value: &ScriptValue| match group_of(value) {
             None => path::file_or_directory(&self.workdir, text(value)?).ok(),
             Some(group) => self.selected(group),
         };
@@ -280,43 +294,47 @@ impl Expander<'_> {
     }
 
     /// Returns an input with a selection of its bytes.
-    fn selected(&self, group: &Group) -> Option<Named> {
+    fn selected(&self, group: &SettingGroup) -> Option<NamedFile> {
         let given = |name: &str| text(&group.get(name)?.value);
         let file = path::file(&self.workdir, given("file")?).ok()?;
         let called = given("name").and_then(|name| path::file(&self.workdir, name).ok());
         let name = called.map_or_else(|| file.name.clone(), |called| called.name);
-        Some(Named { name, ..file })
+        Some(NamedFile { name, ..file })
     }
 
-    pub(super) fn spend(&mut self, bytes: usize, at: Position) -> Result<(), Wrong> {
+    pub(super) fn spend(&mut self, bytes: usize, at: Position) -> Result<(), PatternFault> {
         let left = self.bytes_left.checked_sub(bytes);
-        self.bytes_left = left.ok_or_else(|| wrong(at, Problem::TooMuch))?;
+        self.bytes_left = left.ok_or_else(|| wrong(at, JobProblem::TooMuch))?;
         Ok(())
     }
 
-    fn substitute(&mut self, value: &mut Value, binding: &Binding) -> Result<(), Wrong> {
-        self.spend(size_of::<Value>(), value.at)?;
+    fn substitute(
+        &mut self,
+        value: &mut ScriptValue,
+        binding: &Binding,
+    ) -> Result<(), PatternFault> {
+        self.spend(size_of::<ScriptValue>(), value.at)?;
         match &mut value.data {
-            Data::Text(text) => {
+            ValueData::Text(text) => {
                 *text = fill(text, binding);
                 self.spend(text.len(), value.at)
             }
-            Data::Array(values) | Data::List(values) => values
+            ValueData::Array(values) | ValueData::List(values) => values
                 .iter_mut()
                 .try_for_each(|value| self.substitute(value, binding)),
-            Data::Group(group) => group
+            ValueData::Group(group) => group
                 .settings
                 .iter_mut()
                 .try_for_each(|setting| self.substitute(&mut setting.value, binding)),
-            Data::Boolean(_) | Data::Integer(_) | Data::Float(_) => Ok(()),
+            ValueData::Boolean(_) | ValueData::Integer(_) | ValueData::Float(_) => Ok(()),
         }
     }
 
     /// Replaces each input that stands for several inputs, and the argument that stands for all of them.
-    fn inputs(&mut self, task: &mut Group) -> Result<(), Wrong> {
+    fn inputs(&mut self, task: &mut SettingGroup) -> Result<(), PatternFault> {
         let own = self.named(task, "output").into_iter();
         let own: BTreeSet<String> = own.map(|named| named.path).collect();
-        let mapped = task.get("mapper").is_some();
+        let mapped = task.get("variable").is_some();
         if let Some(inputs) = values_mut(task, "input") {
             let plain = inputs.iter().filter_map(text);
             let plain = plain.filter(|given| !given.contains('*') && !given.ends_with('/'));
@@ -341,9 +359,9 @@ impl Expander<'_> {
                 for (written, path) in found {
                     let is_own = own.contains(&path) || path::above(&path).any(|f| own.contains(f));
                     if !is_own && seen.insert(written.clone()) {
-                        self.spend(written.len() + size_of::<Value>(), at)?;
-                        let data = Data::Text(written);
-                        inputs.push(Value { data, at });
+                        self.spend(written.len() + size_of::<ScriptValue>(), at)?;
+                        let data = ValueData::Text(written);
+                        inputs.push(ScriptValue { data, at });
                     }
                 }
             }
@@ -351,7 +369,7 @@ impl Expander<'_> {
         self.arguments(task)
     }
 
-    fn arguments(&mut self, task: &mut Group) -> Result<(), Wrong> {
+    fn arguments(&mut self, task: &mut SettingGroup) -> Result<(), PatternFault> {
         let named = self.named(task, "input").into_iter();
         let plain = |name: &str| name.trim_end_matches('/').to_owned();
         let names: Vec<String> = named.map(|named| plain(&named.name)).collect();
@@ -364,21 +382,21 @@ impl Expander<'_> {
                 continue;
             }
             for name in &names {
-                self.spend(name.len() + size_of::<Value>(), value.at)?;
-                let data = Data::Text(name.clone());
-                args.push(Value { data, at: value.at });
+                self.spend(name.len() + size_of::<ScriptValue>(), value.at)?;
+                let data = ValueData::Text(name.clone());
+                args.push(ScriptValue { data, at: value.at });
             }
         }
         Ok(())
     }
 
     /// Returns, for each task of a `foreach`, the names and their values.
-    fn bindings(&mut self, value: &Value) -> Result<Vec<Binding>, Wrong> {
+    fn bindings(&mut self, value: &ScriptValue) -> Result<Vec<Binding>, PatternFault> {
         match &value.data {
-            Data::Text(given) => self.captures(given, value.at),
-            Data::Group(group) => product(group, value.at),
+            ValueData::Text(given) => self.captures(given, value.at),
+            ValueData::Group(group) => product(group, value.at),
             other => {
-                let problem = Problem::Type {
+                let problem = JobProblem::Type {
                     name: "foreach".to_owned(),
                     expected: "a pattern such as \"raw/{x}.fits\" or a group such as { i = \"1..9\"; }",
                     found: other.kind(),
@@ -388,12 +406,13 @@ impl Expander<'_> {
         }
     }
 
-    fn captures(&mut self, given: &str, at: Position) -> Result<Vec<Binding>, Wrong> {
+    fn captures(&mut self, given: &str, at: Position) -> Result<Vec<Binding>, PatternFault> {
         let (plain, is_directory) = plain(given);
         let (directory, last) = plain.rsplit_once('/').unwrap_or(("", plain));
-        let pattern = Pattern::with_names(last);
+        let pattern = WildcardPart::with_names(last);
         let pattern = pattern.map_err(|reason| no_pattern(given, reason, at))?;
-        if !Pattern::with_names(directory).is_ok_and(|directory| directory.names().next().is_none())
+        if !WildcardPart::with_names(directory)
+            .is_ok_and(|directory| directory.names().next().is_none())
         {
             return Err(no_pattern(
                 given,
@@ -420,20 +439,24 @@ impl Expander<'_> {
         });
         let bindings: Vec<Binding> = bindings.collect();
         if bindings.is_empty() {
-            return Err(wrong(at, Problem::NoMatch(given.to_owned())));
+            return Err(wrong(at, JobProblem::NoMatch(given.to_owned())));
         }
         Ok(bindings)
     }
 
     /// Returns the files that match a pattern with `*`: in the notation of the script, and as full paths.
-    fn matching(&mut self, given: &str, at: Position) -> Result<Vec<(String, String)>, Wrong> {
+    fn matching(
+        &mut self,
+        given: &str,
+        at: Position,
+    ) -> Result<Vec<(String, String)>, PatternFault> {
         let (plain, is_directory) = plain(given);
         let last = plain.rsplit('/').next().unwrap_or(plain);
         let prefix = &plain[..plain.len() - last.len()];
         if prefix.contains('*') {
             return Err(no_pattern(given, "'*' may stand in its last part only", at));
         }
-        let pattern = Pattern::with_stars(last);
+        let pattern = WildcardPart::with_stars(last);
         let (names, others) = self.names_in(prefix, is_directory, at)?;
         only_text(
             (given, at),
@@ -450,13 +473,13 @@ impl Expander<'_> {
             }
         }
         if found.is_empty() {
-            return Err(wrong(at, Problem::NoMatch(given.to_owned())));
+            return Err(wrong(at, JobProblem::NoMatch(given.to_owned())));
         }
         Ok(found)
     }
 
     /// Returns all files below a directory, in the form of [`Self::matching`].
-    fn below(&mut self, given: &str, at: Position) -> Result<Vec<(String, String)>, Wrong> {
+    fn below(&mut self, given: &str, at: Position) -> Result<Vec<(String, String)>, PatternFault> {
         let top = self.directory(given, at)?;
         if self.made_directories.contains(&top) {
             // The content of a directory that a task writes is known only after the task.
@@ -469,7 +492,7 @@ impl Expander<'_> {
             let listed = self.list(&directory, at)?;
             let others = listed.iter().filter(|one| !one.is_text);
             only_text((given, at), others.map(|one| &one.name))?;
-            for Listed {
+            for ListedName {
                 name, is_directory, ..
             } in listed.iter()
             {
@@ -494,31 +517,31 @@ impl Expander<'_> {
         let directories = directories.map(|path| (format!("{}/", written(path)), path.clone()));
         let found: Vec<_> = files.chain(directories).collect();
         if found.is_empty() {
-            return Err(wrong(at, Problem::NoMatch(given.to_owned())));
+            return Err(wrong(at, JobProblem::NoMatch(given.to_owned())));
         }
         Ok(found)
     }
 
     /// Returns the full path of the directory that a script writes as `prefix`, which has a slash at the end or is empty. The path of the root
     /// is empty.
-    fn directory(&self, prefix: &str, at: Position) -> Result<String, Wrong> {
+    fn directory(&self, prefix: &str, at: Position) -> Result<String, PatternFault> {
         let within = path::file(&self.workdir, &format!("{prefix}x"));
         let mut path = within.map_err(|problem| wrong(at, problem))?.path;
         path.truncate(path.len() - "/x".len());
         Ok(path)
     }
 
-    fn list(&mut self, directory: &str, at: Position) -> Result<Rc<Vec<Listed>>, Wrong> {
+    fn list(&mut self, directory: &str, at: Position) -> Result<Rc<Vec<ListedName>>, PatternFault> {
         let listed = self.listed.entry(directory.to_owned());
         let names = listed.or_insert_with(|| Rc::new(self.files.list(directory)));
         let names = names.clone();
         let left = self.compares_left.checked_sub(names.len() + 1);
-        self.compares_left = left.ok_or_else(|| wrong(at, Problem::TooMuch))?;
+        self.compares_left = left.ok_or_else(|| wrong(at, JobProblem::TooMuch))?;
         Ok(names)
     }
 
     /// Refuses a path in a directory that a task writes as a whole.
-    fn not_within(&self, directory: &str, given: &str, at: Position) -> Result<(), Wrong> {
+    fn not_within(&self, directory: &str, given: &str, at: Position) -> Result<(), PatternFault> {
         let mut directories = std::iter::once(directory).chain(path::above(directory));
         match directories.find(|directory| self.made_directories.contains(*directory)) {
             Some(whole) => Err(wrong(at, within(true, whole, given))),
@@ -533,12 +556,13 @@ impl Expander<'_> {
         prefix: &str,
         directories: bool,
         at: Position,
-    ) -> Result<(BTreeSet<String>, Vec<String>), Wrong> {
+    ) -> Result<(BTreeSet<String>, Vec<String>), PatternFault> {
         let directory = self.directory(prefix, at)?;
         self.not_within(&directory, prefix, at)?;
         let listed = self.list(&directory, at)?;
         let listed = listed.iter().filter(|one| one.is_directory == directories);
-        let (texts, others): (Vec<&Listed>, Vec<&Listed>) = listed.partition(|one| one.is_text);
+        let (texts, others): (Vec<&ListedName>, Vec<&ListedName>) =
+            listed.partition(|one| one.is_text);
         let mut names: BTreeSet<String> = texts.iter().map(|one| one.name.clone()).collect();
         let others = others.iter().map(|one| one.name.clone()).collect();
         let start = format!("{directory}/");
@@ -551,7 +575,7 @@ impl Expander<'_> {
         let made = made.map_while(|path| path.strip_prefix(&start));
         names.extend(made.filter(|name| !name.contains('/')).map(str::to_owned));
         let left = self.compares_left.checked_sub(names.len());
-        self.compares_left = left.ok_or_else(|| wrong(at, Problem::TooMuch))?;
+        self.compares_left = left.ok_or_else(|| wrong(at, JobProblem::TooMuch))?;
         Ok((names, others))
     }
 }
@@ -560,11 +584,11 @@ impl Expander<'_> {
 fn only_text<'a>(
     (given, at): (&str, Position),
     mut others: impl Iterator<Item = &'a String>,
-) -> Result<(), Wrong> {
+) -> Result<(), PatternFault> {
     match others.next() {
         Some(name) => Err(wrong(
             at,
-            Problem::NotText {
+            JobProblem::NotText {
                 pattern: given.to_owned(),
                 name: name.clone(),
             },
@@ -579,20 +603,20 @@ fn plain(given: &str) -> (&str, bool) {
     (plain, plain.len() < given.len())
 }
 
-fn no_pattern(given: &str, reason: &'static str, at: Position) -> Wrong {
+fn no_pattern(given: &str, reason: &'static str, at: Position) -> PatternFault {
     let text = given.to_owned();
-    wrong(at, Problem::Pattern { text, reason })
+    wrong(at, JobProblem::Pattern { text, reason })
 }
 
 /// Returns all combinations of the values of a `foreach` group; the last name changes fastest.
-fn product(group: &Group, at: Position) -> Result<Vec<Binding>, Wrong> {
+fn product(group: &SettingGroup, at: Position) -> Result<Vec<Binding>, PatternFault> {
     let mut all = vec![Binding::new()];
     for setting in &group.settings {
         let values = choices(&setting.value)?;
         let count = all.len().saturating_mul(values.len());
         if count > MAX_TASKS {
             let (what, max) = ("tasks", MAX_TASKS);
-            return Err(wrong(at, Problem::TooMany { what, count, max }));
+            return Err(wrong(at, JobProblem::TooMany { what, count, max }));
         }
         let extended = all.iter().flat_map(|binding| {
             values.iter().map(|value| {
@@ -611,14 +635,14 @@ fn product(group: &Group, at: Position) -> Result<Vec<Binding>, Wrong> {
 
 /// Returns the values of one name: those of a list, or the numbers of a range. The numbers have leading zeros if the begin of the range has
 /// some.
-fn choices(value: &Value) -> Result<Vec<String>, Wrong> {
+fn choices(value: &ScriptValue) -> Result<Vec<String>, PatternFault> {
     const EXPECTED: &str = "a range such as \"1..100\" or an array of strings or integers";
     let mistake = |found| {
         let name = "foreach".to_owned();
         let expected = EXPECTED;
         wrong(
             value.at,
-            Problem::Type {
+            JobProblem::Type {
                 name,
                 expected,
                 found,
@@ -626,7 +650,7 @@ fn choices(value: &Value) -> Result<Vec<String>, Wrong> {
         )
     };
     match &value.data {
-        Data::Text(range) => {
+        ValueData::Text(range) => {
             let ends = range.split_once("..").and_then(|(first, last)| {
                 let numbers: (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
                 Some((first, numbers))
@@ -637,7 +661,7 @@ fn choices(value: &Value) -> Result<Vec<String>, Wrong> {
             let count = usize::try_from(last.saturating_sub(first)).unwrap_or(usize::MAX);
             if count >= MAX_TASKS {
                 let (what, max) = ("tasks", MAX_TASKS);
-                return Err(wrong(value.at, Problem::TooMany { what, count, max }));
+                return Err(wrong(value.at, JobProblem::TooMany { what, count, max }));
             }
             let width = if written.starts_with('0') {
                 written.len()
@@ -648,11 +672,11 @@ fn choices(value: &Value) -> Result<Vec<String>, Wrong> {
                 .map(|number| format!("{number:0width$}"))
                 .collect())
         }
-        Data::Array(values) | Data::List(values) => values
+        ValueData::Array(values) | ValueData::List(values) => values
             .iter()
             .map(|value| match &value.data {
-                Data::Text(text) => Ok(text.clone()),
-                Data::Integer(number) => Ok(number.to_string()),
+                ValueData::Text(text) => Ok(text.clone()),
+                ValueData::Integer(number) => Ok(number.to_string()),
                 other => Err(mistake(other.kind())),
             })
             .collect(),
@@ -687,14 +711,14 @@ fn fill(text: &str, binding: &Binding) -> String {
 
 /// One part of a path with wildcards: literals alternate with wildcards.
 #[derive(Debug)]
-struct Pattern {
+struct WildcardPart {
     /// Literal before the first wildcard.
     begin: String,
     /// Each wildcard, by its name if it has one, and the literal after it.
     rest: Vec<(Option<String>, String)>,
 }
 
-impl Pattern {
+impl WildcardPart {
     fn with_stars(text: &str) -> Self {
         let mut literals = text.split('*').map(str::to_owned);
         let begin = literals.next().unwrap_or_default();

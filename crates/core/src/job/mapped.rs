@@ -1,54 +1,56 @@
-//! Components of a variable whose bytes are in many files of one directory. Each component has those files as inputs; the kernel sees only the
+//! Task instances of a variable whose bytes are in many files of one directory. Each task instance has those files as inputs; the kernel sees only the
 //! first one, with the values that the files hold together. This module changes only the parsed job.
 
-use super::components::{Mapping, One, SELECTION, VERSION, padded, setting, told};
-use super::error::Problem;
-use super::expand::{Expander, Wrong, group_of, text, values, wrong};
+use super::error::JobProblem;
+use super::expand::{Expander, PatternFault, group_of, text, values, wrong};
+use super::instances::{
+    Mapping, NamedInstance, SELECTION, VERSION, number_setting, padded, setting,
+};
 use super::path;
 use crate::id::ObjectId;
 use crate::layout::Selection;
-use crate::script::{Data, Group, Position, Setting, Value};
+use crate::script::{Position, ScriptValue, Setting, SettingGroup, ValueData};
 
-/// Selection that a component reads from one file in a mapped directory.
+/// Selection that a task instance reads from one file in a mapped directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedFile {
     /// Path below the directory.
     pub below: String,
     /// Version that the mapper read.
     pub object: ObjectId,
-    /// Bytes of the version; for a component's first file, also the values in the bytes of all its files.
+    /// Bytes of the version; for a task instance's first file, also the values in the bytes of all its files.
     pub selection: Selection,
 }
 
-/// Components that a mapper finds in a directory.
+/// Task instances that a mapper finds in a directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DirectoryMap {
-    /// For each component, the files that contain its bytes.
-    pub components: Vec<Vec<MappedFile>>,
+    /// For each task instance, the files that contain its bytes.
+    pub instances: Vec<Vec<MappedFile>>,
     /// Arguments that the kernel gets in addition to its own, so that it interprets the values as the file defines them.
     pub args: Vec<String>,
 }
 
-/// Inputs of components, and the additional arguments of their kernel.
-pub(super) type Read = (Vec<One>, Vec<String>);
+/// Inputs of task instances, and the additional arguments of their kernel.
+pub(super) type InstanceInputs = (Vec<NamedInstance>, Vec<String>);
 
 impl Expander<'_> {
-    /// Returns the components that a mapper finds in the first input if that is a directory, each with all other inputs.
+    /// Returns the task instances that a mapper finds in the first input if that is a directory, each with all other inputs.
     pub(super) fn mapped_directory(
         &mut self,
-        task: &Group,
-        first: &Value,
+        task: &SettingGroup,
+        first: &ScriptValue,
         (mapping, at): (&Mapping<'_>, Position),
         word: &'static str,
-    ) -> Result<Option<Read>, Wrong> {
-        let problem = |what: &str| wrong(at, Problem::Mapper(what.to_owned()));
+    ) -> Result<Option<InstanceInputs>, PatternFault> {
+        let problem = |what: &str| wrong(at, JobProblem::Mapper(what.to_owned()));
         let group = group_of(first);
         let of_it = ["part", "bytes", "records"];
         if group.is_some_and(|group| of_it.iter().any(|name| group.get(name).is_some())) {
             return Ok(None);
         }
-        let said = |name: &str| text(&group?.get(name)?.value);
-        let given = said("file").or_else(|| text(first)).unwrap_or_default();
+        let value_of = |name: &str| text(&group?.get(name)?.value);
+        let given = value_of("file").or_else(|| text(first)).unwrap_or_default();
         let Ok(named) = path::file_or_directory(&self.workdir, given) else {
             return Ok(None);
         };
@@ -58,13 +60,13 @@ impl Expander<'_> {
             ));
         }
         let found = self.files.mapped_directory(&named.path, mapping);
-        let Some(DirectoryMap { components, args }) = found.map_err(|why| problem(&why))? else {
+        let Some(DirectoryMap { instances, args }) = found.map_err(|why| problem(&why))? else {
             return Ok(None);
         };
-        let name = said("name").unwrap_or(named.name.trim_end_matches('/'));
-        let count = components.len();
+        let name = value_of("name").unwrap_or(named.name.trim_end_matches('/'));
+        let count = instances.len();
         let mut all = Vec::with_capacity(count);
-        for (number, files) in components.into_iter().enumerate() {
+        for (number, files) in instances.into_iter().enumerate() {
             let mut inputs = Vec::with_capacity(files.len());
             for (place, file) in files.into_iter().enumerate() {
                 let called = match place {
@@ -75,7 +77,7 @@ impl Expander<'_> {
             }
             inputs.extend(values(task, "input").iter().skip(1).cloned());
             let words = vec![(word, padded(number, count))];
-            all.push(One { inputs, words });
+            all.push(NamedInstance { inputs, words });
         }
         Ok(Some((all, args)))
     }
@@ -87,7 +89,7 @@ impl Expander<'_> {
         called: &str,
         file: MappedFile,
         at: Position,
-    ) -> Result<Value, Wrong> {
+    ) -> Result<ScriptValue, PatternFault> {
         let texts = [
             ("file", format!("{directory}/{}", file.below)),
             ("name", called.to_owned()),
@@ -97,10 +99,10 @@ impl Expander<'_> {
         self.spend(bytes + 4 * size_of::<Setting>(), at)?;
         let mut settings: Vec<Setting> = texts
             .into_iter()
-            .map(|(name, text)| setting(name, Data::Text(text), at))
+            .map(|(name, text)| setting(name, ValueData::Text(text), at))
             .collect();
-        settings.push(told(VERSION, file.object.0, at));
-        let data = Data::Group(Group { settings });
-        Ok(Value { data, at })
+        settings.push(number_setting(VERSION, file.object.0, at));
+        let data = ValueData::Group(SettingGroup { settings });
+        Ok(ScriptValue { data, at })
     }
 }

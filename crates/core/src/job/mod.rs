@@ -4,36 +4,36 @@
 //! through the trait [`Outside`] and returns the job that the dispatcher takes. Neither does any I/O. `docs/job-scripts.md` is the user's
 //! page about jobs.
 
-mod components;
 mod dag;
 mod error;
 mod expand;
+mod instances;
 mod mapped;
 mod mapper;
-pub mod own;
 mod path;
+pub(crate) mod pipeline;
 pub mod quantity;
 mod read;
 mod resolve;
-pub(crate) mod stack;
+pub mod user_kernels;
 
-pub use components::{MERGE, Made, Map, Mapped, Mapping, PARTIAL};
-pub use error::{JobError, JobErrors, Problem, ProgramBy};
-pub use expand::{Files, Listed, NoFiles};
+pub use error::{JobError, JobErrors, JobProblem, ProgramBy};
+pub use expand::{DirectoryLookup, ListedName, NoFiles};
+pub use instances::{ExternalInput, MERGE, MappedSelection, MapperResult, Mapping, PARTIAL};
 pub use mapped::{DirectoryMap, MappedFile};
-pub use mapper::{HEAD_BYTES, PRINTED_BYTES_MAX, Program};
+pub use mapper::{HEAD_BYTES, MapperProgram, PRINTED_BYTES_MAX};
+pub use pipeline::MAX_STAGES;
 pub use quantity::{duration, size};
-pub use resolve::{Awaited, Found, Ids, Look, Outside, awaited, resolve};
-pub use stack::MAX_STAGES;
+pub use resolve::{FutureInput, JobIds, Outside, PathLookup, ResolvedFile, awaited, resolve};
 
 use crate::directory;
-use crate::event::Share;
+use crate::event::TaskRole;
 use crate::id::{NodeId, ObjectId};
 use crate::label::Limits;
 use crate::layout::Selection;
 use crate::resources::Needs;
-use crate::script::{self, Group, Position};
-use crate::surroundings::Surroundings;
+use crate::runtime_environment::RuntimeEnvironment;
+use crate::script::{self, Position, SettingGroup};
 use crate::time::Span;
 use error::Errors;
 
@@ -79,18 +79,18 @@ pub struct Job {
     /// Whether cached results are used instead of running tasks again.
     pub cache: bool,
     /// Submission id chosen by the owner: a second submission with the same id does not create another job.
-    pub once: Option<String>,
+    pub submission_id: Option<String>,
     /// Whether intermediate files of the job are to be stored in memory.
     pub intermediate_memory: bool,
     /// Tasks in the script's order.
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<ScriptTask>,
     /// Dependencies between the tasks.
     pub dag: Dag,
 }
 
 /// One task of a script.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Task {
+pub struct ScriptTask {
     /// Name, unique in the job.
     pub name: String,
     /// Position in the script.
@@ -100,9 +100,9 @@ pub struct Task {
     /// Kernels of a pipeline; empty if the kernel is none.
     pub stages: Vec<StageName>,
     /// All inputs.
-    pub inputs: Vec<Input>,
+    pub inputs: Vec<ScriptInput>,
     /// All outputs; never empty.
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<ScriptOutput>,
     /// Arguments.
     pub args: Vec<String>,
     /// Name, as the kernel sees it, of the input that is its standard input.
@@ -118,17 +118,17 @@ pub struct Task {
     /// Bounds on a run.
     pub limits: Limits,
     /// Environment of the task.
-    pub surroundings: Surroundings,
+    pub runtime_environment: RuntimeEnvironment,
     /// Lifetime of its outputs.
     pub lifetime: Lifetime,
     /// Role of this task within the task that the script names.
-    pub share: Share,
+    pub share: TaskRole,
 }
 
-impl Task {
+impl ScriptTask {
     /// Returns the possible names of a program on a node's host: in the directories of `path`, and then in the node's own path.
     pub fn programs<'a>(&'a self, name: &'a str) -> impl Iterator<Item = String> + 'a {
-        let path = self.surroundings.path.iter();
+        let path = self.runtime_environment.path.iter();
         let path = path.filter(|_| !name.contains('/'));
         let within = path.map(move |directory| format!("{directory}/{name}"));
         within.chain([name.to_owned()])
@@ -162,7 +162,7 @@ pub struct KernelName {
     /// Position in the script.
     pub at: Position,
     /// File of a kernel that is stored in the cluster; `None` if `kind` excludes such a file.
-    pub file: Option<Input>,
+    pub file: Option<ScriptInput>,
 }
 
 /// Type of a kernel in a script.
@@ -182,17 +182,17 @@ pub enum KernelKind {
 
 /// File that a task reads, or a [directory] that another task of the job writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Input {
+pub struct ScriptInput {
     /// Name that the kernel sees: relative to `workdir`, or the last part of a path elsewhere. The name of a directory ends in a slash.
     pub name: String,
     /// Full path in the namespace, without a slash at its end.
     pub path: String,
     /// Origin of the input.
-    pub source: Source,
+    pub source: InputOrigin,
     /// Selection of the input that is read.
     pub selection: Selection,
     /// Whether the script declares that the input is read forward.
-    pub pipelined: bool,
+    pub streaming: bool,
     /// Version for which the script was read, if it matters.
     pub version: Option<ObjectId>,
     /// Position in the script.
@@ -201,7 +201,7 @@ pub struct Input {
 
 /// Origin of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum InputOrigin {
     /// File that no task of the job writes.
     Outside,
     /// Index of the task that writes the input, and index among the outputs of that task.
@@ -210,7 +210,7 @@ pub enum Source {
 
 /// File or [directory] that a task writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Output {
+pub struct ScriptOutput {
     /// Name that the kernel writes, relative to `workdir`. The name of a directory ends in a slash.
     pub name: String,
     /// Full path in the namespace, without a slash at its end.
@@ -223,7 +223,7 @@ pub struct Output {
     pub at: Position,
 }
 
-impl Output {
+impl ScriptOutput {
     /// Returns whether the output is a directory.
     #[must_use]
     pub fn is_directory(&self) -> bool {
@@ -240,7 +240,7 @@ pub enum Lifetime {
     /// Until the last task of the job that reads them has succeeded. Outputs that no task reads are kept.
     Used,
     /// Like `Used` for outputs that are to be stored in memory; all other outputs are kept.
-    Handed,
+    Intermediate,
     /// For this time after they were sealed.
     After(Span),
 }
@@ -265,18 +265,18 @@ impl Job {
         Self::read(file, text, &NoFiles)
     }
 
-    /// Reads a script. Patterns are expanded with the files in `files`, and components with the layouts of these files.
+    /// Reads a script. Patterns are expanded with the files in `files`, and task instances with the layouts of these files.
     ///
     /// `file` is the name used in errors.
     ///
     /// # Errors
     /// All errors in the script itself, in its order; if patterns have errors, only these.
-    pub fn read(file: &str, text: &[u8], files: &dyn Files) -> Result<Self, JobErrors> {
+    pub fn read(file: &str, text: &[u8], files: &dyn DirectoryLookup) -> Result<Self, JobErrors> {
         match script::parse(file, text) {
             Ok(group) => Self::of_group(file, group, files),
             Err(error) => {
                 let mut errors = Errors::new(file);
-                errors.add(error.at, None, Problem::Script(error.problem));
+                errors.add(error.at, None, JobProblem::Script(error.problem));
                 Err(errors.into_report())
             }
         }
@@ -286,7 +286,11 @@ impl Job {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn of_group(file: &str, mut group: Group, files: &dyn Files) -> Result<Self, JobErrors> {
+    pub fn of_group(
+        file: &str,
+        mut group: SettingGroup,
+        files: &dyn DirectoryLookup,
+    ) -> Result<Self, JobErrors> {
         let mut errors = Errors::new(file);
         expand::expand(&mut group, files, &mut errors);
         if !errors.is_empty() {
@@ -295,7 +299,7 @@ impl Job {
         let mut job = read::job(file, &group, &mut errors);
         job.dag = dag::detect(&mut job.tasks, &mut errors);
         if job.intermediate_memory {
-            dag::hand_on(&mut job.tasks);
+            dag::mark_intermediates(&mut job.tasks);
         }
         if errors.is_empty() {
             Ok(job)

@@ -1,10 +1,10 @@
 //! Names of files in a script: converts them to paths in the namespace and to the names that the kernel sees.
 
-use super::{MAX_NAME_BYTES, MAX_PATH_BYTES, Problem};
+use super::{JobProblem, MAX_NAME_BYTES, MAX_PATH_BYTES};
 
 /// File with its name for the kernel and its path in the namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Named {
+pub(super) struct NamedFile {
     pub(super) name: String,
     pub(super) path: String,
     /// Whether the file is below the working directory.
@@ -12,17 +12,17 @@ pub(super) struct Named {
 }
 
 /// Checks a working directory and removes `.`, `//` and the slash at the end.
-pub(super) fn workdir(given: &str) -> Result<String, Problem> {
+pub(super) fn workdir(given: &str) -> Result<String, JobProblem> {
     if !given.starts_with('/') {
-        return Err(Problem::Workdir(given.to_owned()));
+        return Err(JobProblem::Workdir(given.to_owned()));
     }
     normal(given)
 }
 
 /// Returns the file that `given` means in a job with this (checked) working directory.
-pub(super) fn file(workdir: &str, given: &str) -> Result<Named, Problem> {
+pub(super) fn file(workdir: &str, given: &str) -> Result<NamedFile, JobProblem> {
     if given.ends_with('/') {
-        return Err(Problem::DirectoryPath(given.to_owned()));
+        return Err(JobProblem::DirectoryPath(given.to_owned()));
     }
     let clean = normal(given)?;
     let base = if workdir == "/" { "" } else { workdir };
@@ -32,7 +32,7 @@ pub(super) fn file(workdir: &str, given: &str) -> Result<Named, Problem> {
         format!("{base}/{clean}")
     };
     if path.len() > MAX_PATH_BYTES {
-        return Err(Problem::Path(given.to_owned()));
+        return Err(JobProblem::Path(given.to_owned()));
     }
     let relative = path
         .strip_prefix(base)
@@ -44,11 +44,11 @@ pub(super) fn file(workdir: &str, given: &str) -> Result<Named, Problem> {
     // Names such as "." and "/" only refer to a directory.
     if name.is_empty() || path == workdir {
         return Err(match given {
-            "" => Problem::EmptyPath,
-            _ => Problem::DirectoryPath(given.to_owned()),
+            "" => JobProblem::EmptyPath,
+            _ => JobProblem::DirectoryPath(given.to_owned()),
         });
     }
-    Ok(Named {
+    Ok(NamedFile {
         name: name.to_owned(),
         path: path.clone(),
         inside,
@@ -56,7 +56,7 @@ pub(super) fn file(workdir: &str, given: &str) -> Result<Named, Problem> {
 }
 
 /// Returns a file like [`file`], or the directory that a name with a slash at its end means: its name keeps the slash, its path has none.
-pub(super) fn file_or_directory(workdir: &str, given: &str) -> Result<Named, Problem> {
+pub(super) fn file_or_directory(workdir: &str, given: &str) -> Result<NamedFile, JobProblem> {
     let plain = given.trim_end_matches('/');
     if plain.len() == given.len() || plain.is_empty() {
         return file(workdir, given);
@@ -67,14 +67,14 @@ pub(super) fn file_or_directory(workdir: &str, given: &str) -> Result<Named, Pro
 }
 
 /// Removes `.` and `//`; a path that begins with a slash still does afterwards.
-fn normal(given: &str) -> Result<String, Problem> {
+fn normal(given: &str) -> Result<String, JobProblem> {
     let mut clean = String::with_capacity(given.len());
     for part in given.split('/').filter(|part| !matches!(*part, "" | ".")) {
         if part == ".." {
-            return Err(Problem::Escape(given.to_owned()));
+            return Err(JobProblem::Escape(given.to_owned()));
         }
         if part.len() > MAX_NAME_BYTES || part.contains('\0') {
-            return Err(Problem::Path(given.to_owned()));
+            return Err(JobProblem::Path(given.to_owned()));
         }
         if !clean.is_empty() || given.starts_with('/') {
             clean.push('/');
@@ -85,7 +85,7 @@ fn normal(given: &str) -> Result<String, Problem> {
         clean.push('/');
     }
     if clean.len() > MAX_PATH_BYTES {
-        return Err(Problem::Path(given.to_owned()));
+        return Err(JobProblem::Path(given.to_owned()));
     }
     Ok(clean)
 }
@@ -123,29 +123,29 @@ mod tests {
 
     #[test]
     fn invalid_file_paths_are_refused() {
-        let directory = |given: &str| Err(Problem::DirectoryPath(given.to_owned()));
+        let directory = |given: &str| Err(JobProblem::DirectoryPath(given.to_owned()));
         for given in ["a/", ".", "/", "/w", "./."] {
             assert_eq!(file("/w", given), directory(given), "{given}");
         }
-        assert_eq!(file("/w", ""), Err(Problem::EmptyPath));
+        assert_eq!(file("/w", ""), Err(JobProblem::EmptyPath));
         for given in ["..", "../a", "a/../b", "/w/../etc/passwd"] {
-            assert_eq!(file("/w", given), Err(Problem::Escape(given.to_owned())));
+            assert_eq!(file("/w", given), Err(JobProblem::Escape(given.to_owned())));
         }
-        assert!(matches!(file("/w", "a\0b"), Err(Problem::Path(_))));
+        assert!(matches!(file("/w", "a\0b"), Err(JobProblem::Path(_))));
         assert!(matches!(
             file("/w", &"a".repeat(256)),
-            Err(Problem::Path(_))
+            Err(JobProblem::Path(_))
         ));
         assert!(matches!(
             file("/w", &"a/".repeat(2100)),
-            Err(Problem::DirectoryPath(_))
+            Err(JobProblem::DirectoryPath(_))
         ));
         assert!(matches!(
             file("/w", &"/a".repeat(2100)),
-            Err(Problem::Path(_))
+            Err(JobProblem::Path(_))
         ));
-        assert!(matches!(workdir("w"), Err(Problem::Workdir(_))));
-        assert!(matches!(workdir("/w/.."), Err(Problem::Escape(_))));
+        assert!(matches!(workdir("w"), Err(JobProblem::Workdir(_))));
+        assert!(matches!(workdir("/w/.."), Err(JobProblem::Escape(_))));
     }
 
     #[test]
@@ -157,11 +157,11 @@ mod tests {
         assert_eq!(named("/w/a/"), pair("a/", "/w/a"));
         for given in ["/", "./", "/w/", "//"] {
             assert!(
-                matches!(named(given), Err(Problem::DirectoryPath(_))),
+                matches!(named(given), Err(JobProblem::DirectoryPath(_))),
                 "{given}"
             );
         }
-        assert!(matches!(named("../a/"), Err(Problem::Escape(_))));
+        assert!(matches!(named("../a/"), Err(JobProblem::Escape(_))));
     }
 
     #[test]

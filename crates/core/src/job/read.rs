@@ -1,25 +1,25 @@
 //! Converts a tree of values to a job: defines the settings, their types and their defaults. This module does no I/O.
 
-use super::components;
-use super::error::{Errors, Problem};
+use super::error::{Errors, JobProblem};
+use super::instances;
 use super::path;
-use super::stack;
+use super::pipeline;
 use super::{
-    DEFAULT_RETRIES, Dag, Input, Job, KernelKind, KernelName, Lifetime, MAX_ARG_BYTES, MAX_ARGS,
-    MAX_INPUTS, MAX_KINDS, MAX_NAME_BYTES, MAX_OUTPUTS, MAX_RETRIES, MAX_TASKS, Output, Source,
-    StageName, Task, quantity,
+    DEFAULT_RETRIES, Dag, InputOrigin, Job, KernelKind, KernelName, Lifetime, MAX_ARG_BYTES,
+    MAX_ARGS, MAX_INPUTS, MAX_KINDS, MAX_NAME_BYTES, MAX_OUTPUTS, MAX_RETRIES, MAX_TASKS,
+    ScriptInput, ScriptOutput, ScriptTask, StageName, quantity,
 };
 use crate::directory;
 use crate::id::{NodeId, ObjectId};
 use crate::label::Limits;
 use crate::layout::{Records, Selection, SelectionError, byte_ranges};
-use crate::nearest::nearest;
 use crate::policy;
 use crate::resources::{self, AMOUNT_MAX, CORES_MAX, NAMES_MAX, Needs};
-use crate::script::{Data, Group, Position, Value};
-use crate::surroundings::{
-    self, BYTES_MAX, DIRECTORIES_MAX, JOB_BYTES_MAX, LOOKS_MAX, Surroundings,
+use crate::runtime_environment::{
+    self, BYTES_MAX, DIRECTORIES_MAX, JOB_BYTES_MAX, LOOKS_MAX, RuntimeEnvironment,
 };
+use crate::script::{Position, ScriptValue, SettingGroup, ValueData};
+use crate::similar_names::nearest;
 use crate::time::Span;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -32,7 +32,7 @@ const JOB_SETTINGS: [&str; 18] = [
     "strict",
     "replace",
     "cache",
-    "once",
+    "submission-id",
     "intermediate",
     "retries",
     "lifetime",
@@ -49,11 +49,11 @@ const TASK_SETTINGS: [&str; 28] = [
     "foreach",
     "per",
     "layout",
-    "mapper",
+    "variable",
     "reduce",
     "records",
     "halo",
-    "whole",
+    "access",
     "mpi",
     "kernel",
     "input",
@@ -62,7 +62,7 @@ const TASK_SETTINGS: [&str; 28] = [
     "type",
     "stdin",
     "stdout",
-    "pipelined",
+    "streaming",
     "node",
     "retries",
     "limits",
@@ -74,14 +74,17 @@ const TASK_SETTINGS: [&str; 28] = [
     "path",
     "directories",
 ];
+/// Bytes of the inputs that a task may read: those that it has as files, which is the default, or all.
+const ACCESS: [&str; 2] = ["part", FULL];
+pub(super) const FULL: &str = "full";
 const INPUT_SETTINGS: [&str; 5] = ["file", "part", "bytes", "records", "name"];
-/// Media for a job's intermediate files.
-const MEDIA: [&str; 2] = ["disk", "memory"];
+/// Tiers for a job's intermediate files.
+const TIERS: [&str; 2] = ["disk", "memory"];
 const LIMIT_SETTINGS: [&str; 3] = ["time", "memory", "output"];
 const KERNEL_KINDS: [&str; 5] = ["builtin", "native", "program", "stored", "wasm"];
 
 /// Reads a job. Adds an error for each fault and continues with the rest.
-pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
+pub(super) fn job(file: &str, group: &SettingGroup, errors: &mut Errors) -> Job {
     let fields = Fields {
         group,
         place: "a job",
@@ -93,7 +96,7 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
     if let Some(name) = name.filter(|name| !is_name(name)) {
         fields.error(
             fields.place_of("name"),
-            Problem::Name(name.to_owned()),
+            JobProblem::Name(name.to_owned()),
             errors,
         );
     }
@@ -102,26 +105,26 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
             .map_err(|e| fields.error(given.at, e, errors))
             .ok()
     });
-    let once = fields.text("once", errors);
-    if let Some(once) = once.filter(|once| !is_name(once.value)) {
-        fields.error(once.at, Problem::Name(once.value.to_owned()), errors);
+    let submission_id = fields.text("submission-id", errors);
+    if let Some(id) = submission_id.filter(|id| !is_name(id.value)) {
+        fields.error(id.at, JobProblem::Name(id.value.to_owned()), errors);
     }
     let policy = fields.policy(errors).map(str::to_owned);
     let strict = fields.boolean("strict", errors).unwrap_or(false);
     let replace = fields.boolean("replace", errors).unwrap_or(false);
     let cache = fields.boolean("cache", errors).unwrap_or(true);
-    let intermediate_memory = fields.choice("intermediate", &MEDIA, errors) == Some("memory");
+    let intermediate_memory = fields.choice("intermediate", &TIERS, errors) == Some("memory");
     // Intermediate files in memory are kept only while they are in use, unless a lifetime is set.
-    let unsaid = match intermediate_memory {
-        true => Lifetime::Handed,
+    let unstated = match intermediate_memory {
+        true => Lifetime::Intermediate,
         false => Lifetime::default(),
     };
     let defaults = Defaults {
         workdir,
         retries: fields.retries(errors).unwrap_or(DEFAULT_RETRIES),
-        usage: usage(&fields, &Usage::default(), errors),
-        lifetime: lifetime(&fields, errors).unwrap_or(unsaid),
-        surroundings: surroundings(&fields, &Surroundings::default(), errors),
+        usage: usage(&fields, &TaskResources::default(), errors),
+        lifetime: lifetime(&fields, errors).unwrap_or(unstated),
+        runtime_environment: runtime_environment(&fields, &RuntimeEnvironment::default(), errors),
     };
     let tasks = tasks(&fields, &defaults, errors);
     Job {
@@ -132,7 +135,7 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
         strict,
         replace,
         cache,
-        once: once.map(|once| once.value.to_owned()),
+        submission_id: submission_id.map(|id| id.value.to_owned()),
         intermediate_memory,
         tasks,
         dag: Dag::default(),
@@ -144,14 +147,14 @@ struct Defaults {
     /// Working directory; `None` if it is invalid, and files are then not checked.
     workdir: Option<String>,
     retries: u32,
-    usage: Usage,
+    usage: TaskResources,
     lifetime: Lifetime,
-    surroundings: Surroundings,
+    runtime_environment: RuntimeEnvironment,
 }
 
 /// Resources that a task needs to start, and its limits.
 #[derive(Default)]
-struct Usage {
+struct TaskResources {
     needs: Needs,
     limits: Limits,
 }
@@ -161,19 +164,19 @@ fn is_name(name: &str) -> bool {
     plain && !matches!(name, "" | "." | "..") && name.len() <= MAX_NAME_BYTES
 }
 
-fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<Task> {
+fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<ScriptTask> {
     let Some(value) = fields.required("tasks", errors) else {
         return Vec::new();
     };
-    let Data::List(values) = &value.data else {
+    let ValueData::List(values) = &value.data else {
         fields.type_error("tasks", "a list of groups ( { … }, … )", value, errors);
         return Vec::new();
     };
     if values.is_empty() {
-        fields.error(value.at, Problem::NoTasks, errors);
+        fields.error(value.at, JobProblem::NoTasks, errors);
     }
     if values.len() > MAX_TASKS {
-        let problem = Problem::TooMany {
+        let problem = JobProblem::TooMany {
             what: "tasks",
             count: values.len(),
             max: MAX_TASKS,
@@ -182,22 +185,22 @@ fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<T
         return Vec::new();
     }
     let mut names: BTreeMap<&str, Position> = BTreeMap::new();
-    let mut tasks: Vec<Task> = Vec::with_capacity(values.len());
+    let mut tasks: Vec<ScriptTask> = Vec::with_capacity(values.len());
     let mut bytes = 0;
     for value in values {
-        let Data::Group(group) = &value.data else {
+        let ValueData::Group(group) = &value.data else {
             fields.type_error("tasks", "a list of groups ( { … }, … )", value, errors);
             continue;
         };
         let name = group
             .get("name")
             .and_then(|setting| match &setting.value.data {
-                Data::Text(name) => Some((name.as_str(), setting.value.at)),
+                ValueData::Text(name) => Some((name.as_str(), setting.value.at)),
                 _ => None,
             });
         if let Some((name, at)) = name {
             match names.get(name) {
-                Some(&first) => errors.add(at, Some(name), Problem::SameTask { first }),
+                Some(&first) => errors.add(at, Some(name), JobProblem::SameTask { first }),
                 None => {
                     names.insert(name, at);
                 }
@@ -214,9 +217,9 @@ fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<T
             continue;
         };
         // Checked for each task at once, because each task has its own copy of the job's settings.
-        bytes += task.surroundings.bytes();
+        bytes += task.runtime_environment.bytes();
         if bytes > JOB_BYTES_MAX {
-            let problem = Problem::TooMany {
+            let problem = JobProblem::TooMany {
                 what: "bytes of variables and directories",
                 count: bytes,
                 max: JOB_BYTES_MAX,
@@ -231,13 +234,13 @@ fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<T
 }
 
 /// Bounds the number of different searches: one search for a node per kind of task, and one search for a program per path.
-fn check_kinds(fields: &Fields<'_>, at: Position, tasks: &[Task], errors: &mut Errors) {
+fn check_kinds(fields: &Fields<'_>, at: Position, tasks: &[ScriptTask], errors: &mut Errors) {
     let mut kinds = BTreeSet::new();
     let mut looked = BTreeSet::new();
     for task in tasks {
-        let Surroundings {
+        let RuntimeEnvironment {
             path, directories, ..
-        } = &task.surroundings;
+        } = &task.runtime_environment;
         kinds.insert((&task.needs, path, directories));
         if !path.is_empty() {
             looked.extend(task.kernels().map(|kernel| (path, &kernel.name)));
@@ -253,29 +256,29 @@ fn check_kinds(fields: &Fields<'_>, at: Position, tasks: &[Task], errors: &mut E
         ),
     ] {
         if count > max {
-            fields.error(at, Problem::TooMany { what, count, max }, errors);
+            fields.error(at, JobProblem::TooMany { what, count, max }, errors);
         }
     }
 }
 
 /// Returns `None` if the task lacks a setting that the graph needs; an error was added then.
-fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option<Task> {
+fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option<ScriptTask> {
     fields.check_names(&TASK_SETTINGS, errors);
     let name = fields.required_text("name", errors);
     if let Some(name) = name.filter(|name| !is_name(name.value)) {
-        fields.error(name.at, Problem::Name(name.value.to_owned()), errors);
+        fields.error(name.at, JobProblem::Name(name.value.to_owned()), errors);
     }
     let workdir = defaults.workdir.as_deref();
     let kernel = kernel(fields, workdir, errors);
     let mut inputs = inputs(fields, workdir, errors);
-    pipelined(fields, workdir, &mut inputs, errors);
+    streaming(fields, workdir, &mut inputs, errors);
     let outputs = outputs(fields, workdir, errors);
     check_names_seen(fields, &inputs, &outputs, errors);
-    let is_stack = kernel
+    let is_pipeline = kernel
         .as_ref()
         .is_some_and(|(_, stages)| !stages.is_empty());
-    if is_stack && outputs.len() > 1 {
-        let problem = Problem::StackOutputs(outputs.len());
+    if is_pipeline && outputs.len() > 1 {
+        let problem = JobProblem::PipelineOutputs(outputs.len());
         fields.error(fields.place_of("output"), problem, errors);
     }
     let stdout = stream(fields, workdir, ["stdout", "output"], errors, |path| {
@@ -285,15 +288,15 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
             .find(|output| output.path == path || is_called(&output.name, workdir, path))
             .map(|output| output.name.clone())
     });
-    let result = outputs.first().filter(|_| is_stack);
+    let result = outputs.first().filter(|_| is_pipeline);
     let stdout = stdout.or_else(|| Some(result?.name.clone()));
     let (kernel, stages) = kernel?;
-    let Usage { needs, limits } = usage(fields, &defaults.usage, errors);
-    if let Some(why) = ranks_refuse(fields, (&kernel, is_stack), &inputs, &outputs) {
+    let TaskResources { needs, limits } = usage(fields, &defaults.usage, errors);
+    if let Some(why) = ranks_refuse(fields, (&kernel, is_pipeline), &inputs, &outputs) {
         let at = fields.place_of("mpi");
-        fields.error(at, Problem::Ranks(why), errors);
+        fields.error(at, JobProblem::Ranks(why), errors);
     }
-    let task = Task {
+    let task = ScriptTask {
         name: name?.value.to_owned(),
         at: fields.at,
         args: args(fields, errors),
@@ -312,8 +315,8 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
         needs,
         limits,
         lifetime: lifetime(fields, errors).unwrap_or(defaults.lifetime),
-        surroundings: surroundings(fields, &defaults.surroundings, errors),
-        share: components::share(fields.group),
+        runtime_environment: runtime_environment(fields, &defaults.runtime_environment, errors),
+        share: instances::share(fields.group),
         kernel,
         stages,
         inputs,
@@ -325,22 +328,22 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
 /// Returns a setting that a task with one process on each node can't have.
 fn ranks_refuse(
     fields: &Fields<'_>,
-    (kernel, is_stack): (&KernelName, bool),
-    inputs: &[Input],
-    outputs: &[Output],
+    (kernel, is_pipeline): (&KernelName, bool),
+    inputs: &[ScriptInput],
+    outputs: &[ScriptOutput],
 ) -> Option<&'static str> {
     let given = fields.get("mpi")?;
-    if !matches!(given.data, Data::Boolean(true)) {
+    if !matches!(given.data, ValueData::Boolean(true)) {
         return None;
     }
     let other = |name: &'static str| fields.get(name).is_some();
     let is_directory = |name: &str| directory::is_directory(name);
-    if is_stack || !(kernel.name.ends_with(".so") || kernel.kind == Some(KernelKind::Native)) {
+    if is_pipeline || !(kernel.name.ends_with(".so") || kernel.kind == Some(KernelKind::Native)) {
         return Some("its kernel is a shared object, by itself, whose name ends in .so");
     }
-    if other("stdin") || other("stdout") || other("whole") || other("mapper") || other("per") {
+    if other("stdin") || other("stdout") || other("access") || other("variable") || other("per") {
         return Some(
-            "its kernel reads in_fd and writes out_fd: leave out stdin, stdout, whole, mapper and per",
+            "its kernel reads in_fd and writes out_fd: leave out stdin, stdout, access, variable and per",
         );
     }
     match (inputs, outputs) {
@@ -372,15 +375,15 @@ fn kernel(
             _ => KernelKind::Stored,
         });
     let given = fields.required_text("kernel", errors)?;
-    if kind.is_some() || !stack::is_stack(given.value) {
+    if kind.is_some() || !pipeline::is_pipeline(given.value) {
         let kernel = kernel_name(fields, given, kind, workdir, errors)?;
         return Some((kernel, Vec::new()));
     }
     if let Some(args) = fields.get("args") {
         let why = "write each kernel's arguments behind its name";
-        fields.error(args.at, Problem::StackSetting("args", why), errors);
+        fields.error(args.at, JobProblem::PipelineSetting("args", why), errors);
     }
-    let stages = match stack::split(given.value) {
+    let stages = match pipeline::split(given.value) {
         Ok(stages) => stages,
         Err(problem) => {
             fields.error(given.at, problem, errors);
@@ -389,7 +392,7 @@ fn kernel(
     };
     let stages = stages.into_iter().map(|mut words| {
         let name = words.remove(0);
-        let text = Text {
+        let text = ScriptText {
             value: &name,
             at: given.at,
         };
@@ -409,19 +412,19 @@ fn kernel(
 
 fn kernel_name(
     fields: &Fields<'_>,
-    given: Text<'_>,
+    given: ScriptText<'_>,
     kind: Option<KernelKind>,
     workdir: Option<&str>,
     errors: &mut Errors,
 ) -> Option<KernelName> {
     let name = given.value.to_owned();
-    let wrong = |kind, reason| Problem::KernelName {
+    let wrong = |kind, reason| JobProblem::KernelName {
         name: name.clone(),
         kind,
         reason,
     };
     let problem = match kind {
-        _ if name.is_empty() || name.contains('\0') => Some(Problem::EmptyPath),
+        _ if name.is_empty() || name.contains('\0') => Some(JobProblem::EmptyPath),
         Some(KernelKind::Builtin) if name.contains('/') => {
             Some(wrong("builtin", "built-in kernels have plain names"))
         }
@@ -455,19 +458,19 @@ fn kernel_name(
     })
 }
 
-fn input(named: path::Named, at: Position) -> Input {
-    Input {
+fn input(named: path::NamedFile, at: Position) -> ScriptInput {
+    ScriptInput {
         name: named.name,
         path: named.path,
-        source: Source::Outside,
+        source: InputOrigin::Outside,
         selection: Selection::WHOLE,
-        pipelined: false,
+        streaming: false,
         version: None,
         at,
     }
 }
 
-fn inputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Vec<Input> {
+fn inputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Vec<ScriptInput> {
     const EXPECTED: &str = "an array of strings such as [ \"a.dat\", \"b.dat\" ]";
     let values = fields.list("input", ("inputs", MAX_INPUTS), EXPECTED, errors);
     let (Some(values), Some(workdir)) = (values, workdir) else {
@@ -476,10 +479,10 @@ fn inputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Ve
     let mut inputs = Vec::with_capacity(values.len());
     for value in values {
         let named = match &value.data {
-            Data::Text(text) => {
+            ValueData::Text(text) => {
                 path::file_or_directory(workdir, text).map(|it| input(it, value.at))
             }
-            Data::Group(group) => {
+            ValueData::Group(group) => {
                 inputs.extend(selected(fields, (group, value.at), workdir, errors));
                 continue;
             }
@@ -499,10 +502,10 @@ fn inputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Ve
 /// Reads an input with a selection of bytes, or with another name for the kernel.
 fn selected(
     fields: &Fields<'_>,
-    (group, at): (&Group, Position),
+    (group, at): (&SettingGroup, Position),
     workdir: &str,
     errors: &mut Errors,
-) -> Option<Input> {
+) -> Option<ScriptInput> {
     let fields = Fields {
         group,
         place: "an input",
@@ -512,7 +515,7 @@ fn selected(
     fields.check_names(&INPUT_SETTINGS, errors);
     let file = fields.required_text("file", errors)?;
     let found = match file.value.contains('*') {
-        true => Err(Problem::SelectedPattern(file.value.to_owned())),
+        true => Err(JobProblem::SelectedPattern(file.value.to_owned())),
         false => path::file(workdir, file.value),
     };
     let mut found = match found {
@@ -526,22 +529,26 @@ fn selected(
         let named = path::file(workdir, name.value);
         let named = named.ok().filter(|named| named.inside);
         let Some(named) = named.filter(|_| !name.value.starts_with('/')) else {
-            fields.error(name.at, Problem::InputName(name.value.to_owned()), errors);
+            fields.error(
+                name.at,
+                JobProblem::InputName(name.value.to_owned()),
+                errors,
+            );
             return None;
         };
         found.name = named.name;
     }
-    found.version = components::number(group, components::VERSION).map(ObjectId);
-    let [task, output] = components::MADE_BY.map(|name| components::number(group, name));
+    found.version = instances::number(group, instances::VERSION).map(ObjectId);
+    let [task, output] = instances::MADE_BY.map(|name| instances::number(group, name));
     if let Some((task, output)) = task.zip(output) {
         let index = |number| usize::try_from(number).unwrap_or(usize::MAX);
-        found.source = Source::Task(index(task), index(output));
+        found.source = InputOrigin::Task(index(task), index(output));
     }
     let part = fields.part(errors);
     let ranges = fields.byte_ranges(&found.path, errors);
     let selection = match ranges {
-        _ if components::selection(group).is_some() => {
-            components::selection(group).unwrap_or_default().parse()
+        _ if instances::selection(group).is_some() => {
+            instances::selection(group).unwrap_or_default().parse()
         }
         Some(ranges) => Selection::ranges(part, &ranges),
         None => Ok(part.map_or(Selection::WHOLE, Selection::part)),
@@ -557,13 +564,13 @@ fn selected(
         Err(problem) => {
             let path = found.path.clone();
             let at = fields.place_of("bytes");
-            fields.error(at, Problem::Selection { path, problem }, errors);
+            fields.error(at, JobProblem::Selection { path, problem }, errors);
         }
     }
     Some(found)
 }
 
-fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Vec<Output> {
+fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Vec<ScriptOutput> {
     let Some(value) = fields.required("output", errors) else {
         return Vec::new();
     };
@@ -571,7 +578,7 @@ fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> V
         return Vec::new();
     };
     if texts.is_empty() {
-        fields.error(value.at, Problem::NoOutputs, errors);
+        fields.error(value.at, JobProblem::NoOutputs, errors);
     }
     let Some(workdir) = workdir else {
         return Vec::new();
@@ -580,11 +587,11 @@ fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> V
     for text in texts {
         match path::file_or_directory(workdir, text.value) {
             Ok(named) if named.inside => {
-                let part = components::number(fields.group, components::PART);
-                outputs.push(Output {
+                let part = instances::number(fields.group, instances::PART);
+                outputs.push(ScriptOutput {
                     name: named.name,
                     path: match part {
-                        Some(part) => components::part_path(&named.path, part),
+                        Some(part) => instances::part_path(&named.path, part),
                         None => named.path,
                     },
                     part: part.is_some(),
@@ -593,7 +600,7 @@ fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> V
                 });
             }
             Ok(named) => {
-                let problem = Problem::OutputOutside {
+                let problem = JobProblem::OutputOutside {
                     path: named.path,
                     workdir: workdir.to_owned(),
                 };
@@ -608,8 +615,8 @@ fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> V
 /// Checks that all files of a task can be stored in one directory under the names that the kernel sees.
 fn check_names_seen(
     fields: &Fields<'_>,
-    inputs: &[Input],
-    outputs: &[Output],
+    inputs: &[ScriptInput],
+    outputs: &[ScriptOutput],
     errors: &mut Errors,
 ) {
     let inputs = inputs
@@ -628,11 +635,11 @@ fn check_names_seen(
                 continue;
             }
             Some(&(other, first)) if first == path && other == is_output => {
-                Problem::Twice(path.clone())
+                JobProblem::Twice(path.clone())
             }
             // An input that is also an output: the search for dependencies reports it.
             Some(&(_, first)) if first == path => continue,
-            Some(&(_, first)) => Problem::Collision {
+            Some(&(_, first)) => JobProblem::Collision {
                 name: name.clone(),
                 first: first.to_owned(),
                 second: path.clone(),
@@ -652,35 +659,35 @@ fn check_names_seen(
 }
 
 /// Returns the problem of a file below another file, or below a directory that a task writes as a whole.
-pub(super) fn within(is_directory: bool, above: &str, below: &str) -> Problem {
+pub(super) fn within(is_directory: bool, above: &str, below: &str) -> JobProblem {
     let below = below.to_owned();
     if is_directory {
         let directory = format!("{above}/");
-        Problem::WithinDirectory { directory, below }
+        JobProblem::WithinDirectory { directory, below }
     } else {
         let file = above.to_owned();
-        Problem::FileAndDirectory { file, below }
+        JobProblem::FileAndDirectory { file, below }
     }
 }
 
-/// Reads `pipelined`: the inputs that are read forward.
-fn pipelined(
+/// Reads `streaming`: the inputs that are read forward.
+fn streaming(
     fields: &Fields<'_>,
     workdir: Option<&str>,
-    inputs: &mut [Input],
+    inputs: &mut [ScriptInput],
     errors: &mut Errors,
 ) {
-    const SETTING: &str = "pipelined";
+    const SETTING: &str = "streaming";
     const EXPECTED: &str = "true, or an array of inputs such as [ \"a.dat\" ]";
     let Some(value) = fields.get(SETTING) else {
         return;
     };
     let names = match &value.data {
-        Data::Boolean(all) => {
-            inputs.iter_mut().for_each(|input| input.pipelined = *all);
+        ValueData::Boolean(all) => {
+            inputs.iter_mut().for_each(|input| input.streaming = *all);
             return;
         }
-        Data::Array(names) | Data::List(names) => names,
+        ValueData::Array(names) | ValueData::List(names) => names,
         _ => return fields.type_error(SETTING, EXPECTED, value, errors),
     };
     let mut known: BTreeMap<String, usize> = BTreeMap::new();
@@ -692,16 +699,16 @@ fn pipelined(
         }
     }
     for value in names {
-        let Data::Text(name) = &value.data else {
+        let ValueData::Text(name) = &value.data else {
             fields.type_error(SETTING, EXPECTED, value, errors);
             continue;
         };
         let Some(workdir) = workdir else { continue };
         match path::file(workdir, name).map(|named| known.get(&named.path)) {
-            Ok(Some(&index)) => inputs[index].pipelined = true,
+            Ok(Some(&index)) => inputs[index].streaming = true,
             Ok(None) => {
                 let (setting, name, list) = (SETTING, name.clone(), "input");
-                let problem = Problem::Stream {
+                let problem = JobProblem::Stream {
                     setting,
                     name,
                     list,
@@ -730,7 +737,7 @@ fn stream(
         }
     };
     if found.is_none() {
-        let problem = Problem::Stream {
+        let problem = JobProblem::Stream {
             setting,
             name: given.value.to_owned(),
             list,
@@ -745,12 +752,12 @@ fn args(fields: &Fields<'_>, errors: &mut Errors) -> Vec<String> {
     let Some(value) = fields.get("args") else {
         return Vec::new();
     };
-    let (Data::Array(values) | Data::List(values)) = &value.data else {
+    let (ValueData::Array(values) | ValueData::List(values)) = &value.data else {
         fields.type_error("args", EXPECTED, value, errors);
         return Vec::new();
     };
     if values.len() > MAX_ARGS {
-        let problem = Problem::TooMany {
+        let problem = JobProblem::TooMany {
             what: "arguments",
             count: values.len(),
             max: MAX_ARGS,
@@ -761,11 +768,11 @@ fn args(fields: &Fields<'_>, errors: &mut Errors) -> Vec<String> {
     let mut args = Vec::with_capacity(values.len());
     for value in values {
         match &value.data {
-            Data::Text(text) if text.len() > MAX_ARG_BYTES || text.contains('\0') => {
-                fields.error(value.at, Problem::Argument, errors);
+            ValueData::Text(text) if text.len() > MAX_ARG_BYTES || text.contains('\0') => {
+                fields.error(value.at, JobProblem::Argument, errors);
             }
-            Data::Text(text) => args.push(text.clone()),
-            Data::Integer(number) => args.push(number.to_string()),
+            ValueData::Text(text) => args.push(text.clone()),
+            ValueData::Integer(number) => args.push(number.to_string()),
             _ => fields.type_error("args", EXPECTED, value, errors),
         }
     }
@@ -773,7 +780,7 @@ fn args(fields: &Fields<'_>, errors: &mut Errors) -> Vec<String> {
 }
 
 /// Reads `cores`, `memory`, `resources` and `limits`, which override those of the job.
-fn usage(fields: &Fields<'_>, over: &Usage, errors: &mut Errors) -> Usage {
+fn usage(fields: &Fields<'_>, over: &TaskResources, errors: &mut Errors) -> TaskResources {
     let mut needs = over.needs.clone();
     let mut bounds = over.limits;
     if let Some(cores) = fields.number("cores", i64::from(CORES_MAX), errors) {
@@ -787,13 +794,13 @@ fn usage(fields: &Fields<'_>, over: &Usage, errors: &mut Errors) -> Usage {
     named(fields, &mut needs.named, errors);
     let limits = limits(fields, bounds, errors);
     if limits.memory_bytes < needs.memory_bytes {
-        let problem = Problem::MemoryLimit {
+        let problem = JobProblem::MemoryLimit {
             limit: limits.memory_bytes,
             memory: needs.memory_bytes,
         };
         fields.error(fields.place_of("limits"), problem, errors);
     }
-    Usage { needs, limits }
+    TaskResources { needs, limits }
 }
 
 /// Reads the group `resources`: amounts by name. A group within it stands for names with a dot.
@@ -802,29 +809,29 @@ fn named(fields: &Fields<'_>, named: &mut BTreeMap<String, u64>, errors: &mut Er
     let Some(value) = fields.get("resources") else {
         return;
     };
-    let Data::Group(group) = &value.data else {
+    let ValueData::Group(group) = &value.data else {
         fields.type_error("resources", GROUP, value, errors);
         return;
     };
     let mut given: BTreeMap<String, u64> = BTreeMap::new();
-    let mut pending: Vec<(String, &Group)> = vec![(String::new(), group)];
+    let mut pending: Vec<(String, &SettingGroup)> = vec![(String::new(), group)];
     while let Some((above, group)) = pending.pop() {
         for setting in &group.settings {
             let name = format!("{above}{}", setting.name);
             match &setting.value.data {
-                Data::Group(inner) => pending.push((format!("{name}."), inner)),
+                ValueData::Group(inner) => pending.push((format!("{name}."), inner)),
                 _ if !resources::is_name(&name) => {
-                    fields.error(setting.at, Problem::ResourceName(name), errors);
+                    fields.error(setting.at, JobProblem::ResourceName(name), errors);
                 }
-                Data::Integer(amount) => match u64::try_from(*amount) {
+                ValueData::Integer(amount) => match u64::try_from(*amount) {
                     Ok(amount) if amount <= AMOUNT_MAX => {
                         if given.insert(name.clone(), amount).is_some() {
-                            fields.error(setting.at, Problem::Twice(name), errors);
+                            fields.error(setting.at, JobProblem::Twice(name), errors);
                         }
                     }
                     _ => fields.error(
                         setting.value.at,
-                        Problem::Amount {
+                        JobProblem::Amount {
                             name,
                             value: *amount,
                         },
@@ -841,7 +848,7 @@ fn named(fields: &Fields<'_>, named: &mut BTreeMap<String, u64>, errors: &mut Er
     // A task sets an amount of 0 to drop a resource that its job requests.
     named.retain(|_, amount| *amount > 0);
     if named.len() > NAMES_MAX {
-        let problem = Problem::TooMany {
+        let problem = JobProblem::TooMany {
             what: "resources",
             count: named.len(),
             max: NAMES_MAX,
@@ -854,7 +861,7 @@ fn limits(fields: &Fields<'_>, mut limits: Limits, errors: &mut Errors) -> Limit
     let Some(value) = fields.get("limits") else {
         return limits;
     };
-    let Data::Group(group) = &value.data else {
+    let ValueData::Group(group) = &value.data else {
         fields.type_error(
             "limits",
             "a group such as { time = \"5m\"; }",
@@ -883,18 +890,22 @@ fn limits(fields: &Fields<'_>, mut limits: Limits, errors: &mut Errors) -> Limit
 }
 
 /// Reads `environment`, `path` and `directories`, which override those of the job.
-fn surroundings(fields: &Fields<'_>, over: &Surroundings, errors: &mut Errors) -> Surroundings {
-    let mut own = Surroundings {
+fn runtime_environment(
+    fields: &Fields<'_>,
+    over: &RuntimeEnvironment,
+    errors: &mut Errors,
+) -> RuntimeEnvironment {
+    let mut own = RuntimeEnvironment {
         environment: environment(fields, errors),
         path: host_directories(fields, "path", errors),
         directories: host_directories(fields, "directories", errors),
     };
-    if fields.boolean("whole", errors) == Some(true) {
-        let name = surroundings::READS.to_owned();
+    if fields.choice("access", &ACCESS, errors) == Some(FULL) {
+        let name = runtime_environment::READS.to_owned();
         own.environment.insert(name, "1".to_owned());
     }
     if fields.boolean("mpi", errors) == Some(true) {
-        let name = surroundings::RANKS.to_owned();
+        let name = runtime_environment::RANKS.to_owned();
         own.environment.insert(name, "1".to_owned());
     }
     if own.is_empty() {
@@ -907,7 +918,7 @@ fn surroundings(fields: &Fields<'_>, over: &Surroundings, errors: &mut Errors) -
         ("bytes of variables and directories", all.bytes(), BYTES_MAX),
     ] {
         if count > max {
-            fields.error(fields.at, Problem::TooMany { what, count, max }, errors);
+            fields.error(fields.at, JobProblem::TooMany { what, count, max }, errors);
         }
     }
     all
@@ -919,23 +930,23 @@ fn environment(fields: &Fields<'_>, errors: &mut Errors) -> BTreeMap<String, Str
     let Some(value) = fields.get("environment") else {
         return variables;
     };
-    let Data::Group(group) = &value.data else {
+    let ValueData::Group(group) = &value.data else {
         fields.type_error("environment", GROUP, value, errors);
         return variables;
     };
     for setting in &group.settings {
         let name = setting.name.clone();
-        if let Some(reason) = surroundings::refusal(&name) {
-            fields.error(setting.at, Problem::Variable { name, reason }, errors);
+        if let Some(reason) = runtime_environment::refusal(&name) {
+            fields.error(setting.at, JobProblem::Variable { name, reason }, errors);
             continue;
         }
         let text = match &setting.value.data {
-            Data::Text(text) if text.contains('\0') => {
-                fields.error(setting.value.at, Problem::Argument, errors);
+            ValueData::Text(text) if text.contains('\0') => {
+                fields.error(setting.value.at, JobProblem::Argument, errors);
                 continue;
             }
-            Data::Text(text) => text.clone(),
-            Data::Integer(number) => number.to_string(),
+            ValueData::Text(text) => text.clone(),
+            ValueData::Integer(number) => number.to_string(),
             _ => {
                 fields.type_error("environment", GROUP, &setting.value, errors);
                 continue;
@@ -955,7 +966,7 @@ fn host_directories(fields: &Fields<'_>, name: &'static str, errors: &mut Errors
             Ok(path) if path != "/" && !path.contains(':') => directories.push(path),
             _ => {
                 let path = text.value.to_owned();
-                fields.error(text.at, Problem::HostDirectory { name, path }, errors);
+                fields.error(text.at, JobProblem::HostDirectory { name, path }, errors);
             }
         }
     }
@@ -966,12 +977,12 @@ fn lifetime(fields: &Fields<'_>, errors: &mut Errors) -> Option<Lifetime> {
     const CHOICES: [&str; 2] = ["keep", "used"];
     let value = fields.get("lifetime")?;
     match &value.data {
-        Data::Text(text) if text == "keep" => Some(Lifetime::Keep),
-        Data::Text(text) if text == "used" => Some(Lifetime::Used),
-        Data::Text(text) if !text.starts_with(|c: char| c.is_ascii_digit()) => {
+        ValueData::Text(text) if text == "keep" => Some(Lifetime::Keep),
+        ValueData::Text(text) if text == "used" => Some(Lifetime::Used),
+        ValueData::Text(text) if !text.starts_with(|c: char| c.is_ascii_digit()) => {
             let valid = "keep, used, or a length of time such as \"2h\"".to_owned();
             let nearest = nearest(text, &CHOICES);
-            let problem = Problem::Choice {
+            let problem = JobProblem::Choice {
                 name: "lifetime",
                 value: text.clone(),
                 nearest,
@@ -986,26 +997,32 @@ fn lifetime(fields: &Fields<'_>, errors: &mut Errors) -> Option<Lifetime> {
 
 /// Text of a script, and its position.
 #[derive(Clone, Copy)]
-struct Text<'a> {
+struct ScriptText<'a> {
     value: &'a str,
     at: Position,
 }
 
 /// Settings of one group, and the place that errors about them name.
 struct Fields<'a> {
-    group: &'a Group,
+    group: &'a SettingGroup,
     place: &'static str,
     at: Position,
     task: Option<&'a str>,
 }
 
 impl<'a> Fields<'a> {
-    fn error(&self, at: Position, problem: Problem, errors: &mut Errors) {
+    fn error(&self, at: Position, problem: JobProblem, errors: &mut Errors) {
         errors.add(at, self.task, problem);
     }
 
-    fn type_error(&self, name: &str, expected: &'static str, value: &Value, errors: &mut Errors) {
-        let problem = Problem::Type {
+    fn type_error(
+        &self,
+        name: &str,
+        expected: &'static str,
+        value: &ScriptValue,
+        errors: &mut Errors,
+    ) {
+        let problem = JobProblem::Type {
             name: name.to_owned(),
             expected,
             found: value.data.kind(),
@@ -1016,9 +1033,9 @@ impl<'a> Fields<'a> {
     fn check_names(&self, valid: &[&str], errors: &mut Errors) {
         for setting in &self.group.settings {
             if setting.name == "container" {
-                self.error(setting.at, Problem::Container, errors);
+                self.error(setting.at, JobProblem::Container, errors);
             } else if !valid.contains(&setting.name.as_str()) && !setting.name.starts_with(' ') {
-                let problem = Problem::UnknownSetting {
+                let problem = JobProblem::UnknownSetting {
                     place: self.place,
                     name: setting.name.clone(),
                     nearest: nearest(&setting.name, valid),
@@ -1029,7 +1046,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn get(&self, name: &str) -> Option<&'a Value> {
+    fn get(&self, name: &str) -> Option<&'a ScriptValue> {
         self.group.get(name).map(|setting| &setting.value)
     }
 
@@ -1037,10 +1054,10 @@ impl<'a> Fields<'a> {
         self.get(name).map_or(self.at, |value| value.at)
     }
 
-    fn required(&self, name: &'static str, errors: &mut Errors) -> Option<&'a Value> {
+    fn required(&self, name: &'static str, errors: &mut Errors) -> Option<&'a ScriptValue> {
         let value = self.get(name);
         if value.is_none() {
-            let problem = Problem::MissingSetting {
+            let problem = JobProblem::MissingSetting {
                 place: self.place,
                 name,
             };
@@ -1049,10 +1066,10 @@ impl<'a> Fields<'a> {
         value
     }
 
-    fn text(&self, name: &'static str, errors: &mut Errors) -> Option<Text<'a>> {
+    fn text(&self, name: &'static str, errors: &mut Errors) -> Option<ScriptText<'a>> {
         let value = self.get(name)?;
-        if let Data::Text(text) = &value.data {
-            return Some(Text {
+        if let ValueData::Text(text) = &value.data {
+            return Some(ScriptText {
                 value: text,
                 at: value.at,
             });
@@ -1061,7 +1078,7 @@ impl<'a> Fields<'a> {
         None
     }
 
-    fn required_text(&self, name: &'static str, errors: &mut Errors) -> Option<Text<'a>> {
+    fn required_text(&self, name: &'static str, errors: &mut Errors) -> Option<ScriptText<'a>> {
         self.required(name, errors)?;
         self.text(name, errors)
     }
@@ -1072,13 +1089,13 @@ impl<'a> Fields<'a> {
         what: &'static str,
         max: usize,
         errors: &mut Errors,
-    ) -> Option<Vec<Text<'a>>> {
+    ) -> Option<Vec<ScriptText<'a>>> {
         const EXPECTED: &str = "an array of strings such as [ \"a.dat\", \"b.dat\" ]";
         let values = self.list(name, (what, max), EXPECTED, errors)?;
         let mut texts = Vec::with_capacity(values.len());
         for value in values {
             match &value.data {
-                Data::Text(text) => texts.push(Text {
+                ValueData::Text(text) => texts.push(ScriptText {
                     value: text,
                     at: value.at,
                 }),
@@ -1095,14 +1112,14 @@ impl<'a> Fields<'a> {
         (what, max): (&'static str, usize),
         expected: &'static str,
         errors: &mut Errors,
-    ) -> Option<&'a [Value]> {
+    ) -> Option<&'a [ScriptValue]> {
         let value = self.get(name)?;
-        let (Data::Array(values) | Data::List(values)) = &value.data else {
+        let (ValueData::Array(values) | ValueData::List(values)) = &value.data else {
             self.type_error(name, expected, value, errors);
             return None;
         };
         if values.len() > max {
-            let problem = Problem::TooMany {
+            let problem = JobProblem::TooMany {
                 what,
                 count: values.len(),
                 max,
@@ -1116,7 +1133,7 @@ impl<'a> Fields<'a> {
     /// Reads `part`: an integer, or a number that a `foreach` has inserted as text.
     fn part(&self, errors: &mut Errors) -> Option<u32> {
         let value = self.get("part")?;
-        let Data::Text(text) = &value.data else {
+        let ValueData::Text(text) = &value.data else {
             return self.number("part", i64::from(u32::MAX), errors);
         };
         let digits = text.bytes().all(|byte| byte.is_ascii_digit());
@@ -1131,9 +1148,11 @@ impl<'a> Fields<'a> {
     fn records(&self, errors: &mut Errors) -> Option<Result<Records, SelectionError>> {
         let value = self.get("records")?;
         match &value.data {
-            Data::Integer(bytes) => Some(Records::of_bytes(u64::try_from(*bytes).unwrap_or(0))),
-            Data::Text(text) if text == "lines" => Some(Records::until(b"\n")),
-            Data::Text(text) => Some(Records::until(text.as_bytes())),
+            ValueData::Integer(bytes) => {
+                Some(Records::of_bytes(u64::try_from(*bytes).unwrap_or(0)))
+            }
+            ValueData::Text(text) if text == "lines" => Some(Records::until(b"\n")),
+            ValueData::Text(text) => Some(Records::until(text.as_bytes())),
             _ => {
                 let expected = "bytes of a record, \"lines\", or what a record ends with";
                 self.type_error("records", expected, value, errors);
@@ -1147,8 +1166,8 @@ impl<'a> Fields<'a> {
         const EXPECTED: &str = "ranges such as \"0-4095\" or [ \"0-4095\", \"8192-8199\" ]";
         let value = self.get("bytes")?;
         let values = match &value.data {
-            Data::Text(_) => std::slice::from_ref(value),
-            Data::Array(values) | Data::List(values) => values.as_slice(),
+            ValueData::Text(_) => std::slice::from_ref(value),
+            ValueData::Array(values) | ValueData::List(values) => values.as_slice(),
             _ => {
                 self.type_error("bytes", EXPECTED, value, errors);
                 return None;
@@ -1156,7 +1175,7 @@ impl<'a> Fields<'a> {
         };
         let mut ranges = Vec::new();
         for value in values {
-            let Data::Text(text) = &value.data else {
+            let ValueData::Text(text) = &value.data else {
                 self.type_error("bytes", EXPECTED, value, errors);
                 return None;
             };
@@ -1164,7 +1183,7 @@ impl<'a> Fields<'a> {
                 Ok(more) => ranges.extend(more),
                 Err(problem) => {
                     let path = path.to_owned();
-                    self.error(value.at, Problem::Selection { path, problem }, errors);
+                    self.error(value.at, JobProblem::Selection { path, problem }, errors);
                     return None;
                 }
             }
@@ -1174,7 +1193,7 @@ impl<'a> Fields<'a> {
 
     fn boolean(&self, name: &'static str, errors: &mut Errors) -> Option<bool> {
         let value = self.get(name)?;
-        if let Data::Boolean(boolean) = value.data {
+        if let ValueData::Boolean(boolean) = value.data {
             return Some(boolean);
         }
         self.type_error(name, "true or false", value, errors);
@@ -1183,7 +1202,7 @@ impl<'a> Fields<'a> {
 
     fn number(&self, name: &'static str, max: i64, errors: &mut Errors) -> Option<u32> {
         let value = self.get(name)?;
-        let Data::Integer(number) = value.data else {
+        let ValueData::Integer(number) = value.data else {
             self.type_error(name, "an integer", value, errors);
             return None;
         };
@@ -1191,7 +1210,7 @@ impl<'a> Fields<'a> {
         if fits.is_none() {
             self.error(
                 value.at,
-                Problem::Bounds {
+                JobProblem::Bounds {
                     name,
                     value: number,
                     max,
@@ -1211,7 +1230,7 @@ impl<'a> Fields<'a> {
         if valid.contains(&text.value) {
             return Some(text.value);
         }
-        let problem = Problem::Choice {
+        let problem = JobProblem::Choice {
             name,
             value: text.value.to_owned(),
             nearest: nearest(text.value, valid),
@@ -1228,20 +1247,20 @@ impl<'a> Fields<'a> {
             Ok(_) => Some(text.value),
             Err(policy::UnknownPolicy::Name(_)) => self.choice("policy", &policy::NAMES, errors),
             Err(error) => {
-                self.error(text.at, Problem::Policy(error), errors);
+                self.error(text.at, JobProblem::Policy(error), errors);
                 None
             }
         }
     }
 
     /// Returns the text of a setting that is a number with or without a unit.
-    fn quantity(&self, name: &'static str) -> Option<(&'a Value, String)> {
+    fn quantity(&self, name: &'static str) -> Option<(&'a ScriptValue, String)> {
         let value = self.get(name)?;
         Some((
             value,
             match &value.data {
-                Data::Text(text) => text.clone(),
-                Data::Integer(number) => number.to_string(),
+                ValueData::Text(text) => text.clone(),
+                ValueData::Integer(number) => number.to_string(),
                 other => other.kind().to_owned(),
             },
         ))
@@ -1251,7 +1270,7 @@ impl<'a> Fields<'a> {
         let (value, text) = self.quantity(name)?;
         let span = quantity::duration(&text).filter(|span| span.0 > 0);
         if span.is_none() {
-            let problem = Problem::Duration {
+            let problem = JobProblem::Duration {
                 name: name.to_owned(),
                 value: text,
             };
@@ -1264,7 +1283,7 @@ impl<'a> Fields<'a> {
         let (value, text) = self.quantity(name)?;
         let bytes = quantity::size(&text).filter(|bytes| *bytes > 0);
         if bytes.is_none() {
-            let problem = Problem::Size {
+            let problem = JobProblem::Size {
                 name: name.to_owned(),
                 value: text,
             };

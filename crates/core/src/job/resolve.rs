@@ -1,23 +1,23 @@
 //! Resolution of a job: converts a script to the job that the dispatcher takes. Names become objects, kernels are looked up, and ids are
 //! issued. This module accesses the cluster only through [`Outside`] and does no I/O itself.
 
-use super::error::{Errors, Problem, ProgramBy};
-use super::own::{self, OwnName};
-use super::{Input, Job, JobErrors, KernelKind, KernelName, Source, Task};
+use super::error::{Errors, JobProblem, ProgramBy};
+use super::user_kernels::{self, OwnName};
+use super::{InputOrigin, Job, JobErrors, KernelKind, KernelName, ScriptInput, ScriptTask};
 use crate::directory;
-use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, Share, TaskSpec};
+use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, TaskRole, TaskSpec};
 use crate::id::{Inode, JobId, NodeId, TaskId};
-use crate::label::{Kernel, Owner, Stack, Stage};
+use crate::label::{Kernel, Owner, Pipeline, Stage};
 use crate::layout::Layout;
-use crate::nearest::nearest_path;
 use crate::object::Placed;
-use crate::resources::{Place, Wants, why_nowhere};
+use crate::resources::{NodeOffer, TaskRequirements, why_nowhere};
+use crate::similar_names::nearest_path;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// View of the cluster for the job's owner at submission.
 pub trait Outside {
     /// Returns the entry at a full path.
-    fn look(&self, path: &str) -> Look;
+    fn look(&self, path: &str) -> PathLookup;
     /// Returns the layout of a version, each part at its first location.
     fn layout(&self, placed: Placed) -> Layout;
     /// Returns the names in the directory that contains a full path, as the owner of the job may list it; the list may be incomplete.
@@ -30,12 +30,12 @@ pub trait Outside {
     /// Returns the reason for which a built-in kernel refuses these arguments; `None` if it accepts them.
     fn refuses(&self, name: &str, args: &[String]) -> Option<String>;
     /// Returns the nodes of the cluster, online or not, with those of the job's programs that each has. Empty if this is unknown.
-    fn places(&self) -> &[Place];
+    fn places(&self) -> &[NodeOffer];
 }
 
 /// Entry at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum PathLookup {
     /// No entry.
     Nothing,
     /// No entry: a symbolic link on the path is absolute, and its target does not exist below the cluster's root.
@@ -47,12 +47,12 @@ pub enum Look {
     /// A file that has no sealed version yet.
     Unsealed,
     /// A file with a sealed version.
-    Sealed(Found),
+    Sealed(ResolvedFile),
 }
 
 /// File with a sealed version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ResolvedFile {
     /// Inode of the file.
     pub inode: Inode,
     /// Sealed version.
@@ -64,7 +64,7 @@ pub struct Found {
 }
 
 /// Source of ids, which are never reused.
-pub trait Ids {
+pub trait JobIds {
     /// Returns a new task id.
     fn task(&mut self) -> TaskId;
     /// Returns the first of `count` new consecutive inodes.
@@ -84,9 +84,9 @@ pub fn resolve(
     id: JobId,
     owner: Owner,
     outside: &dyn Outside,
-    ids: &mut dyn Ids,
+    ids: &mut dyn JobIds,
 ) -> Result<JobSpec, JobErrors> {
-    let mut view = View {
+    let mut view = NamespaceView {
         outside,
         uid: owner.uid,
         looks: BTreeMap::new(),
@@ -94,22 +94,22 @@ pub fn resolve(
     };
     let mut errors = Errors::new(&job.file);
     let mut kernels = Vec::with_capacity(job.tasks.len());
-    let mut nowhere = Nowhere::new(job, outside.places());
+    let mut nowhere = NoNode::new(job, outside.places());
     for task in &job.tasks {
         check(job, task, &mut view, &mut errors);
         let found = kernel(task, &mut view);
         let found = match task.share {
-            // The kernel is that of the components; an error in it is reported for one of them.
-            Share::Join => Ok(found.map_or(
+            // The kernel is that of the task instances; an error in it is reported for one of them.
+            TaskRole::Join => Ok(found.map_or(
                 (Kernel::Builtin(String::new()), Vec::new()),
                 |(kernel, _)| (kernel, Vec::new()),
             )),
-            Share::All | Share::Component | Share::Merge => found,
+            TaskRole::All | TaskRole::Instance | TaskRole::Merge => found,
         };
         match found.and_then(|found| makes_directories(task, &found.0).map(|()| found)) {
             Ok(found) => {
                 if let Some(why) = nowhere.why(task, &found.0) {
-                    errors.add(task.at, Some(&task.name), Problem::Nowhere(why));
+                    errors.add(task.at, Some(&task.name), JobProblem::Nowhere(why));
                 }
                 kernels.push(found);
             }
@@ -133,21 +133,21 @@ pub fn resolve(
 }
 
 /// Reasons for which no node can ever run a task; determined once for all tasks with equal requirements.
-struct Nowhere<'a> {
+struct NoNode<'a> {
     /// Nodes that the job may use. `all` also contains the host's node.
-    open: Vec<Place>,
-    all: &'a [Place],
-    known: BTreeMap<(Option<NodeId>, Wants), Option<String>>,
+    open: Vec<NodeOffer>,
+    all: &'a [NodeOffer],
+    known: BTreeMap<(Option<NodeId>, TaskRequirements), Option<String>>,
 }
 
-impl<'a> Nowhere<'a> {
-    fn new(job: &Job, all: &'a [Place]) -> Self {
+impl<'a> NoNode<'a> {
+    fn new(job: &Job, all: &'a [NodeOffer]) -> Self {
         // Other policies send to the host's node only tasks that a storage node could run, too.
         let host = job
             .policy
             .as_deref()
             .is_none_or(|policy| policy == "advised");
-        let open = all.iter().filter(|place| host || !place.host);
+        let open = all.iter().filter(|place| host || !place.server_cores);
         Self {
             open: open.cloned().collect(),
             all,
@@ -155,12 +155,12 @@ impl<'a> Nowhere<'a> {
         }
     }
 
-    fn why(&mut self, task: &Task, kernel: &Kernel) -> Option<String> {
-        let wants = Wants {
+    fn why(&mut self, task: &ScriptTask, kernel: &Kernel) -> Option<String> {
+        let wants = TaskRequirements {
             needs: task.needs.clone(),
-            programs: task.surroundings.wanted(kernel),
+            programs: task.runtime_environment.wanted(kernel),
         };
-        if wants == Wants::default() {
+        if wants == TaskRequirements::default() {
             return None;
         }
         let places = match task.node {
@@ -174,17 +174,17 @@ impl<'a> Nowhere<'a> {
 }
 
 /// View of the cluster that looks up each path once.
-struct View<'a> {
+struct NamespaceView<'a> {
     outside: &'a dyn Outside,
     /// User id of the job's owner.
     uid: u32,
-    looks: BTreeMap<String, Look>,
+    looks: BTreeMap<String, PathLookup>,
     /// Names of files in users' kernel directories.
     own: BTreeMap<u32, Vec<String>>,
 }
 
-impl View<'_> {
-    fn look(&mut self, path: &str) -> Look {
+impl NamespaceView<'_> {
+    fn look(&mut self, path: &str) -> PathLookup {
         if let Some(look) = self.looks.get(path) {
             return *look;
         }
@@ -200,75 +200,75 @@ impl View<'_> {
             .entry(uid)
             .or_insert_with(|| self.outside.own_kernels(uid));
         let file = OwnName::parse(name).pick(files.iter().map(String::as_str))?;
-        Some(format!("{}/{uid}/{file}", own::DIRECTORY))
+        Some(format!("{}/{uid}/{file}", user_kernels::DIRECTORY))
     }
 }
 
-fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
+fn check(job: &Job, task: &ScriptTask, view: &mut NamespaceView<'_>, errors: &mut Errors) {
     for input in &task.inputs {
-        if input.source != Source::Outside {
+        if input.source != InputOrigin::Outside {
             continue;
         }
         let path = || input.path.clone();
         let problem = match view.look(&input.path) {
-            Look::Nothing if job.strict => Problem::MissingInput {
+            PathLookup::Nothing if job.strict => JobProblem::MissingInput {
                 path: path(),
                 nearest: nearest(job, &input.path, view.outside),
             },
-            Look::Unsealed if job.strict => Problem::Unsealed(path()),
-            Look::Directory => Problem::DirectoryPath(path()),
-            Look::Denied => Problem::Denied(path()),
-            Look::Away => Problem::Away(path()),
-            Look::Sealed(found)
+            PathLookup::Unsealed if job.strict => JobProblem::Unsealed(path()),
+            PathLookup::Directory => JobProblem::DirectoryPath(path()),
+            PathLookup::Denied => JobProblem::Denied(path()),
+            PathLookup::Away => JobProblem::Away(path()),
+            PathLookup::Sealed(found)
                 if input
                     .version
                     .is_some_and(|version| version != found.placed.object) =>
             {
-                Problem::Changed(path())
+                JobProblem::Changed(path())
             }
-            Look::Sealed(found) if !input.selection.is_whole() => {
+            PathLookup::Sealed(found) if !input.selection.is_whole() => {
                 let layout = view.outside.layout(found.placed);
                 let Err(problem) = layout.selected(&input.selection) else {
                     continue;
                 };
-                Problem::Selection {
+                JobProblem::Selection {
                     path: path(),
                     problem,
                 }
             }
-            Look::Nothing | Look::Unsealed | Look::Sealed(_) => continue,
+            PathLookup::Nothing | PathLookup::Unsealed | PathLookup::Sealed(_) => continue,
         };
         errors.add(input.at, Some(&task.name), problem);
     }
     for output in task.outputs.iter().filter(|output| !output.part) {
         let path = || output.path.clone();
         let problem = match view.look(&output.path) {
-            Look::Nothing | Look::Away => continue,
-            Look::Directory if output.is_directory() => {
+            PathLookup::Nothing | PathLookup::Away => continue,
+            PathLookup::Directory if output.is_directory() => {
                 let inside = format!("{}/", output.path);
                 if job.replace || view.outside.beside(&inside).is_empty() {
                     continue;
                 }
-                Problem::OutputExists(inside)
+                JobProblem::OutputExists(inside)
             }
-            _ if output.is_directory() => Problem::FileForDirectory(path()),
-            Look::Sealed(found) if job.replace && found.writable => continue,
-            Look::Sealed(_) if job.replace => Problem::Unwritable(path()),
-            Look::Unsealed if job.replace => Problem::Unsealed(path()),
-            _ => Problem::OutputExists(path()),
+            _ if output.is_directory() => JobProblem::FileForDirectory(path()),
+            PathLookup::Sealed(found) if job.replace && found.writable => continue,
+            PathLookup::Sealed(_) if job.replace => JobProblem::Unwritable(path()),
+            PathLookup::Unsealed if job.replace => JobProblem::Unsealed(path()),
+            _ => JobProblem::OutputExists(path()),
         };
         errors.add(output.at, Some(&task.name), problem);
     }
     let places = view.outside.places();
     let known = |id: &NodeId| places.is_empty() || places.iter().any(|place| place.node == *id);
     if let Some(node) = task.node.filter(|id| !known(id)) {
-        errors.add(task.at, Some(&task.name), Problem::UnknownNode(node));
+        errors.add(task.at, Some(&task.name), JobProblem::UnknownNode(node));
     }
 }
 
 /// Input that does not exist yet, so that its tasks wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Awaited {
+pub struct FutureInput {
     /// Full path of the input.
     pub path: String,
     /// Name of the first task that reads it.
@@ -283,7 +283,7 @@ pub fn awaited(
     spec: &JobSpec,
     outside: &dyn Outside,
     max: usize,
-) -> (Vec<Awaited>, usize) {
+) -> (Vec<FutureInput>, usize) {
     let mut paths: BTreeMap<&str, &str> = BTreeMap::new();
     let mut first: Vec<&str> = Vec::new();
     for task in &spec.tasks {
@@ -295,7 +295,7 @@ pub fn awaited(
             }
         }
     }
-    let shown = first.iter().take(max).map(|&path| Awaited {
+    let shown = first.iter().take(max).map(|&path| FutureInput {
         path: path.to_owned(),
         task: paths[path].to_owned(),
         nearest: nearest(job, path, outside),
@@ -316,8 +316,9 @@ fn nearest(job: &Job, path: &str, outside: &dyn Outside) -> Option<String> {
         let mut below = made.range(inside.as_str()..);
         made.contains(path) || below.next().is_some_and(|one| one.starts_with(&inside))
     };
-    let there =
-        |path: &str| makes(path) || !matches!(outside.look(path), Look::Nothing | Look::Away);
+    let there = |path: &str| {
+        makes(path) || !matches!(outside.look(path), PathLookup::Nothing | PathLookup::Away)
+    };
     let beside = |path: &str| {
         let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
         let in_directory = |path: &&str| {
@@ -330,16 +331,16 @@ fn nearest(job: &Job, path: &str, outside: &dyn Outside) -> Option<String> {
     };
     let meant = nearest_path(path, there, beside)?;
     // A job reads files, so a directory is no useful suggestion.
-    let file = made.contains(meant.as_str()) || outside.look(&meant) != Look::Directory;
+    let file = made.contains(meant.as_str()) || outside.look(&meant) != PathLookup::Directory;
     file.then_some(meant)
 }
 
 /// Code of a task, and those of its files that are stored in the cluster.
-type KernelFound = (Kernel, Vec<Input>);
+type KernelFound = (Kernel, Vec<ScriptInput>);
 
-fn kernel(task: &Task, view: &mut View<'_>) -> Result<KernelFound, Problem> {
+fn kernel(task: &ScriptTask, view: &mut NamespaceView<'_>) -> Result<KernelFound, JobProblem> {
     let mut stages = Vec::new();
-    let mut files: Vec<Input> = Vec::new();
+    let mut files: Vec<ScriptInput> = Vec::new();
     for stage in &task.stages {
         let (kernel, file) = single(task, &stage.kernel, view)?;
         fits(task, &kernel, &stage.kernel, &stage.args, view)?;
@@ -360,28 +361,28 @@ fn kernel(task: &Task, view: &mut View<'_>) -> Result<KernelFound, Problem> {
         return Ok((kernel, file.into_iter().collect()));
     }
     let text = task.kernel.name.clone();
-    Ok((Kernel::Stack(Box::new(Stack { text, stages })), files))
+    Ok((Kernel::Pipeline(Box::new(Pipeline { text, stages })), files))
 }
 
 /// Checks that a built-in kernel gets arguments that it accepts. A script that means the program of the same name passes that program's
 /// arguments, or a standard input.
 fn fits(
-    task: &Task,
+    task: &ScriptTask,
     kernel: &Kernel,
     named: &KernelName,
     args: &[String],
-    view: &View<'_>,
-) -> Result<(), Problem> {
+    view: &NamespaceView<'_>,
+) -> Result<(), JobProblem> {
     let Kernel::Builtin(builtin) = kernel else {
         return Ok(());
     };
-    let is_stack = !task.stages.is_empty();
+    let is_pipeline = !task.stages.is_empty();
     let no_stdin = "it reads all inputs, but has no standard input: leave \"stdin\" away";
-    let no_stdin = (!is_stack && task.stdin.is_some()).then(|| no_stdin.to_owned());
+    let no_stdin = (!is_pipeline && task.stdin.is_some()).then(|| no_stdin.to_owned());
     let Some(reason) = view.outside.refuses(builtin, args).or(no_stdin) else {
         return Ok(());
     };
-    let by = if is_stack {
+    let by = if is_pipeline {
         ProgramBy::Path
     } else {
         ProgramBy::Type
@@ -389,7 +390,7 @@ fn fits(
     // A kernel named `sort.so` can't be meant as a program.
     let may_be_program = named.kind.is_none() && named.name == *builtin;
     let remedy = may_be_program.then_some(by);
-    Err(Problem::BuiltinRefuses {
+    Err(JobProblem::BuiltinRefuses {
         name: builtin.clone(),
         reason,
         remedy,
@@ -397,24 +398,24 @@ fn fits(
 }
 
 /// Checks that a kernel with an output directory can fill it: the kernel needs files of its own.
-fn makes_directories(task: &Task, kernel: &Kernel) -> Result<(), Problem> {
+fn makes_directories(task: &ScriptTask, kernel: &Kernel) -> Result<(), JobProblem> {
     let kernel = match kernel {
         Kernel::Builtin(_) => "a built-in kernel",
         Kernel::Wasm { .. } => "a module",
-        Kernel::Stack(_) => "a stack of kernels",
+        Kernel::Pipeline(_) => "a pipeline of kernels",
         Kernel::Native { .. } | Kernel::Stored { .. } | Kernel::Program(_) => return Ok(()),
     };
     match task.outputs.iter().find(|output| output.is_directory()) {
         None => Ok(()),
-        Some(output) => Err(Problem::DirectoryBy {
+        Some(output) => Err(JobProblem::DirectoryBy {
             path: output.path.clone(),
             kernel,
         }),
     }
 }
 
-fn collision(name: &str, first: &str, second: &str) -> Problem {
-    Problem::Collision {
+fn collision(name: &str, first: &str, second: &str) -> JobProblem {
+    JobProblem::Collision {
         name: name.to_owned(),
         first: first.to_owned(),
         second: second.to_owned(),
@@ -424,10 +425,10 @@ fn collision(name: &str, first: &str, second: &str) -> Problem {
 /// Looks up a kernel: a file in the namespace, else a kernel of the user, else a built-in kernel, else a program. `type` restricts the
 /// search.
 fn single(
-    task: &Task,
+    task: &ScriptTask,
     kernel: &KernelName,
-    view: &mut View<'_>,
-) -> Result<(Kernel, Option<Input>), Problem> {
+    view: &mut NamespaceView<'_>,
+) -> Result<(Kernel, Option<ScriptInput>), JobProblem> {
     let name = &kernel.name;
     let kind = kernel.kind;
     let mut tried = Vec::new();
@@ -438,7 +439,7 @@ fn single(
         tried.push(format!("the file \"{}\"", file.path));
         if let Some((uid, name)) = own_name(name, view.uid) {
             if let Some(path) = view.own(uid, name) {
-                let file = Input {
+                let file = ScriptInput {
                     name: path.rsplit('/').next().unwrap_or(name).to_owned(),
                     path,
                     ..file.clone()
@@ -447,7 +448,10 @@ fn single(
                     return Ok((found, Some(file)));
                 }
             }
-            tried.push(format!("the kernels in \"{}/{uid}\"", own::DIRECTORY));
+            tried.push(format!(
+                "the kernels in \"{}/{uid}\"",
+                user_kernels::DIRECTORY
+            ));
         }
     }
     if matches!(kind, None | Some(KernelKind::Builtin)) {
@@ -464,7 +468,7 @@ fn single(
         }
         tried.push(format!("the program \"{name}\" on the nodes' hosts"));
     }
-    Err(Problem::UnknownKernel {
+    Err(JobProblem::UnknownKernel {
         name: name.clone(),
         tried: tried.join(", then "),
     })
@@ -472,20 +476,20 @@ fn single(
 
 /// Returns the name of a program on nodes' hosts, if a node has the program. If no node has reported its programs, a program in
 /// one of several directories of `path` has no known name.
-fn program(task: &Task, name: &str, places: &[Place]) -> Option<String> {
-    let told = || places.iter().filter_map(|place| place.programs.as_ref());
+fn program(task: &ScriptTask, name: &str, places: &[NodeOffer]) -> Option<String> {
+    let listed = || places.iter().filter_map(|place| place.programs.as_ref());
     let mut names = task.programs(name);
-    if told().next().is_none() {
+    if listed().next().is_none() {
         let only = names.next();
         return only.filter(|_| names.next().is_none());
     }
-    names.find(|name| told().any(|programs| programs.contains(name)))
+    names.find(|name| listed().any(|programs| programs.contains(name)))
 }
 
 /// Returns the owner and the file name of a user's kernel. A name without a directory means a kernel of the job's owner. A path below the
 /// directory of kernels means a kernel of the user in the path.
 fn own_name(name: &str, owner: u32) -> Option<(u32, &str)> {
-    let (uid, name) = match name.strip_prefix(own::DIRECTORY) {
+    let (uid, name) = match name.strip_prefix(user_kernels::DIRECTORY) {
         Some(rest) => {
             let (uid, name) = rest.strip_prefix('/')?.split_once('/')?;
             (uid.parse().ok()?, name)
@@ -497,34 +501,34 @@ fn own_name(name: &str, owner: u32) -> Option<(u32, &str)> {
 
 /// Returns the kernel in this file; `None` if there is no such file.
 fn stored(
-    task: &Task,
-    file: &Input,
+    task: &ScriptTask,
+    file: &ScriptInput,
     kind: Option<KernelKind>,
-    view: &mut View<'_>,
-) -> Result<Option<Kernel>, Problem> {
+    view: &mut NamespaceView<'_>,
+) -> Result<Option<Kernel>, JobProblem> {
     let is = |of, ending| kind == Some(of) || (kind.is_none() && file.path.ends_with(ending));
     let native = is(KernelKind::Native, ".so");
     let wasm = is(KernelKind::Wasm, ".wasm");
-    if file.source == Source::Outside {
+    if file.source == InputOrigin::Outside {
         match view.look(&file.path) {
             // A directory with a program's name does not hide the program.
-            Look::Nothing => return Ok(None),
-            Look::Directory if kind.is_none() => return Ok(None),
-            Look::Directory => return Err(Problem::DirectoryPath(file.path.clone())),
-            Look::Denied => return Err(Problem::Denied(file.path.clone())),
-            Look::Away => return Err(Problem::Away(file.path.clone())),
-            Look::Unsealed => return Err(Problem::Unsealed(file.path.clone())),
-            Look::Sealed(found) if !native && !wasm && !found.executable => {
+            PathLookup::Nothing => return Ok(None),
+            PathLookup::Directory if kind.is_none() => return Ok(None),
+            PathLookup::Directory => return Err(JobProblem::DirectoryPath(file.path.clone())),
+            PathLookup::Denied => return Err(JobProblem::Denied(file.path.clone())),
+            PathLookup::Away => return Err(JobProblem::Away(file.path.clone())),
+            PathLookup::Unsealed => return Err(JobProblem::Unsealed(file.path.clone())),
+            PathLookup::Sealed(found) if !native && !wasm && !found.executable => {
                 let name = file.path.rsplit('/').next().unwrap_or_default();
                 let hides = kind.is_none() && view.outside.is_builtin(name);
                 let path = file.path.clone();
                 return Err(if hides {
-                    Problem::HidesBuiltin(path)
+                    JobProblem::HidesBuiltin(path)
                 } else {
-                    Problem::NotExecutable(path)
+                    JobProblem::NotExecutable(path)
                 });
             }
-            Look::Sealed(_) => {}
+            PathLookup::Sealed(_) => {}
         }
     }
     let inputs = task.inputs.iter().filter(|input| !is_all_of(input, file));
@@ -549,20 +553,20 @@ fn stored(
 }
 
 /// Returns whether an input is all of a file.
-fn is_all_of(input: &Input, file: &Input) -> bool {
+fn is_all_of(input: &ScriptInput, file: &ScriptInput) -> bool {
     input.path == file.path && input.selection.is_whole()
 }
 
 fn spec(
-    task: &Task,
+    task: &ScriptTask,
     (kernel, files): KernelFound,
     index: usize,
     task_ids: &[TaskId],
-    view: &mut View<'_>,
-    ids: &mut dyn Ids,
+    view: &mut NamespaceView<'_>,
+    ids: &mut dyn JobIds,
 ) -> TaskSpec {
     // A kernel that is listed as an input as well is not added again.
-    let listed = |file: &&Input| {
+    let listed = |file: &&ScriptInput| {
         let mut inputs = task.inputs.iter();
         inputs.any(|input| is_all_of(input, file) && input.name == file.name)
     };
@@ -571,14 +575,14 @@ fn spec(
         name: input.name.clone(),
         path: input.path.clone(),
         selection: input.selection.clone(),
-        pipelined: input.pipelined
+        streaming: input.streaming
             && input.selection.is_whole()
             && !directory::is_directory(&input.name)
-            && matches!(input.source, Source::Task(..)),
+            && matches!(input.source, InputOrigin::Task(..)),
         origin: match input.source {
-            Source::Task(maker, output) => Origin::Task(task_ids[maker], output),
-            Source::Outside => match view.look(&input.path) {
-                Look::Sealed(found) => Origin::File(found.placed),
+            InputOrigin::Task(maker, output) => Origin::Task(task_ids[maker], output),
+            InputOrigin::Outside => match view.look(&input.path) {
+                PathLookup::Sealed(found) => Origin::File(found.placed),
                 _ => Origin::Awaited,
             },
         },
@@ -591,13 +595,13 @@ fn spec(
         memory: output.memory,
         // An existing output was checked to be replaceable.
         inode: match view.look(&output.path) {
-            Look::Sealed(found) if !output.is_directory() && !output.part => found.inode,
+            PathLookup::Sealed(found) if !output.is_directory() && !output.part => found.inode,
             _ => ids.inodes(directory::ids(&output.name)),
         },
     });
     let outputs = outputs.collect();
     TaskSpec {
-        programs: task.surroundings.wanted(&kernel),
+        programs: task.runtime_environment.wanted(&kernel),
         needs: task.needs.clone(),
         task: task_ids[index],
         name: task.name.clone(),
@@ -610,7 +614,7 @@ fn spec(
         node: task.node,
         retries: task.retries,
         limits: task.limits,
-        surroundings: task.surroundings.clone(),
+        runtime_environment: task.runtime_environment.clone(),
         share: task.share,
         ended: None,
     }

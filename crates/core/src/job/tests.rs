@@ -5,10 +5,10 @@ use super::*;
 use crate::event::{JobSpec, Origin};
 use crate::id::{Inode, JobId, NodeId, ObjectId, TaskId};
 use crate::label::{Kernel, Owner};
-use crate::layout::{Layout, Part, Selection, Striped, UNIT_GRAIN};
+use crate::layout::{Layout, Part, Selection, StripedLayout, UNIT_GRAIN};
 use crate::object::Placed;
-use crate::resources::{Offers, Place};
-use crate::surroundings;
+use crate::resources::{NodeOffer, Offers};
+use crate::runtime_environment;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,18 +36,18 @@ fn task_error(tasks: &str) -> String {
 
 /// Cluster with a list of files and kernels.
 #[derive(Default)]
-struct Cluster {
-    files: BTreeMap<&'static str, Look>,
+struct JobCluster {
+    files: BTreeMap<&'static str, PathLookup>,
     /// Files in directories of kernels that may be trusted.
     own: BTreeMap<u32, Vec<&'static str>>,
-    places: Vec<Place>,
+    places: Vec<NodeOffer>,
 }
 
 /// Returns nodes 0 to 3 with 4 cores each; the last has two GPUs and no program.
-fn places() -> Vec<Place> {
-    let place = |node| Place {
+fn places() -> Vec<NodeOffer> {
+    let place = |node| NodeOffer {
         node: NodeId(node),
-        host: false,
+        server_cores: false,
         offers: Offers {
             cores: 4,
             memory_bytes: 8 << 30,
@@ -67,8 +67,8 @@ fn places() -> Vec<Place> {
     (0..4).map(place).collect()
 }
 
-impl Cluster {
-    fn with(files: &[(&'static str, Look)]) -> Self {
+impl JobCluster {
+    fn with(files: &[(&'static str, PathLookup)]) -> Self {
         Self {
             files: files.iter().copied().collect(),
             own: BTreeMap::new(),
@@ -77,13 +77,13 @@ impl Cluster {
     }
 }
 
-fn file(object: u64, executable: bool) -> Look {
+fn file(object: u64, executable: bool) -> PathLookup {
     let placed = Placed {
         object: ObjectId(object),
         node: NodeId(0),
         size: 10,
     };
-    Look::Sealed(Found {
+    PathLookup::Sealed(ResolvedFile {
         inode: Inode(object),
         placed,
         writable: object != 1,
@@ -91,21 +91,21 @@ fn file(object: u64, executable: bool) -> Look {
     })
 }
 
-impl Outside for Cluster {
-    fn look(&self, path: &str) -> Look {
+impl Outside for JobCluster {
+    fn look(&self, path: &str) -> PathLookup {
         let inside = format!("{path}/");
         let directory = self.files.keys().any(|file| file.starts_with(&inside));
         let otherwise = if directory {
-            Look::Directory
+            PathLookup::Directory
         } else {
-            Look::Nothing
+            PathLookup::Nothing
         };
         self.files.get(path).copied().unwrap_or(otherwise)
     }
     fn layout(&self, placed: Placed) -> Layout {
         let part = |object: u64, size| Part::on(ObjectId(object), size, NodeId(0));
         match placed.object.0 {
-            7 => Layout::Striped(Striped {
+            7 => Layout::Striped(StripedLayout {
                 unit: 4096,
                 size: placed.size,
                 parts: vec![part(20, placed.size), part(21, 0)],
@@ -130,7 +130,7 @@ impl Outside for Cluster {
         let strange = args.iter().find(|arg| !arg.contains('='))?;
         Some(format!("{name} does not know the argument {strange:?}"))
     }
-    fn places(&self) -> &[Place] {
+    fn places(&self) -> &[NodeOffer] {
         &self.places
     }
 }
@@ -138,7 +138,7 @@ impl Outside for Cluster {
 #[derive(Default)]
 struct Counter(u64);
 
-impl Ids for Counter {
+impl JobIds for Counter {
     fn task(&mut self) -> TaskId {
         self.0 += 1;
         TaskId(self.0)
@@ -150,7 +150,7 @@ impl Ids for Counter {
 }
 
 /// Returns the errors of a script, in itself or in this cluster.
-fn errors_in(text: &str, cluster: &Cluster) -> String {
+fn errors_in(text: &str, cluster: &JobCluster) -> String {
     let found = parse(text).map(|_| resolve_in(text, cluster));
     found.and_then(|found| found).unwrap_err().to_string()
 }
@@ -158,15 +158,15 @@ fn errors_in(text: &str, cluster: &Cluster) -> String {
 /// Returns the error of the one task "a" of a job, which begins on line 3.
 fn refused_task(rest: &str) -> String {
     let text = with_tasks(&format!("{{ name = \"a\"; output = [ \"p\" ]; {rest} }}"));
-    let report = errors_in(&text, &Cluster::with(&[("/w/i", file(2, false))]));
+    let report = errors_in(&text, &JobCluster::with(&[("/w/i", file(2, false))]));
     report.strip_prefix("job.conf:").unwrap().to_owned()
 }
 
-fn resolve_in(text: &str, cluster: &Cluster) -> Result<JobSpec, JobErrors> {
+fn resolve_in(text: &str, cluster: &JobCluster) -> Result<JobSpec, JobErrors> {
     resolve_job(&parse(text).unwrap(), cluster)
 }
 
-fn resolve_job(job: &Job, cluster: &Cluster) -> Result<JobSpec, JobErrors> {
+fn resolve_job(job: &Job, cluster: &JobCluster) -> Result<JobSpec, JobErrors> {
     let owner = Owner {
         uid: 1000,
         gid: 1000,
@@ -175,14 +175,14 @@ fn resolve_job(job: &Job, cluster: &Cluster) -> Result<JobSpec, JobErrors> {
 }
 
 #[test]
-fn component_inputs_are_pinned_to_inspected_version() {
+fn instance_inputs_are_pinned_to_inspected_version() {
     let text = with_tasks(
-        r#"{ name = "a"; per = "part"; kernel = "max"; input = [ "x.striped" ]; output = [ "o.%part" ]; }"#,
+        r#"{ name = "a"; per = "stripe-object"; kernel = "max"; input = [ "x.striped" ]; output = [ "o.%part" ]; }"#,
     );
     let job = Job::read("job.conf", text.as_bytes(), &Directory(&["/w/x.striped"])).unwrap();
     assert_eq!(job.tasks[0].inputs[0].version, Some(ObjectId(7)));
     let errors = |object| {
-        let cluster = Cluster::with(&[("/w/x.striped", file(object, false))]);
+        let cluster = JobCluster::with(&[("/w/x.striped", file(object, false))]);
         resolve_job(&job, &cluster).map_err(|errors| errors.to_string())
     };
     let newer = errors(8).unwrap_err();
@@ -196,36 +196,36 @@ fn component_inputs_are_pinned_to_inspected_version() {
 
 #[test]
 fn program_named_like_builtin_kernel_needs_its_type() {
-    let said = refused_task(r#"kernel = "max"; args = [ "-k", "2" ]; input = [ "i" ];"#);
+    let reported = refused_task(r#"kernel = "max"; args = [ "-k", "2" ]; input = [ "i" ];"#);
     assert_eq!(
-        said,
+        reported,
         "3:42: task \"a\": \"max\" is a built-in kernel, and max does not know the argument \"-k\"; \
          for the program \"max\" of the nodes' hosts write type = \"program\""
     );
-    let said = refused_task(r#"kernel = "max"; input = [ "i" ]; stdin = "i"; stdout = "p";"#);
+    let reported = refused_task(r#"kernel = "max"; input = [ "i" ]; stdin = "i"; stdout = "p";"#);
     assert_eq!(
-        said,
+        reported,
         "3:42: task \"a\": \"max\" is a built-in kernel, and it reads all inputs, but has no standard input: \
          leave \"stdin\" away; for the program \"max\" of the nodes' hosts write type = \"program\""
     );
-    let said = refused_task(r#"kernel = "max -n | mean"; input = [ "i" ];"#);
+    let reported = refused_task(r#"kernel = "max -n | mean"; input = [ "i" ];"#);
     assert!(
-        said.ends_with("write its path, such as /usr/bin/max"),
-        "{said}"
+        reported.ends_with("write its path, such as /usr/bin/max"),
+        "{reported}"
     );
     for plain in [
         r#"kernel = "max"; type = "builtin"; args = [ "-n" ]; input = [ "i" ];"#,
         r#"kernel = "max.so"; args = [ "-n" ]; input = [ "i" ];"#,
     ] {
-        let said = refused_task(plain);
-        assert!(said.ends_with("the argument \"-n\""), "{said}");
+        let reported = refused_task(plain);
+        assert!(reported.ends_with("the argument \"-n\""), "{reported}");
     }
     let program =
         r#"kernel = "max"; type = "program"; args = [ "-k" ]; input = [ "i" ]; stdin = "i";"#;
     let text = with_tasks(&format!(
         "{{ name = \"a\"; output = [ \"p\" ]; {program} }}"
     ));
-    let spec = resolve_in(&text, &Cluster::with(&[("/w/i", file(2, false))])).unwrap();
+    let spec = resolve_in(&text, &JobCluster::with(&[("/w/i", file(2, false))])).unwrap();
     assert_eq!(spec.tasks[0].kernel, Kernel::Program("max".into()));
 }
 
@@ -241,9 +241,9 @@ fn listing_of_the_paper_gives_its_graph() {
     assert_eq!(job.dag.dependants, [vec![2], vec![2], vec![]]);
     assert_eq!(job.dag.order, [0, 1, 2]);
     let reduce = &job.tasks[2];
-    assert_eq!(reduce.inputs[1].source, Source::Task(1, 0));
+    assert_eq!(reduce.inputs[1].source, InputOrigin::Task(1, 0));
     assert_eq!(reduce.outputs[0].path, "/scratch/getmax/max.dat");
-    assert_eq!(job.tasks[0].inputs[0].source, Source::Outside);
+    assert_eq!(job.tasks[0].inputs[0].source, InputOrigin::Outside);
     assert_eq!(
         (reduce.retries, reduce.lifetime),
         (DEFAULT_RETRIES, Lifetime::Keep)
@@ -252,7 +252,7 @@ fn listing_of_the_paper_gives_its_graph() {
 
 #[test]
 fn listing_of_the_paper_resolves_stored_and_builtin_kernels() {
-    let cluster = Cluster::with(&[
+    let cluster = JobCluster::with(&[
         ("/scratch/getmax/getmax.so", file(50, false)),
         ("/scratch/getmax/1.dat", file(51, false)),
     ]);
@@ -267,10 +267,10 @@ fn listing_of_the_paper_resolves_stored_and_builtin_kernels() {
         }
     );
     assert_eq!(reduce.kernel, Kernel::Builtin("mean".into()));
-    let Look::Sealed(data) = file(51, false) else {
+    let PathLookup::Sealed(data) = file(51, false) else {
         panic!()
     };
-    let Look::Sealed(code) = file(50, false) else {
+    let PathLookup::Sealed(code) = file(50, false) else {
         panic!()
     };
     let origins = |task: &crate::event::TaskSpec| -> Vec<_> {
@@ -321,10 +321,10 @@ fn montage_example_has_the_papers_tasks_and_kernels() {
 #[test]
 fn job_parses_every_setting() {
     let job = parse(
-        r#"name = "all"; workdir = "/w/"; policy = "input-locality"; strict = true; retries = 5; once = "a 1";
+        r#"name = "all"; workdir = "/w/"; policy = "input-locality"; strict = true; retries = 5; submission-id = "a 1";
         lifetime = "used"; limits = { time = "5m"; memory = "1GiB"; };
         tasks = ( { name = "a"; kernel = "sort"; type = "program"; input = ( "i", "/else/where/k" );
-          output = [ "o", "/w/sub/p" ]; args = ( "-k", 2 ); stdin = "./i"; pipelined = [ "/else/where/k" ]; },
+          output = [ "o", "/w/sub/p" ]; args = ( "-k", 2 ); stdin = "./i"; streaming = [ "/else/where/k" ]; },
         );"#,
     )
     .unwrap();
@@ -333,7 +333,7 @@ fn job_parses_every_setting() {
         (job.policy.as_deref(), job.strict),
         (Some("input-locality"), true)
     );
-    assert_eq!(job.once.as_deref(), Some("a 1"));
+    assert_eq!(job.submission_id.as_deref(), Some("a 1"));
     assert_eq!((task.retries, task.lifetime), (5, Lifetime::Used));
     assert_eq!(
         (task.limits.time, task.limits.memory_bytes),
@@ -349,7 +349,7 @@ fn job_parses_every_setting() {
     assert_eq!(
         task.inputs
             .iter()
-            .map(|input| input.pipelined)
+            .map(|input| input.streaming)
             .collect::<Vec<_>>(),
         [false, true]
     );
@@ -372,8 +372,8 @@ fn job_parses_every_setting() {
 /// Files of a cluster, by their full paths.
 struct Directory<'a>(&'a [&'a str]);
 
-impl Files for Directory<'_> {
-    fn list(&self, directory: &str) -> Vec<Listed> {
+impl DirectoryLookup for Directory<'_> {
+    fn list(&self, directory: &str) -> Vec<ListedName> {
         let below = self
             .0
             .iter()
@@ -384,7 +384,7 @@ impl Files for Directory<'_> {
                 None => (rest.to_owned(), false),
             })
             .collect();
-        let listed = |(name, is_directory): (String, bool)| Listed {
+        let listed = |(name, is_directory): (String, bool)| ListedName {
             is_text: !name.contains('\u{fffd}'),
             name,
             is_directory,
@@ -393,14 +393,14 @@ impl Files for Directory<'_> {
     }
 
     /// Files named `striped` or similar are striped over three nodes; all others are one object.
-    fn made_of(&self, path: &str) -> Option<Made> {
+    fn made_of(&self, path: &str) -> Option<ExternalInput> {
         let size = 10 * UNIT_GRAIN + 5;
         let on = |index: u32| {
-            let size = Striped::part_size(UNIT_GRAIN, 3, size, index as usize);
+            let size = StripedLayout::part_size(UNIT_GRAIN, 3, size, index as usize);
             Part::on(ObjectId(u64::from(index)), size, NodeId(index))
         };
         let layout = match path.ends_with("striped") {
-            true => Layout::Striped(Striped {
+            true => Layout::Striped(StripedLayout {
                 unit: UNIT_GRAIN,
                 size,
                 parts: (0..3).map(on).collect(),
@@ -409,11 +409,16 @@ impl Files for Directory<'_> {
         };
         let object = ObjectId(7);
         let there = self.0.contains(&path);
-        there.then_some(Made { object, layout })
+        there.then_some(ExternalInput { object, layout })
     }
 
     /// Returns two bytes in each of the parts 0 and 2, whatever the mapper.
-    fn mapped(&self, _: &str, _: &Made, mapping: &Mapping<'_>) -> Result<Map, String> {
+    fn mapped(
+        &self,
+        _: &str,
+        _: &ExternalInput,
+        mapping: &Mapping<'_>,
+    ) -> Result<MapperResult, String> {
         let Mapping {
             mapper,
             per_part,
@@ -427,23 +432,23 @@ impl Files for Directory<'_> {
             let selection =
                 Selection::ranges(Some(part), std::slice::from_ref(&(at..at + 2))).unwrap();
             let selection = selection.of_values(Some("{\"of\": \"records \"}")).unwrap();
-            Mapped { number, selection }
+            MappedSelection { number, selection }
         };
-        let components = match per_part {
+        let instances = match per_part {
             true => vec![one(0, 5), one(2, 7)],
-            false => (0..11).map(|piece| one(piece, 5)).collect(),
+            false => (0..11).map(|chunk| one(chunk, 5)).collect(),
         };
         let count = if per_part { 3 } else { 11 };
         let unplaced = mapper.starts_with("columns:csv");
-        Ok(Map {
-            components,
+        Ok(MapperResult {
+            instances,
             count,
             unplaced,
-            args: told_of(kernels),
+            args: kernels_of(kernels),
         })
     }
 
-    /// Returns two components of `/w/cube.zarr`, of two files and of one.
+    /// Returns two task instances of `/w/cube.zarr`, of two files and of one.
     fn mapped_directory(
         &self,
         path: &str,
@@ -461,15 +466,15 @@ impl Files for Directory<'_> {
             selection: Selection::part(0).of_values(how).unwrap(),
         };
         let first = vec![file(0, Some("how")), file(1, None)];
-        let components = match mapping.per_part {
+        let instances = match mapping.per_part {
             true => vec![first, vec![file(2, Some("how"))]],
             false => (0..12)
                 .map(|number| vec![file(number, Some("how"))])
                 .collect(),
         };
         Ok(Some(DirectoryMap {
-            components,
-            args: told_of(mapping.kernels),
+            instances,
+            args: kernels_of(mapping.kernels),
         }))
     }
 
@@ -479,7 +484,7 @@ impl Files for Directory<'_> {
 }
 
 /// Returns the arguments that the mapper adds for `mean`, the only kernel of its task.
-fn told_of(kernels: &[Vec<String>]) -> Vec<String> {
+fn kernels_of(kernels: &[Vec<String>]) -> Vec<String> {
     match kernels {
         [one] if one[0] == "mean" => vec!["missing=-9".to_owned()],
         _ => Vec::new(),
@@ -491,7 +496,7 @@ fn expanded(tasks: &str, files: &[&str]) -> Result<Vec<String>, String> {
     let text = with_tasks(tasks);
     let job = Job::read("job.conf", text.as_bytes(), &Directory(files));
     let job = job.map_err(|errors| errors.to_string())?;
-    let told = job.tasks.iter().map(|task| {
+    let described = job.tasks.iter().map(|task| {
         let inputs: Vec<_> = task
             .inputs
             .iter()
@@ -510,7 +515,7 @@ fn expanded(tasks: &str, files: &[&str]) -> Result<Vec<String>, String> {
             task.args.join(" ")
         )
     });
-    Ok(told.collect())
+    Ok(described.collect())
 }
 
 #[test]
@@ -594,11 +599,11 @@ fn output_directory_is_one_input_of_other_tasks() {
     assert_eq!(expanded(tasks, &files).unwrap(), expected);
     let text = with_tasks(tasks);
     let job = Job::read("job.conf", text.as_bytes(), &Directory(&files)).unwrap();
-    assert_eq!(job.tasks[3].inputs[1].source, Source::Task(1, 0));
+    assert_eq!(job.tasks[3].inputs[1].source, InputOrigin::Task(1, 0));
     assert_eq!(job.tasks[3].inputs[1].path, "/w/out/b.zarr");
     assert_eq!(job.dag.dependencies[6], [0, 1]);
     let text = with_tasks(r#"{ name = "a"; kernel = "sort"; output = [ "out/a.zarr/", "f" ]; }"#);
-    let spec = resolve_in(&text, &Cluster::default());
+    let spec = resolve_in(&text, &JobCluster::default());
     let outputs = &spec.unwrap().tasks[0].outputs;
     let directory = &outputs[0];
     assert_eq!(
@@ -614,20 +619,20 @@ fn output_directory_is_one_input_of_other_tasks() {
 }
 
 #[test]
-fn components_expand_per_part_chunk_and_file() {
+fn instances_expand_per_part_stripe_and_file() {
     let files = ["/w/striped", "/w/plain", "/w/raw/a.nc", "/w/raw/b.nc"];
     let tasks = r#"
-        { name = "s"; per = "part"; kernel = "k"; args = [ "%part" ]; input = [ "striped", "plain" ]; output = [ "s.%part" ]; },
-        { name = "c"; per = "chunk"; kernel = "k"; input = [ "striped" ]; output = [ "c/%chunk" ]; },
-        { name = "one"; per = "chunk"; kernel = "k"; input = [ "plain" ]; output = [ "one" ]; },
+        { name = "s"; per = "stripe-object"; kernel = "k"; args = [ "%part" ]; input = [ "striped", "plain" ]; output = [ "s.%part" ]; },
+        { name = "c"; per = "stripe"; kernel = "k"; input = [ "striped" ]; output = [ "c/%stripe" ]; },
+        { name = "one"; per = "stripe"; kernel = "k"; input = [ "plain" ]; output = [ "one" ]; },
         { name = "%stem"; per = "file"; kernel = "k"; input = [ "raw/*.nc" ]; output = [ "%name.mean" ]; },
-        { name = "same"; per = "part"; layout = "same"; kernel = "k"; input = [ "striped" ]; output = [ "x", "y" ]; },
-        { name = "next"; per = "part"; layout = "same"; kernel = "k"; input = [ "y" ]; output = [ "z" ]; }"#;
+        { name = "same"; per = "stripe-object"; layout = "same"; kernel = "k"; input = [ "striped" ]; output = [ "x", "y" ]; },
+        { name = "next"; per = "stripe-object"; layout = "same"; kernel = "k"; input = [ "y" ]; output = [ "z" ]; }"#;
     let text = with_tasks(tasks);
     let job = Job::read("job.conf", text.as_bytes(), &Directory(&files)).unwrap();
-    let told = job.tasks.iter().map(|task| {
+    let described = job.tasks.iter().map(|task| {
         let input =
-            |input: &Input| format!("{} {} {:?}", input.name, input.selection, input.source);
+            |input: &ScriptInput| format!("{} {} {:?}", input.name, input.selection, input.source);
         let inputs: Vec<String> = task.inputs.iter().map(input).collect();
         let outputs: Vec<&str> = task
             .outputs
@@ -641,43 +646,52 @@ fn components_expand_per_part_chunk_and_file() {
             task.share,
         )
     });
-    let told: Vec<_> = told.collect();
+    let described: Vec<_> = described.collect();
     let outside = |input: &str| format!("{input} Outside");
     let both = |part| format!("striped part {part} Outside; plain  Outside");
     for part in 0..3 {
         let name = ["s[0]", "s[1]", "s[2]"][part];
         let output = ["/w/s.0", "/w/s.1", "/w/s.2"][part].to_owned();
-        assert_eq!(told[part], (name, both(part), output, Share::Component));
+        assert_eq!(
+            described[part],
+            (name, both(part), output, TaskRole::Instance)
+        );
         assert_eq!(job.tasks[part].args, [part.to_string()]);
         assert_eq!(job.tasks[part].inputs[0].version, Some(ObjectId(7)));
     }
-    assert_eq!(told[3].1, outside("striped bytes 0-4095"));
-    assert_eq!(told[13].1, outside("striped bytes 40960-40964"));
-    assert_eq!((told[3].0, told[13].2.as_str()), ("c[00]", "/w/c/10"));
+    assert_eq!(described[3].1, outside("striped bytes 0-4095"));
+    assert_eq!(described[13].1, outside("striped bytes 40960-40964"));
     assert_eq!(
-        told[14],
+        (described[3].0, described[13].2.as_str()),
+        ("c[00]", "/w/c/10")
+    );
+    assert_eq!(
+        described[14],
         (
             "one",
             outside("plain "),
             "/w/one".to_owned(),
-            Share::Component
+            TaskRole::Instance
         )
     );
-    assert_eq!((told[15].0, told[16].2.as_str()), ("a", "/w/b.nc.mean"));
+    assert_eq!(
+        (described[15].0, described[16].2.as_str()),
+        ("a", "/w/b.nc.mean")
+    );
     let part = (
         "same[2]",
         outside("striped part 2"),
         "/w/x[2] /w/y[2]".to_owned(),
-        Share::Component,
+        TaskRole::Instance,
     );
-    assert_eq!(told[19], part);
+    assert_eq!(described[19], part);
     let made = |output| (17..20).map(move |task| format!("Task({task}, {output})"));
     let all: Vec<String> = made(0).chain(made(1)).collect();
-    assert_eq!((told[20].0, told[20].3), ("same", Share::Join));
+    assert_eq!((described[20].0, described[20].3), ("same", TaskRole::Join));
     for made in &all {
-        assert!(told[20].1.contains(made), "{}", told[20].1);
+        assert!(described[20].1.contains(made), "{}", described[20].1);
     }
-    assert_eq!(told[21].1, "y part 0 Task(20, 1)");
+    assert_eq!(described[21].1, "y part 0 Task(20, 1)");
     assert_eq!(job.dag.dependencies[24], [20, 21, 22, 23]);
     // None of these settings can be written by hand.
     let by_hand = with_tasks(r#"{ name = "a"; kernel = "k"; output = [ "o" ]; " share" = 1; }"#);
@@ -696,9 +710,10 @@ fn mapped(rest: &str) -> Result<Job, String> {
 }
 
 #[test]
-fn mapper_determines_components_and_their_input_bytes() {
+fn mapper_determines_instances_and_their_input_bytes() {
     let parts =
-        mapped("per = \"part\"; mapper = \"netcdf:tas\"; output = [ \"o.%part\" ];").unwrap();
+        mapped("per = \"stripe-object\"; variable = \"netcdf:tas\"; output = [ \"o.%part\" ];")
+            .unwrap();
     let names: Vec<_> = parts
         .tasks
         .iter()
@@ -721,10 +736,10 @@ fn mapper_determines_components_and_their_input_bytes() {
         (Some(ObjectId(7)), "striped")
     );
     assert!(other.selection.is_whole());
-    let pieces =
-        mapped("per = \"piece\"; mapper = \"netcdf:tas\"; output = [ \"o.%piece\" ];").unwrap();
+    let chunks =
+        mapped("per = \"chunk\"; variable = \"netcdf:tas\"; output = [ \"o.%chunk\" ];").unwrap();
     assert_eq!(
-        (pieces.tasks.len(), pieces.tasks[3].outputs[0].name.as_str()),
+        (chunks.tasks.len(), chunks.tasks[3].outputs[0].name.as_str()),
         (11, "o.03")
     );
 }
@@ -733,7 +748,7 @@ fn mapper_determines_components_and_their_input_bytes() {
 fn builtin_kernels_get_format_args_from_mapper() {
     let args = |(input, mapper): (&str, &str), rest: &str, files: &[&str]| {
         let task = format!(
-            "{{ name = \"s\"; kernel = \"mean\"; args = [ \"dtype=f32\" ]; input = [ \"{input}\" ]; per = \"part\"; mapper = \"{mapper}\"; {rest} }}"
+            "{{ name = \"s\"; kernel = \"mean\"; args = [ \"dtype=f32\" ]; input = [ \"{input}\" ]; per = \"stripe-object\"; variable = \"{mapper}\"; {rest} }}"
         );
         let job = Job::read("job.conf", with_tasks(&task).as_bytes(), &Directory(files)).unwrap();
         let args = job.tasks.into_iter().map(|task| task.args);
@@ -741,7 +756,7 @@ fn builtin_kernels_get_format_args_from_mapper() {
     };
     let variable = ("striped", "netcdf:tas");
     for of in [variable, ("cube.zarr", "zarr:tas")] {
-        // Each component, and the task that merges their results, has the arguments of the components.
+        // Each task instance, and the task that merges their results, has the arguments of the task instances.
         let found = args(of, "output = [ \"o\" ];", &["/w/striped"]);
         let begins = [PARTIAL, PARTIAL, MERGE];
         assert_eq!(found.len(), begins.len());
@@ -769,11 +784,11 @@ fn mapper_in_directory_yields_its_files() {
         "{ file = \"/w/cube.zarr\"; }",
     ] {
         let task = format!(
-            "{{ name = \"s\"; kernel = \"k\"; args = [ \"{{inputs}}\" ]; input = ( {given}, \"plain\" ); per = \"part\"; mapper = \"zarr:tas\"; stdin = \"cube.zarr\"; output = [ \"o.%part\" ]; }}"
+            "{{ name = \"s\"; kernel = \"k\"; args = [ \"{{inputs}}\" ]; input = ( {given}, \"plain\" ); per = \"stripe-object\"; variable = \"zarr:tas\"; stdin = \"cube.zarr\"; output = [ \"o.%part\" ]; }}"
         );
         let files = Directory(&["/w/plain"]);
         let job = Job::read("job.conf", with_tasks(&task).as_bytes(), &files).unwrap();
-        let told: Vec<_> = job.tasks[0]
+        let described: Vec<_> = job.tasks[0]
             .inputs
             .iter()
             .map(|input| {
@@ -786,7 +801,7 @@ fn mapper_in_directory_yields_its_files() {
             })
             .collect();
         assert_eq!(
-            told,
+            described,
             [
                 (
                     "cube.zarr",
@@ -822,17 +837,17 @@ fn directory_without_mapped_data_is_refused() {
         let job = Job::read("job.conf", with_tasks(task).as_bytes(), &Directory(&[]));
         job.map_err(|errors| errors.to_string()).unwrap_err()
     };
-    let rest = "kernel = \"k\"; per = \"piece\"; output = [ \"o.%piece\" ];";
+    let rest = "kernel = \"k\"; per = \"chunk\"; output = [ \"o.%chunk\" ];";
     let other = refused(&format!(
-        "{{ name = \"s\"; {rest} input = [ \"cube.zarr/\" ]; mapper = \"hdf5:x\"; }}"
+        "{{ name = \"s\"; {rest} input = [ \"cube.zarr/\" ]; variable = \"hdf5:x\"; }}"
     ));
     assert!(other.contains("a directory can be a Zarr only"), "{other}");
     let none = refused(&format!(
-        "{{ name = \"s\"; {rest} input = [ \"none.zarr/\" ]; mapper = \"zarr:tas\"; }}"
+        "{{ name = \"s\"; {rest} input = [ \"none.zarr/\" ]; variable = \"zarr:tas\"; }}"
     ));
     assert!(none.contains("none.zarr"), "{none}");
     let to_come = refused(&format!(
-        "{{ name = \"m\"; kernel = \"k\"; output = [ \"made.zarr/\" ]; }}, {{ name = \"s\"; {rest} input = [ \"made.zarr/\" ]; mapper = \"zarr:tas\"; }}"
+        "{{ name = \"m\"; kernel = \"k\"; output = [ \"made.zarr/\" ]; }}, {{ name = \"s\"; {rest} input = [ \"made.zarr/\" ]; variable = \"zarr:tas\"; }}"
     ));
     assert!(
         to_come.contains("must be there when the job is submitted"),
@@ -841,7 +856,7 @@ fn directory_without_mapped_data_is_refused() {
 }
 
 #[test]
-fn record_chunks_include_their_halo() {
+fn record_stripes_include_their_halo() {
     let size = 10 * UNIT_GRAIN + 5;
     for (length, halo) in [
         (1, 3),
@@ -852,7 +867,7 @@ fn record_chunks_include_their_halo() {
         (50_000, 1),
     ] {
         let rest = format!(
-            "per = \"chunk\"; records = {length}; halo = {halo}; args = [ \"%before\", \"%after\" ]; output = [ \"o.%chunk\" ];"
+            "per = \"stripe\"; records = {length}; halo = {halo}; args = [ \"%before\", \"%after\" ]; output = [ \"o.%stripe\" ];"
         );
         let mut next = 0;
         for task in &mapped(&rest).unwrap().tasks {
@@ -873,17 +888,17 @@ fn record_chunks_include_their_halo() {
         assert_eq!(
             next,
             size.next_multiple_of(length),
-            "every record is one chunk's own"
+            "every record is one stripe's own"
         );
     }
-    let refused = |rest: &str| mapped(&format!("{rest} output = [ \"o.%chunk\" ];")).unwrap_err();
-    assert!(refused("per = \"chunk\"; records = \"lines\"; halo = 1;").contains("\"halo\" is"));
-    assert!(refused("per = \"chunk\"; records = 0; halo = 1;").contains("\"halo\" is"));
+    let refused = |rest: &str| mapped(&format!("{rest} output = [ \"o.%stripe\" ];")).unwrap_err();
+    assert!(refused("per = \"stripe\"; records = \"lines\"; halo = 1;").contains("\"halo\" is"));
+    assert!(refused("per = \"stripe\"; records = 0; halo = 1;").contains("\"halo\" is"));
     // A fold would count some of the records twice.
-    let fold = "{ name = \"f\"; kernel = \"mean\"; per = \"chunk\"; input = [ \"striped\" ]; output = [ \"o\" ]; halo = 1; }";
+    let fold = "{ name = \"f\"; kernel = \"mean\"; per = \"stripe\"; input = [ \"striped\" ]; output = [ \"o\" ]; halo = 1; }";
     let files = Directory(&["/w/striped"]);
     let read = |text: &str| Job::read("job.conf", with_tasks(text).as_bytes(), &files);
-    assert!(read(fold).unwrap_err().to_string().contains("%chunk"));
+    assert!(read(fold).unwrap_err().to_string().contains("%stripe"));
     assert!(read(&fold.replace("halo = 1;", "")).is_ok());
 }
 
@@ -891,46 +906,47 @@ fn record_chunks_include_their_halo() {
 fn invalid_mapper_settings_are_refused() {
     for (rest, problem) in [
         (
-            "per = \"piece\"; output = [ \"o\" ];",
-            "per = \"piece\" needs one",
+            "per = \"chunk\"; output = [ \"o\" ];",
+            "per = \"chunk\" needs one",
         ),
         (
-            "per = \"chunk\"; mapper = \"netcdf:tas\"; output = [ \"o.%chunk\" ];",
+            "per = \"stripe\"; variable = \"netcdf:tas\"; output = [ \"o.%stripe\" ];",
             "it needs per =",
         ),
         (
-            "per = \"part\"; layout = \"same\"; mapper = \"fits:0\"; output = [ \"o\" ];",
+            "per = \"stripe-object\"; layout = \"same\"; variable = \"fits:0\"; output = [ \"o\" ];",
             "are for bytes",
         ),
         (
-            "per = \"part\"; records = 8; mapper = \"fits:0\"; output = [ \"o.%part\" ];",
+            "per = \"stripe-object\"; records = 8; variable = \"fits:0\"; output = [ \"o.%part\" ];",
             "are for bytes",
         ),
         (
-            "per = \"part\"; mapper = \"netcdf:none\"; output = [ \"o.%part\" ];",
+            "per = \"stripe-object\"; variable = \"netcdf:none\"; output = [ \"o.%part\" ];",
             "there is no variable",
         ),
         (
-            "per = \"piece\"; mapper = \"netcdf:tas\"; output = [ \"o\" ];",
-            "all components would write",
+            "per = \"chunk\"; variable = \"netcdf:tas\"; output = [ \"o\" ];",
+            "all task instances would write",
         ),
         (
-            "per = \"piece\"; mapper = 7; output = [ \"o.%piece\" ];",
+            "per = \"chunk\"; variable = 7; output = [ \"o.%chunk\" ];",
             "it is \"netcdf:VARIABLE\"",
         ),
-        ("mapper = \"netcdf:tas\"; output = [ \"o\" ];", "mapper"),
+        ("variable = \"netcdf:tas\"; output = [ \"o\" ];", "variable"),
         (
-            "type = \"builtin\"; per = \"part\"; mapper = \"columns:csv,a\"; output = [ \"o\" ];",
-            "all components would write",
+            "type = \"builtin\"; per = \"stripe-object\"; variable = \"columns:csv,a\"; output = [ \"o\" ];",
+            "all task instances would write",
         ),
     ] {
-        let said = mapped(rest).unwrap_err();
-        assert!(said.contains(problem), "{rest}: {said}");
+        let reported = mapped(rest).unwrap_err();
+        assert!(reported.contains(problem), "{rest}: {reported}");
     }
 }
 
 fn reduced_by(rest: &str) -> Result<Job, String> {
-    let task = format!("{{ name = \"s\"; input = [ \"striped\" ]; per = \"part\"; {rest} }}");
+    let task =
+        format!("{{ name = \"s\"; input = [ \"striped\" ]; per = \"stripe-object\"; {rest} }}");
     let job = Job::read(
         "job.conf",
         with_tasks(&task).as_bytes(),
@@ -940,7 +956,7 @@ fn reduced_by(rest: &str) -> Result<Job, String> {
 }
 
 #[test]
-fn components_merge_into_one_result() {
+fn instances_merge_into_one_result() {
     let fold =
         reduced_by("kernel = \"mean\"; args = [ \"dtype=f4\" ]; output = [ \"o\" ];").unwrap();
     let reduced =
@@ -956,7 +972,7 @@ fn components_merge_into_one_result() {
                 (&task.args, task.share),
                 (
                     &begin.iter().map(|&arg| arg.to_owned()).collect::<Vec<_>>(),
-                    Share::Component
+                    TaskRole::Instance
                 )
             );
             assert!(task.outputs[0].part);
@@ -968,13 +984,17 @@ fn components_merge_into_one_result() {
                 last.share,
                 last.outputs[0].path.as_str()
             ),
-            ("s", Share::Merge, "/w/o")
+            ("s", TaskRole::Merge, "/w/o")
         );
         assert_eq!(last.args, end);
         let made: Vec<_> = last.inputs.iter().map(|input| input.source).collect();
         assert_eq!(
             made,
-            [Source::Task(0, 0), Source::Task(1, 0), Source::Task(2, 0)]
+            [
+                InputOrigin::Task(0, 0),
+                InputOrigin::Task(1, 0),
+                InputOrigin::Task(2, 0)
+            ]
         );
         assert!(!last.outputs[0].part);
     }
@@ -983,15 +1003,15 @@ fn components_merge_into_one_result() {
 }
 
 #[test]
-fn invalid_merge_of_components_is_refused() {
+fn invalid_merge_of_instances_is_refused() {
     for (rest, problem) in [
         (
             "kernel = \"mean\"; args = [ \"dtype=text\" ]; output = [ \"o\" ];",
-            "all components would write",
+            "all task instances would write",
         ),
         (
             "kernel = \"mean\"; type = \"program\"; output = [ \"o\" ];",
-            "all components would write",
+            "all task instances would write",
         ),
         (
             "kernel = \"k\"; output = [ \"o.%part\" ]; reduce = \"cat\";",
@@ -1014,8 +1034,8 @@ fn invalid_merge_of_components_is_refused() {
             "it is a kernel with its arguments",
         ),
     ] {
-        let said = reduced_by(rest).unwrap_err();
-        assert!(said.contains(problem), "{rest}: {said}");
+        let reported = reduced_by(rest).unwrap_err();
+        assert!(reported.contains(problem), "{rest}: {reported}");
     }
 }
 
@@ -1069,9 +1089,9 @@ fn conflicting_output_directories_are_refused() {
         ),
     ];
     for (end, message) in cases {
-        let said = expanded(&format!("{rest}{end} }}"), &["/w/d/x", "/w/e/x"]).unwrap_err();
+        let reported = expanded(&format!("{rest}{end} }}"), &["/w/d/x", "/w/e/x"]).unwrap_err();
         let message = format!(": task \"a\": {message}");
-        assert!(said.contains(&message), "{end}\n{said}\n{message}");
+        assert!(reported.contains(&message), "{end}\n{reported}\n{message}");
     }
 }
 
@@ -1082,45 +1102,45 @@ fn output_directory_needs_kernel_with_own_files() {
             "{{ name = \"a\"; {kernel} output = [ \"o/\" ]; }}"
         ))
     };
-    let mut cluster = Cluster::default();
+    let mut cluster = JobCluster::default();
     assert!(resolve_in(&script("kernel = \"sort\";"), &cluster).is_ok());
     for (kernel, what) in [
         ("kernel = \"mean\";", "a built-in kernel"),
-        ("kernel = \"sort | sort\";", "a stack of kernels"),
+        ("kernel = \"sort | sort\";", "a pipeline of kernels"),
     ] {
-        let said = errors_in(&script(kernel), &cluster);
+        let reported = errors_in(&script(kernel), &cluster);
         let message = format!("output \"/w/o/\" is a directory, which {what} can't write");
-        assert!(said.contains(&message), "{said}");
+        assert!(reported.contains(&message), "{reported}");
     }
-    cluster.files.insert("/w/o", Look::Directory);
+    cluster.files.insert("/w/o", PathLookup::Directory);
     assert!(resolve_in(&script("kernel = \"sort\";"), &cluster).is_ok());
-    cluster.files.insert("/w/o/x", Look::Unsealed);
-    let said = errors_in(&script("kernel = \"sort\";"), &cluster);
+    cluster.files.insert("/w/o/x", PathLookup::Unsealed);
+    let reported = errors_in(&script("kernel = \"sort\";"), &cluster);
     assert!(
-        said.contains("output \"/w/o/\" exists already; remove it"),
-        "{said}"
+        reported.contains("output \"/w/o/\" exists already; remove it"),
+        "{reported}"
     );
     let replacing = script("kernel = \"sort\";").replace("workdir", "replace = true; workdir");
     assert!(resolve_in(&replacing, &cluster).is_ok());
-    cluster.files.insert("/w/o", Look::Unsealed);
-    let said = errors_in(&replacing, &cluster);
+    cluster.files.insert("/w/o", PathLookup::Unsealed);
+    let reported = errors_in(&replacing, &cluster);
     assert!(
-        said.contains("\"/w/o/\" is a directory, but \"/w/o\" exists and is not a directory"),
-        "{said}"
+        reported.contains("\"/w/o/\" is a directory, but \"/w/o\" exists and is not a directory"),
+        "{reported}"
     );
 }
 
 #[test]
-fn surroundings_merge_from_job_and_task() {
+fn runtime_environment_merges_from_job_and_task() {
     let text = r#"name = "j"; workdir = "/w"; path = [ "/sw/bin" ]; environment = { A = "1"; B = 2; };
 tasks = ( { name = "a"; kernel = "max2"; output = [ "o" ]; environment = { A = "3"; }; directories = [ "/sw/./" ]; },
           { name = "b"; kernel = "sort"; output = [ "p" ]; path = [ "/sw" ]; directories = [ "/sw" ]; } );"#;
-    let spec = resolve_in(text, &Cluster::with(&[])).unwrap();
-    let surroundings = &spec.tasks[0].surroundings;
-    assert_eq!(surroundings.environment["A"], "3");
-    assert_eq!(surroundings.environment["B"], "2");
-    assert_eq!(surroundings.directories, ["/sw"]);
-    assert_eq!(spec.tasks[1].surroundings.path, ["/sw", "/sw/bin"]);
+    let spec = resolve_in(text, &JobCluster::with(&[])).unwrap();
+    let runtime_environment = &spec.tasks[0].runtime_environment;
+    assert_eq!(runtime_environment.environment["A"], "3");
+    assert_eq!(runtime_environment.environment["B"], "2");
+    assert_eq!(runtime_environment.directories, ["/sw"]);
+    assert_eq!(spec.tasks[1].runtime_environment.path, ["/sw", "/sw/bin"]);
     let wanted = ["/sw/bin/max2", "/sw/bin/", "/sw/"];
     assert_eq!(spec.tasks[0].programs, wanted);
     let kernels: Vec<_> = spec.tasks.iter().map(|task| task.kernel.name()).collect();
@@ -1132,7 +1152,7 @@ tasks = ( { name = "a"; kernel = "max2"; output = [ "o" ]; environment = { A = "
         (&elsewhere.replace("max2", "/sw/bin/max2"), true),
     ] {
         assert_eq!(
-            resolve_in(text, &Cluster::default()).is_ok(),
+            resolve_in(text, &JobCluster::default()).is_ok(),
             good,
             "{text}"
         );
@@ -1140,7 +1160,7 @@ tasks = ( { name = "a"; kernel = "max2"; output = [ "o" ]; environment = { A = "
 }
 
 #[test]
-fn invalid_surroundings_are_refused() {
+fn invalid_runtime_environments_are_refused() {
     let cases = [
         (
             "environment = { LD_PRELOAD = \"/w/x.so\"; };",
@@ -1196,13 +1216,13 @@ fn invalid_surroundings_are_refused() {
         ),
     ];
     for (rest, message) in cases {
-        let said = refused_task(&format!("kernel = \"sort\"; {rest}"));
-        assert!(said.contains(message), "{rest}: {said}");
+        let reported = refused_task(&format!("kernel = \"sort\"; {rest}"));
+        assert!(reported.contains(message), "{rest}: {reported}");
     }
 }
 
 #[test]
-fn surroundings_of_all_tasks_are_bounded_in_size() {
+fn runtime_environments_of_all_tasks_are_bounded_in_size() {
     let job = |environment: &str, directories: &str, tasks: usize| {
         let task = |index| {
             format!("{{ name = \"{index}\"; kernel = \"sort\"; output = [ \"{index}\" ]; }}")
@@ -1215,7 +1235,7 @@ fn surroundings_of_all_tasks_are_bounded_in_size() {
     };
     let long = |bytes: usize| format!("A = \"{}\";", "x".repeat(bytes));
     let directories: Vec<String> = (0..65).map(|index| format!("\"/{index}\"")).collect();
-    let most = surroundings::BYTES_MAX - 2;
+    let most = runtime_environment::BYTES_MAX - 2;
     assert!(job(&long(most), "", 1).is_ok());
     assert!(job("", &directories[1..].join(", "), 1).is_ok());
     let with_path = |most: usize| {
@@ -1238,8 +1258,8 @@ fn surroundings_of_all_tasks_are_bounded_in_size() {
         ),
         (job(&long(most), "", 513), "67239936 bytes of variables"),
     ] {
-        let said = wrong.unwrap_err().to_string();
-        assert!(said.contains(what), "{said}");
+        let reported = wrong.unwrap_err().to_string();
+        assert!(reported.contains(what), "{reported}");
     }
 }
 
@@ -1259,8 +1279,8 @@ fn patterns_without_match_or_beyond_limits_are_refused() {
         (r#"{ name = "a{x}"; foreach = 3; "#, "3:28: task \"a{x}\": \"foreach\" must be a pattern such as \"raw/{x}.fits\" or a group such as { i = \"1..9\"; }, not an integer".to_owned()),
     ];
     for (begin, message) in cases {
-        let said = expanded(&format!("{begin}{rest}"), &["/w/b"]).unwrap_err();
-        assert_eq!(said, format!("job.conf:{message}"), "{begin}");
+        let reported = expanded(&format!("{begin}{rest}"), &["/w/b"]).unwrap_err();
+        assert_eq!(reported, format!("job.conf:{message}"), "{begin}");
     }
     let long = "x".repeat(1 << 16);
     let bomb = format!(
@@ -1312,7 +1332,7 @@ fn job_errors_name_setting_and_place() {
             "1:8: \"j/k\" can't be a name; use 1 to 255 bytes without '/' and control characters",
         ),
         (
-            r#"name = "j"; workdir = "/w"; once = ""; "#,
+            r#"name = "j"; workdir = "/w"; submission-id = ""; "#,
             "1:36: \"\" can't be a name; use 1 to 255 bytes without '/' and control characters",
         ),
         (
@@ -1321,7 +1341,7 @@ fn job_errors_name_setting_and_place() {
         ),
         (
             r#"name = "j"; workdir = "/w"; strikt = true; "#,
-            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, replace, cache, once, intermediate, retries, lifetime, limits, cores, memory, resources, environment, path, directories",
+            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, replace, cache, submission-id, intermediate, retries, lifetime, limits, cores, memory, resources, environment, path, directories",
         ),
         (
             r#"name = "j"; workdir = "/w"; strict = 1; "#,
@@ -1380,7 +1400,7 @@ fn task_errors_name_setting_and_place() {
     let cases = [
         (
             "inputs = [ \"x\" ];",
-            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, reduce, records, halo, whole, mpi, kernel, input, output, args, type, stdin, stdout, pipelined, node, retries, limits, lifetime, cores, memory, resources, environment, path, directories",
+            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, variable, reduce, records, halo, access, mpi, kernel, input, output, args, type, stdin, stdout, streaming, node, retries, limits, lifetime, cores, memory, resources, environment, path, directories",
         ),
         (
             "input = \"x\";",
@@ -1423,12 +1443,20 @@ fn task_errors_name_setting_and_place() {
             "3:57: task \"a\": no file matches \"d/\"; a pattern stands for the files that exist when the job is submitted, and for outputs of tasks above",
         ),
         (
-            "pipelined = [ \"x\" ];",
-            "3:61: task \"a\": \"pipelined\" is \"x\", which is not in \"input\"; list it there",
+            "access = \"whole\";",
+            "3:56: task \"a\": \"access\" can't be \"whole\"; it may be: part, full",
         ),
         (
-            "pipelined = \"i\";",
-            "3:59: task \"a\": \"pipelined\" must be true, or an array of inputs such as [ \"a.dat\" ], not a string",
+            "access = true;",
+            "3:56: task \"a\": \"access\" must be a string, not a boolean",
+        ),
+        (
+            "streaming = [ \"x\" ];",
+            "3:61: task \"a\": \"streaming\" is \"x\", which is not in \"input\"; list it there",
+        ),
+        (
+            "streaming = \"i\";",
+            "3:59: task \"a\": \"streaming\" must be true, or an array of inputs such as [ \"a.dat\" ], not a string",
         ),
         (
             "stdin = \"x\";",
@@ -1643,8 +1671,8 @@ fn invalid_byte_selections_are_reported() {
     };
     for (input, expected) in NO_INPUTS {
         let error = task_error(&task(input));
-        let said = error.split_once("task \"a\": ").unwrap().1;
-        assert_eq!(said, expected, "{input}");
+        let reported = error.split_once("task \"a\": ").unwrap().1;
+        assert_eq!(reported, expected, "{input}");
     }
     let many: Vec<String> = (0..1025).map(|at| format!("{0}-{0}", 2 * at)).collect();
     let many = task(&format!(
@@ -1660,8 +1688,8 @@ fn invalid_byte_selections_are_reported() {
 /// A file that exists at submission is inspected at submission.
 #[test]
 fn selection_beyond_file_is_refused() {
-    let files = Cluster::with(&[("/w/i", file(2, false)), ("/w/s", file(7, false))]);
-    let said = |input: &str| {
+    let files = JobCluster::with(&[("/w/i", file(2, false)), ("/w/s", file(7, false))]);
+    let reported = |input: &str| {
         let task = format!(
             "{{ name = \"a\"; output = [ \"p\" ]; kernel = \"mean\"; input = ( {input} ); }}"
         );
@@ -1676,27 +1704,27 @@ fn selection_beyond_file_is_refused() {
             Err(error) => panic!("{error}"),
         }
     };
-    assert_eq!(said("{ file = \"i\"; part = 0; }"), "part 0");
-    assert_eq!(said("{ file = \"s\"; part = 1; }"), "part 1");
-    assert_eq!(said("{ file = \"s\"; bytes = \"3-9\"; }"), "bytes 3-9");
+    assert_eq!(reported("{ file = \"i\"; part = 0; }"), "part 0");
+    assert_eq!(reported("{ file = \"s\"; part = 1; }"), "part 1");
+    assert_eq!(reported("{ file = \"s\"; bytes = \"3-9\"; }"), "bytes 3-9");
     assert_eq!(
-        said("{ file = \"s\"; bytes = \"3-10\"; }"),
+        reported("{ file = \"s\"; bytes = \"3-10\"; }"),
         "input \"/w/s\": bytes up to 10 are asked for, and it has 10"
     );
     assert_eq!(
-        said("{ file = \"s\"; part = 1; bytes = \"0-0\"; }"),
+        reported("{ file = \"s\"; part = 1; bytes = \"0-0\"; }"),
         "input \"/w/s\": bytes up to 0 are asked for, and that part has 0"
     );
     assert_eq!(
-        said("{ file = \"s\"; part = 2; }"),
+        reported("{ file = \"s\"; part = 2; }"),
         "input \"/w/s\": it has no part 2: its parts are numbered from 0, and there are 2"
     );
     assert_eq!(
-        said("{ file = \"i\"; part = 1; }"),
+        reported("{ file = \"i\"; part = 1; }"),
         "input \"/w/i\": it has no part 1: its parts are numbered from 0, and there is 1"
     );
     // An input that does not exist yet is checked when it is read.
-    assert_eq!(said("{ file = \"later\"; part = 9; }"), "part 9");
+    assert_eq!(reported("{ file = \"later\"; part = 9; }"), "part 9");
 }
 
 #[test]
@@ -1780,11 +1808,11 @@ fn one_kernel(kernel: &str) -> String {
 
 #[test]
 fn kernel_lookup_order_is_stored_builtin_program() {
-    let cluster = Cluster::with(&[
+    let cluster = JobCluster::with(&[
         ("/w/sort", file(1, true)),
         ("/w/bin/f.sh", file(2, true)),
         ("/lib/g.so", file(3, false)),
-        ("/w/max", Look::Directory),
+        ("/w/max", PathLookup::Directory),
     ]);
     let kernel = |text: &str| {
         resolve_in(&one_kernel(text), &cluster).unwrap().tasks[0]
@@ -1823,7 +1851,7 @@ fn kernel_lookup_order_is_stored_builtin_program() {
 
 #[test]
 fn own_kernels_rank_after_files_and_before_builtin() {
-    let mut cluster = Cluster::with(&[
+    let mut cluster = JobCluster::with(&[
         ("/w/sort", file(1, true)),
         ("/kernels/1000/sort@1", file(2, true)),
         ("/kernels/1000/max@1.so", file(3, false)),
@@ -1831,7 +1859,7 @@ fn own_kernels_rank_after_files_and_before_builtin() {
         ("/kernels/1000/fold@1.wasm", file(5, false)),
         ("/kernels/1000/plain@1", file(6, false)),
         ("/kernels/7/max@3.so", file(7, false)),
-        ("/kernels/7/secret@1.so", Look::Denied),
+        ("/kernels/7/secret@1.so", PathLookup::Denied),
         ("/kernels/8/planted@1.so", file(8, false)),
     ]);
     let mine = vec!["sort@1", "max@1.so", "max@2.so", "fold@1.wasm", "plain@1"];
@@ -1877,7 +1905,7 @@ fn own_kernels_rank_after_files_and_before_builtin() {
 
 #[test]
 fn stored_kernel_is_added_to_inputs_once() {
-    let cluster = Cluster::with(&[("/w/f", file(1, true))]);
+    let cluster = JobCluster::with(&[("/w/f", file(1, true))]);
     let text = |input: &str| {
         with_tasks(&format!(
             "{{ name = \"a\"; kernel = \"f\"; input = [ {input} ]; output = [ \"o\" ]; }}"
@@ -1900,7 +1928,7 @@ fn kernel_may_be_output_of_another_task() {
         { name = "make"; kernel = "sort"; input = [ "src" ]; output = [ "prog" ]; }"#;
     let job = parse(&with_tasks(tasks)).unwrap();
     assert_eq!(job.dag.order, [1, 0]);
-    let spec = resolve_in(&with_tasks(tasks), &Cluster::default()).unwrap();
+    let spec = resolve_in(&with_tasks(tasks), &JobCluster::default()).unwrap();
     assert_eq!(
         spec.tasks[0].kernel,
         Kernel::Stored {
@@ -1915,10 +1943,10 @@ fn kernel_may_be_output_of_another_task() {
 
 #[test]
 fn replace_overwrites_only_writable_sealed_outputs() {
-    let cluster = Cluster::with(&[
+    let cluster = JobCluster::with(&[
         ("/w/o", file(5, false)),
         ("/w/read-only", file(1, false)),
-        ("/w/open", Look::Unsealed),
+        ("/w/open", PathLookup::Unsealed),
     ]);
     let script = |output: &str, replace: &str| {
         format!(
@@ -1939,20 +1967,20 @@ fn replace_overwrites_only_writable_sealed_outputs() {
 }
 
 #[test]
-fn stack_includes_kernels_and_files_of_its_stages() {
-    let cluster = Cluster::with(&[("/w/bin/f", file(1, true)), ("/w/k.so", file(2, false))]);
+fn pipeline_includes_kernels_and_files_of_its_stages() {
+    let cluster = JobCluster::with(&[("/w/bin/f", file(1, true)), ("/w/k.so", file(2, false))]);
     let text = "kernel = \"max where='a|b' | bin/f -x | k.so | bin/f | sort\";";
     let spec = resolve_in(&one_kernel(text), &cluster).unwrap();
     let task = &spec.tasks[0];
-    let Kernel::Stack(stack) = &task.kernel else {
+    let Kernel::Pipeline(pipeline) = &task.kernel else {
         panic!("{:?}", task.kernel);
     };
     assert_eq!(
-        stack.text,
+        pipeline.text,
         "max where='a|b' | bin/f -x | k.so | bin/f | sort"
     );
-    assert_eq!(task.kernel.name(), stack.text);
-    let stages: Vec<_> = stack
+    assert_eq!(task.kernel.name(), pipeline.text);
+    let stages: Vec<_> = pipeline
         .stages
         .iter()
         .map(|stage| (stage.kernel.name(), stage.args.join(" ")))
@@ -1965,13 +1993,13 @@ fn stack_includes_kernels_and_files_of_its_stages() {
         ("sort", ""),
     ];
     assert_eq!(stages, expected.map(|(name, args)| (name, args.to_owned())));
-    assert!(matches!(stack.stages[2].kernel, Kernel::Native { .. }));
+    assert!(matches!(pipeline.stages[2].kernel, Kernel::Native { .. }));
     let inputs: Vec<_> = task.inputs.iter().map(|input| &*input.name).collect();
     assert_eq!(inputs, ["i", "bin/f", "k.so"]);
     assert_eq!(task.stdout.as_deref(), Some("o"));
     assert!(task.kernel.is_in("bin/f") && task.kernel.is_in("k.so") && !task.kernel.is_in("i"));
     // With a type it is a plain name.
-    let cluster = Cluster::with(&[("/w/a|b", file(1, true))]);
+    let cluster = JobCluster::with(&[("/w/a|b", file(1, true))]);
     let spec = resolve_in(
         &one_kernel("kernel = \"a|b\"; type = \"stored\";"),
         &cluster,
@@ -1981,27 +2009,27 @@ fn stack_includes_kernels_and_files_of_its_stages() {
 }
 
 #[test]
-fn stage_of_stack_may_be_output_of_another_task() {
+fn stage_of_pipeline_may_be_output_of_another_task() {
     let tasks = r#"{ name = "run"; kernel = "max | prog"; output = [ "o" ]; },
         { name = "make"; kernel = "sort"; input = [ "src" ]; output = [ "prog" ]; }"#;
     assert_eq!(parse(&with_tasks(tasks)).unwrap().dag.order, [1, 0]);
 }
 
 #[test]
-fn invalid_stacks_are_refused() {
-    let cluster = Cluster::with(&[("/x/f", file(1, true)), ("/y/f", file(2, true))]);
+fn invalid_pipelines_are_refused() {
+    let cluster = JobCluster::with(&[("/x/f", file(1, true)), ("/y/f", file(2, true))]);
     for (kernel, problem) in [
         (
             "kernel = \"max |\";",
-            "is no stack of kernels: there must be a kernel on each side of a |",
+            "is no pipeline of kernels: there must be a kernel on each side of a |",
         ),
         (
             "kernel = \"max | 'sort\";",
-            "is no stack of kernels: a quote has no end",
+            "is no pipeline of kernels: a quote has no end",
         ),
         (
             "kernel = \"max | sort\"; args = [ \"x\" ];",
-            "\"args\" can't be given for a stack of kernels",
+            "\"args\" can't be given for a pipeline of kernels",
         ),
         (
             "kernel = \"max | nope\";",
@@ -2022,13 +2050,13 @@ fn invalid_stacks_are_refused() {
 
 #[test]
 fn resolve_reports_conflicts_with_existing_files() {
-    let cluster = Cluster::with(&[
+    let cluster = JobCluster::with(&[
         ("/w/plain", file(1, false)),
         ("/w/mean", file(3, false)),
-        ("/w/open", Look::Unsealed),
-        ("/w/dir", Look::Directory),
-        ("/w/secret", Look::Denied),
-        ("/w/away", Look::Away),
+        ("/w/open", PathLookup::Unsealed),
+        ("/w/dir", PathLookup::Directory),
+        ("/w/secret", PathLookup::Denied),
+        ("/w/away", PathLookup::Away),
         ("/w/o", file(2, false)),
     ]);
     let task = |rest: &str| format!("{{ name = \"a\"; {rest} }}");
@@ -2086,7 +2114,7 @@ fn resolve_reports_conflicts_with_existing_files() {
 
 #[test]
 fn only_strict_job_needs_its_inputs_at_submission() {
-    let cluster = Cluster::with(&[("/w/open", Look::Unsealed)]);
+    let cluster = JobCluster::with(&[("/w/open", PathLookup::Unsealed)]);
     let tasks = r#"{ name = "a"; kernel = "max"; input = [ "later", "open" ]; output = [ "p" ]; }"#;
     let spec = resolve_in(&with_tasks(tasks), &cluster).unwrap();
     assert!(
@@ -2105,7 +2133,7 @@ fn only_strict_job_needs_its_inputs_at_submission() {
 
 #[test]
 fn waiting_job_lists_awaited_files_with_suggestions() {
-    let cluster = Cluster::with(&[
+    let cluster = JobCluster::with(&[
         ("/w/access.log", file(2, false)),
         ("/w/day-1", file(3, false)),
     ]);
@@ -2126,8 +2154,11 @@ fn waiting_job_lists_awaited_files_with_suggestions() {
     assert_eq!((waits.as_slice(), total), (expected.as_slice(), 3));
     assert_eq!(awaited(&job, &spec, &cluster, 1).0.len(), 1);
     let strict = format!("strict = true; {}", with_tasks(tasks));
-    let said = resolve_in(&strict, &cluster).unwrap_err().to_string();
-    assert!(said.contains("did you mean \"/w/access.log\"?"), "{said}");
+    let reported = resolve_in(&strict, &cluster).unwrap_err().to_string();
+    assert!(
+        reported.contains("did you mean \"/w/access.log\"?"),
+        "{reported}"
+    );
 }
 
 /// Tasks by the files they read and write, where files are numbers; task `i` writes file `i` and perhaps `100 + i`.
@@ -2227,7 +2258,7 @@ proptest! {
     #[test]
     fn resolved_job_keeps_tasks_and_origins_of_script(plan in acyclic_plan()) {
         let text = script_of(&plan);
-        let spec = resolve_in(&text, &Cluster::default()).unwrap();
+        let spec = resolve_in(&text, &JobCluster::default()).unwrap();
         prop_assert_eq!(spec.tasks.len(), plan.len());
         let dependencies = naive_dependencies(&plan);
         for (index, task) in spec.tasks.iter().enumerate() {
@@ -2407,7 +2438,7 @@ fn task_that_no_node_can_run_is_refused_with_reason() {
     }
     let text = with_tasks("{ name = \"a\"; kernel = \"sort\"; output = [ \"p\" ]; cores = 4; }");
     let job = parse(&text).unwrap();
-    let spec = resolve_in(&text, &Cluster::with(&[])).unwrap();
+    let spec = resolve_in(&text, &JobCluster::with(&[])).unwrap();
     assert_eq!(job.tasks[0].needs, spec.tasks[0].needs);
     assert_eq!(spec.tasks[0].programs, ["sort"]);
 }

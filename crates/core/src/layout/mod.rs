@@ -2,7 +2,7 @@
 //! objects. This module does no I/O.
 //!
 //! A version consists of **parts**, objects that each hold some of its bytes. The bytes of a part are stored on one or more nodes: its
-//! **replicas**. **Pieces** map bytes of the file to bytes of a part.
+//! **replicas**. **Segments** map bytes of the file to bytes of a part.
 
 mod extents;
 mod place;
@@ -11,16 +11,16 @@ mod stripes;
 #[cfg(test)]
 mod tests;
 
-pub use extents::{Extent, Extents, PIECES_MAX, UNTOLD_MAX, decode_pieces, encode_pieces};
+pub use extents::{EXTENTS_MAX, Extent, Extents, UNPUBLISHED_MAX, decode_extents, encode_extents};
 pub use place::{
-    Medium, PlacementError, RESERVE_BYTES, Room, place, place_in_burst, place_in_memory,
-    place_stripes, to_wake,
+    FreeSpace, PlacementError, RESERVE_BYTES, Tier, place, place_in_burst, place_in_memory,
+    place_stripes, to_resume,
 };
 pub use select::{
-    RANGES_MAX, RECORD_BYTES_MAX, Records, Selected, SelectedSpan, Selection, SelectionError,
+    RANGES_MAX, RECORD_BYTES_MAX, Records, SelectedBytes, SelectedSpan, Selection, SelectionError,
     VALUES_BYTES_MAX, byte_ranges,
 };
-pub use stripes::{PartOf, Striped, Stripes, UNIT_GRAIN, UNIT_MAX, WIDTH_MAX};
+pub use stripes::{PartOf, StripedLayout, Stripes, UNIT_GRAIN, UNIT_MAX, WIDTH_MAX};
 
 use crate::id::{NodeId, ObjectId};
 use crate::replicas::{REPLICAS_MAX, ReplicaState};
@@ -33,8 +33,8 @@ pub enum Layout {
     /// One object for the whole file (the default; AnalyzeThis §3.3).
     Whole(Part),
     /// Stripes of one size, distributed over the parts in turn (Active Storage §4).
-    Striped(Striped),
-    /// Pieces anywhere in the file, by several writers or gathered from small writes (Active Burst-Buffer §III-B).
+    Striped(StripedLayout),
+    /// Extents anywhere in the file, by several writers or gathered from small writes (Active Burst-Buffer §III-B).
     Extents(Extents),
 }
 
@@ -60,18 +60,18 @@ pub struct Replica {
 
 /// Consecutive bytes of a file in one object, or in none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct Segment {
     /// Position in the file, in bytes.
     pub offset: u64,
     /// Length, in bytes.
     pub length: u64,
     /// Position in a part; `None` for zeros that nobody wrote.
-    pub at: Option<Within>,
+    pub at: Option<PartPosition>,
 }
 
 /// Position in a part of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Within {
+pub struct PartPosition {
     /// Index into [`Layout::parts`].
     pub part: usize,
     /// Offset from the begin of its object, in bytes.
@@ -104,14 +104,14 @@ pub enum LayoutError {
         /// Expected size, in bytes.
         asked: u64,
     },
-    /// A piece is out of order, overlaps another one, is empty, or leaves the file or its part.
-    #[error("the piece at byte {0} is not in order, or is no part of the file or of its object")]
-    Piece(u64),
-    /// There are too many pieces.
-    #[error("a version of {0} pieces can't be: at most {PIECES_MAX}")]
-    Pieces(usize),
-    /// The bytes are no encoded pieces.
-    #[error("these bytes are no list of pieces")]
+    /// An extent is out of order, overlaps another one, is empty, or leaves the file or its part.
+    #[error("the extent at byte {0} is not in order, or is no part of the file or of its object")]
+    Extent(u64),
+    /// There are too many extents.
+    #[error("a version of {0} extents can't be: at most {EXTENTS_MAX}")]
+    Extents(usize),
+    /// The bytes are no encoded extents.
+    #[error("these bytes are no list of extents")]
     Encoding,
     /// A part has no replica or too many, or two on one node.
     #[error("part {0} needs replicas on 1 to {REPLICAS_MAX} different nodes")]
@@ -141,7 +141,7 @@ impl Part {
 }
 
 impl Layout {
-    /// Returns the parts, in the order of [`Within::part`].
+    /// Returns the parts, in the order of [`PartPosition::part`].
     #[must_use]
     pub fn parts(&self) -> &[Part] {
         match self {
@@ -170,42 +170,42 @@ impl Layout {
         }
     }
 
-    /// Returns the pieces of `range` within the file, in order and without a gap.
-    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> {
+    /// Returns the segments of `range` within the file, in order and without a gap.
+    pub fn segments(&self, range: Range<u64>) -> impl Iterator<Item = Segment> {
         let end = range.end.min(self.size());
         let mut offset = range.start;
         std::iter::from_fn(move || {
             if offset >= end {
                 return None;
             }
-            let piece = self.piece(offset, end);
-            offset += piece.length;
-            Some(piece)
+            let segment = self.segment(offset, end);
+            offset += segment.length;
+            Some(segment)
         })
     }
 
-    /// Returns the longest piece that begins at `offset` and ends at `end` or before. `end` is greater than `offset` and within the file.
-    fn piece(&self, offset: u64, end: u64) -> Piece {
+    /// Returns the longest segment that begins at `offset` and ends at `end` or before. `end` is greater than `offset` and within the file.
+    fn segment(&self, offset: u64, end: u64) -> Segment {
         match self {
-            Self::Whole(_) => Piece {
+            Self::Whole(_) => Segment {
                 offset,
                 length: end - offset,
-                at: Some(Within { part: 0, offset }),
+                at: Some(PartPosition { part: 0, offset }),
             },
-            Self::Striped(striped) => striped.piece(offset, end),
-            Self::Extents(extents) => extents.piece(offset, end),
+            Self::Striped(striped) => striped.segment(offset, end),
+            Self::Extents(extents) => extents.segment(offset, end),
         }
     }
 
     /// Returns the positions in the file of some bytes of a part, in the order of the part.
-    pub fn pieces_of(&self, part: usize, range: Range<u64>) -> Vec<Piece> {
+    pub fn segments_of(&self, part: usize, range: Range<u64>) -> Vec<Segment> {
         let size = self.parts().get(part).map_or(0, |part| part.size);
         let range = range.start..range.end.min(size);
         match self {
             _ if range.is_empty() => Vec::new(),
-            Self::Whole(_) => self.pieces(range).collect(),
-            Self::Striped(striped) => striped.pieces_of(part, range),
-            Self::Extents(extents) => extents.pieces_of(part, range),
+            Self::Whole(_) => self.segments(range).collect(),
+            Self::Striped(striped) => striped.segments_of(part, range),
+            Self::Extents(extents) => extents.segments_of(part, range),
         }
     }
 
@@ -218,9 +218,9 @@ impl Layout {
             // There is one range per part, whatever the number of its stripes.
             Self::Striped(striped) => return striped.spans(range),
             Self::Whole(_) | Self::Extents(_) => {
-                for piece in self.pieces(range) {
-                    if let Some(at) = piece.at {
-                        let span = at.offset..at.offset + piece.length;
+                for segment in self.segments(range) {
+                    if let Some(at) = segment.at {
+                        let span = at.offset..at.offset + segment.length;
                         spans.entry(at.part).or_default().push(span);
                     }
                 }

@@ -5,7 +5,7 @@ use crate::id::{Inode, NodeId};
 
 /// Properties of a node that placement needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct FreeSpace {
     /// Id of the node.
     pub node: NodeId,
     /// Free space, in bytes.
@@ -17,36 +17,36 @@ pub struct Room {
     pub leaving: bool,
     /// Whether the node stores data in memory: it gets new files only on request.
     pub memory: bool,
-    /// Whether the node belongs to the burst tier, from which files drain to other nodes: it gets new files before the others do.
+    /// Whether the node belongs to the burst tier, from which files are staged out to other nodes: it gets new files before the others do.
     pub burst: bool,
-    /// Whether the node stores its files outside of the cluster: it gets new files when no other node can take them.
-    pub outside: bool,
+    /// Whether the node stores its files in a backend: it gets new files when no other node can take them.
+    pub backend: bool,
 }
 
-impl Room {
+impl FreeSpace {
     /// Returns whether the node takes files without a named node.
     fn takes_any(&self) -> bool {
         !self.memory && !self.burst
     }
 }
 
-/// Medium on which a node stores objects, as requested by the attribute of a directory.
+/// Tier on which a node stores objects, as requested by the attribute of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Medium {
+pub enum Tier {
     /// Storage that survives the node's host.
     Disk,
     /// Memory of its host.
     Memory,
 }
 
-impl std::str::FromStr for Medium {
+impl std::str::FromStr for Tier {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "disk" => Ok(Self::Disk),
             "memory" => Ok(Self::Memory),
-            _ => Err(format!("{text:?} is no medium: give memory, or disk")),
+            _ => Err(format!("{text:?} is no tier: give memory, or disk")),
         }
     }
 }
@@ -57,23 +57,23 @@ pub enum PlacementError {
     /// No node of the cluster that stores data is online.
     #[error("the cluster has no storage node that is up; start one with `tidemill node`")]
     NoNode,
-    /// Only nodes in memory or of the burst tier are online, and the file must not be stored there.
+    /// Only nodes of the memory tier or of the burst tier are online, and the file must not be stored there.
     #[error(
         "the nodes that are up keep what they have in memory, where files go only if their directory asks for it \
-         (user.tidemill.medium), or only until it has drained; start one that stores on a disk with `tidemill node`"
+         (user.tidemill.tier), or only until it is staged out; start one that stores on a disk with `tidemill node`"
     )]
     NoStore,
-    /// The online nodes of the burst tier are full until a file has drained.
+    /// The online nodes of the burst tier are full until a file is staged out.
     #[error(
-        "the nodes of the burst tier are full, and drain; it is tried again, see `tidemill status` for how far they are"
+        "the nodes of the burst tier are full, and stage files out; it is tried again, see `tidemill status` for how far they are"
     )]
     BurstFull,
     /// The named node is unknown or offline.
     #[error("node {0} is not part of the cluster or is down; see `tidemill status`")]
     Unknown(NodeId),
     /// The node that could take the file is suspended.
-    #[error("node {0} is suspended, and is woken now; try again in a moment")]
-    Asleep(NodeId),
+    #[error("node {0} is suspended, and is resumed now; try again in a moment")]
+    Suspended(NodeId),
     /// The named node is being drained.
     #[error("node {0} is being emptied; name another one, or none")]
     Leaving(NodeId),
@@ -82,7 +82,7 @@ pub enum PlacementError {
     Full(NodeId),
     /// A file is to be striped over more nodes than can take a part of it.
     #[error(
-        "a file can't be striped over {width} nodes: {able} are up and have room; give fewer, or see `tidemill status`"
+        "a file can't be striped over {width} nodes: {able} are up and have space; give fewer, or see `tidemill status`"
     )]
     Width {
         /// Requested number of nodes.
@@ -99,102 +99,106 @@ pub enum PlacementError {
 pub const RESERVE_BYTES: u64 = 16 << 20;
 
 /// Chooses the node of a new file: the named one, else inode modulo the nodes (AnalyzeThis §3.3), else the next that is not full and
-/// answers. Nodes that are being drained are never chosen. Nodes in memory or of the burst tier are chosen only if they are named,
-/// and nodes with files outside only if no other node can take the file.
+/// answers. Nodes that are being drained are never chosen. Nodes of the memory tier or of the burst tier are chosen only if they are named,
+/// and nodes with a backend only if no other node can take the file.
 ///
-/// `rooms` are the storage nodes that are online, in order of their ids.
+/// `spaces` are the storage nodes that are online, in order of their ids.
 ///
 /// # Errors
 /// See [`PlacementError`]. A named node is never replaced silently.
 pub fn place(
     inode: Inode,
     named: Option<NodeId>,
-    rooms: &[Room],
+    spaces: &[FreeSpace],
 ) -> Result<NodeId, PlacementError> {
     if let Some(node) = named {
-        let room = rooms.iter().find(|room| room.node == node);
-        return match room {
+        let space = spaces.iter().find(|space| space.node == node);
+        return match space {
             None => Err(PlacementError::Unknown(node)),
-            Some(room) if room.leaving => Err(PlacementError::Leaving(node)),
-            Some(room) if room.free_bytes < RESERVE_BYTES => Err(PlacementError::Full(node)),
+            Some(space) if space.leaving => Err(PlacementError::Leaving(node)),
+            Some(space) if space.free_bytes < RESERVE_BYTES => Err(PlacementError::Full(node)),
             Some(_) => Ok(node),
         };
     }
-    let stays = |room: &&Room| !room.leaving && room.takes_any();
-    if rooms.iter().all(|room| stays(&room) && !room.outside) {
-        return place_among(inode, rooms);
+    let stays = |space: &&FreeSpace| !space.leaving && space.takes_any();
+    if spaces.iter().all(|space| stays(&space) && !space.backend) {
+        return place_among(inode, spaces);
     }
-    let staying = rooms.iter().filter(stays).copied();
-    let (outside, inside): (Vec<Room>, Vec<Room>) = staying.partition(|room| room.outside);
-    if inside.is_empty() && outside.is_empty() && rooms.iter().any(|room| !room.leaving) {
+    let staying = spaces.iter().filter(stays).copied();
+    let (backend, local): (Vec<FreeSpace>, Vec<FreeSpace>) =
+        staying.partition(|space| space.backend);
+    if local.is_empty() && backend.is_empty() && spaces.iter().any(|space| !space.leaving) {
         return Err(PlacementError::NoStore);
     }
-    match place_among(inode, &inside) {
-        Err(_) if !outside.is_empty() => place_among(inode, &outside),
+    match place_among(inode, &local) {
+        Err(_) if !backend.is_empty() => place_among(inode, &backend),
         placed => placed,
     }
 }
 
 /// Returns the node at inode modulo the number of nodes, else the next that is not full and answers.
-fn place_among(inode: Inode, rooms: &[Room]) -> Result<NodeId, PlacementError> {
-    if rooms.is_empty() {
+fn place_among(inode: Inode, spaces: &[FreeSpace]) -> Result<NodeId, PlacementError> {
+    if spaces.is_empty() {
         return Err(PlacementError::NoNode);
     }
-    let first = usize::try_from(inode.0 % rooms.len() as u64).unwrap_or(0);
-    let (before, from) = rooms.split_at(first);
+    let first = usize::try_from(inode.0 % spaces.len() as u64).unwrap_or(0);
+    let (before, from) = spaces.split_at(first);
     let mut takes = from
         .iter()
         .chain(before)
-        .filter(|room| room.free_bytes >= RESERVE_BYTES);
+        .filter(|space| space.free_bytes >= RESERVE_BYTES);
     let any = takes.clone().next();
     takes
-        .find(|room| room.answers)
+        .find(|space| space.answers)
         .or(any)
-        .map(|room| room.node)
+        .map(|space| space.node)
         .ok_or(PlacementError::AllFull)
 }
 
 /// Returns the suspended nodes to resume for a file that can't be placed on online nodes.
 #[must_use]
-pub fn to_wake(error: PlacementError, asleep: &[Room]) -> Vec<NodeId> {
-    let able = asleep
+pub fn to_resume(error: PlacementError, suspended: &[FreeSpace]) -> Vec<NodeId> {
+    let able = suspended
         .iter()
-        .filter(|room| !room.leaving && room.takes_any() && room.free_bytes >= RESERVE_BYTES);
-    let able = able.map(|room| room.node);
+        .filter(|space| !space.leaving && space.takes_any() && space.free_bytes >= RESERVE_BYTES);
+    let able = able.map(|space| space.node);
     match error {
         PlacementError::Unknown(named) => {
-            let mut named = asleep.iter().filter(|room| room.node == named);
-            named.next().map(|room| room.node).into_iter().collect()
+            let mut named = suspended.iter().filter(|space| space.node == named);
+            named.next().map(|space| space.node).into_iter().collect()
         }
         PlacementError::NoNode | PlacementError::NoStore | PlacementError::AllFull => {
             able.take(1).collect()
         }
-        PlacementError::Width { width, able: awake } => {
-            let able: Vec<NodeId> = able.take(width.saturating_sub(awake)).collect();
+        PlacementError::Width {
+            width,
+            able: active,
+        } => {
+            let able: Vec<NodeId> = able.take(width.saturating_sub(active)).collect();
             // Resuming fewer nodes than necessary would be useless.
-            if awake + able.len() < width {
+            if active + able.len() < width {
                 return Vec::new();
             }
             able
         }
-        PlacementError::Asleep(_)
+        PlacementError::Suspended(_)
         | PlacementError::Leaving(_)
         | PlacementError::Full(_)
         | PlacementError::BurstFull => Vec::new(),
     }
 }
 
-/// Chooses the node in memory for a file that is to be stored in memory: among the nodes `here`, which the writer can reach, the one
+/// Chooses the node of the memory tier for a file that is to be stored in memory: among the nodes `here`, which the writer can reach, the one
 /// with the most free space, if this is enough for `bytes` bytes. `None` means that the file is stored on another kind of node.
 #[must_use]
-pub fn place_in_memory(here: &[NodeId], bytes: u64, rooms: &[Room]) -> Option<NodeId> {
+pub fn place_in_memory(here: &[NodeId], bytes: u64, spaces: &[FreeSpace]) -> Option<NodeId> {
     let needed = bytes.saturating_add(RESERVE_BYTES);
-    let able = rooms.iter().filter(|room| {
-        let takes = room.memory && room.answers && !room.leaving;
-        takes && here.contains(&room.node) && room.free_bytes >= needed
+    let able = spaces.iter().filter(|space| {
+        let takes = space.memory && space.answers && !space.leaving;
+        takes && here.contains(&space.node) && space.free_bytes >= needed
     });
-    able.max_by_key(|room| (room.free_bytes, std::cmp::Reverse(room.node)))
-        .map(|room| room.node)
+    able.max_by_key(|space| (space.free_bytes, std::cmp::Reverse(space.node)))
+        .map(|space| space.node)
 }
 
 /// Chooses the node of the burst tier for a version of `bytes` bytes. Nodes `here`, to which the client can write in place, are
@@ -207,57 +211,57 @@ pub fn place_in_burst(
     here: &[NodeId],
     apart: &[NodeId],
     bytes: u64,
-    rooms: &[Room],
+    spaces: &[FreeSpace],
 ) -> Result<Option<NodeId>, PlacementError> {
     let needed = bytes.saturating_add(RESERVE_BYTES);
-    let bursts = rooms
+    let bursts = spaces
         .iter()
-        .filter(|room| room.burst && room.answers && !room.leaving);
-    let able = bursts.clone().filter(|room| room.free_bytes >= needed);
-    let best = able.max_by_key(|room| {
+        .filter(|space| space.burst && space.answers && !space.leaving);
+    let able = bursts.clone().filter(|space| space.free_bytes >= needed);
+    let best = able.max_by_key(|space| {
         (
-            here.contains(&room.node),
-            !apart.contains(&room.node),
-            room.free_bytes,
-            std::cmp::Reverse(room.node),
+            here.contains(&space.node),
+            !apart.contains(&space.node),
+            space.free_bytes,
+            std::cmp::Reverse(space.node),
         )
     });
     match best {
-        Some(room) => Ok(Some(room.node)),
+        Some(space) => Ok(Some(space.node)),
         None if bursts.clone().next().is_some() => Err(PlacementError::BurstFull),
         None => Ok(None),
     }
 }
 
 /// Chooses `width` nodes for a striped file, or all if `width` is 0, one after the other from inode modulo the nodes on. Nodes
-/// that answer come first. Nodes in memory, of the burst tier or with files outside are excluded.
+/// that answer come first. Nodes of the memory tier, of the burst tier or with a backend are excluded.
 ///
 /// # Errors
 /// See [`PlacementError`].
 pub fn place_stripes(
     inode: Inode,
     width: usize,
-    rooms: &[Room],
+    spaces: &[FreeSpace],
 ) -> Result<Vec<NodeId>, PlacementError> {
-    if rooms.is_empty() {
+    if spaces.is_empty() {
         return Err(PlacementError::NoNode);
     }
-    let disk = |room: &Room| room.takes_any() && !room.outside;
-    let disks: Vec<Room> = rooms.iter().copied().filter(disk).collect();
+    let disk = |space: &FreeSpace| space.takes_any() && !space.backend;
+    let disks: Vec<FreeSpace> = spaces.iter().copied().filter(disk).collect();
     if disks.is_empty() {
         return Err(PlacementError::NoStore);
     }
     let first = usize::try_from(inode.0 % disks.len() as u64).unwrap_or(0);
     let (before, from) = disks.split_at(first);
     let takes = from.iter().chain(before);
-    let mut takes: Vec<&Room> = takes
-        .filter(|room| room.free_bytes >= RESERVE_BYTES && !room.leaving)
+    let mut takes: Vec<&FreeSpace> = takes
+        .filter(|space| space.free_bytes >= RESERVE_BYTES && !space.leaving)
         .collect();
     if takes.is_empty() {
         return Err(PlacementError::AllFull);
     }
-    takes.sort_by_key(|room| !room.answers);
-    let answering = takes.iter().filter(|room| room.answers).count();
+    takes.sort_by_key(|space| !space.answers);
+    let answering = takes.iter().filter(|space| space.answers).count();
     let able = takes.len().min(WIDTH_MAX);
     let chosen = match width {
         0 if answering > 0 => answering.min(able),
@@ -267,45 +271,45 @@ pub fn place_stripes(
     if chosen > able {
         return Err(PlacementError::Width { width, able });
     }
-    Ok(takes[..chosen].iter().map(|room| room.node).collect())
+    Ok(takes[..chosen].iter().map(|space| space.node).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn rooms(free: &[u64]) -> Vec<Room> {
+    fn spaces(free: &[u64]) -> Vec<FreeSpace> {
         (0..)
             .zip(free)
-            .map(|(id, &free_bytes)| Room {
+            .map(|(id, &free_bytes)| FreeSpace {
                 node: NodeId(id),
                 free_bytes,
                 answers: true,
                 leaving: false,
                 memory: false,
                 burst: false,
-                outside: false,
+                backend: false,
             })
             .collect()
     }
 
     #[test]
     fn placement_uses_inode_modulo_nodes_and_skips_full() {
-        let all = rooms(&[1 << 30; 4]);
+        let all = spaces(&[1 << 30; 4]);
         assert_eq!(place(Inode(6), None, &all), Ok(NodeId(2)));
-        let some = rooms(&[1 << 30, 1 << 30, 0, 1 << 30]);
+        let some = spaces(&[1 << 30, 1 << 30, 0, 1 << 30]);
         assert_eq!(place(Inode(6), None, &some), Ok(NodeId(3)));
         assert_eq!(
-            place(Inode(6), None, &rooms(&[0, 0])),
+            place(Inode(6), None, &spaces(&[0, 0])),
             Err(PlacementError::AllFull)
         );
         assert_eq!(place(Inode(6), None, &[]), Err(PlacementError::NoNode));
     }
 
     #[test]
-    fn placement_uses_outside_nodes_as_last_resort() {
-        let mut some = rooms(&[1 << 30, 1 << 50, 1 << 30]);
-        some[1].outside = true;
+    fn placement_uses_backend_nodes_as_last_resort() {
+        let mut some = spaces(&[1 << 30, 1 << 50, 1 << 30]);
+        some[1].backend = true;
         for inode in 0..6 {
             assert_ne!(place(Inode(inode), None, &some), Ok(NodeId(1)));
         }
@@ -320,7 +324,7 @@ mod tests {
 
     #[test]
     fn placement_skips_hanging_node_unless_named_or_only() {
-        let mut some = rooms(&[1 << 30, 1 << 30, 0]);
+        let mut some = spaces(&[1 << 30, 1 << 30, 0]);
         some[0].answers = false;
         assert_eq!(place(Inode(6), None, &some), Ok(NodeId(1)));
         assert_eq!(place(Inode(6), Some(NodeId(0)), &some), Ok(NodeId(0)));
@@ -331,7 +335,7 @@ mod tests {
 
     #[test]
     fn placement_skips_draining_node() {
-        let mut some = rooms(&[1 << 30; 3]);
+        let mut some = spaces(&[1 << 30; 3]);
         some[1].leaving = true;
         for inode in 0..4 {
             let expected = [0, 2, 0, 2][usize::try_from(inode).unwrap()];
@@ -339,13 +343,13 @@ mod tests {
         }
         let named = place(Inode(6), Some(NodeId(1)), &some);
         assert_eq!(named, Err(PlacementError::Leaving(NodeId(1))));
-        some.retain(|room| room.leaving);
+        some.retain(|space| space.leaving);
         assert_eq!(place(Inode(6), None, &some), Err(PlacementError::NoNode));
     }
 
     #[test]
     fn placement_uses_memory_only_on_request_and_if_it_fits() {
-        let mut some = rooms(&[1 << 30, 1 << 30, 2 << 30]);
+        let mut some = spaces(&[1 << 30, 1 << 30, 2 << 30]);
         some[1].memory = true;
         some[2].memory = true;
         for inode in 0..4 {
@@ -370,11 +374,11 @@ mod tests {
 
     #[test]
     fn burst_placement_prefers_nodes_near_the_writer() {
-        let mut some = rooms(&[1 << 30, 1 << 30, 2 << 30]);
+        let mut some = spaces(&[1 << 30, 1 << 30, 2 << 30]);
         assert_eq!(place_in_burst(&[NodeId(0)], &[], 0, &some), Ok(None));
         some[1].burst = true;
         some[2].burst = true;
-        let placed = |here: &[u32], bytes, some: &[Room]| {
+        let placed = |here: &[u32], bytes, some: &[FreeSpace]| {
             let here: Vec<NodeId> = here.iter().copied().map(NodeId).collect();
             place_in_burst(&here, &[], bytes, some).map(|placed| placed.map(|node| node.0))
         };
@@ -404,7 +408,7 @@ mod tests {
 
     #[test]
     fn named_node_is_never_replaced() {
-        let some = rooms(&[1 << 30, 0]);
+        let some = spaces(&[1 << 30, 0]);
         assert_eq!(place(Inode(6), Some(NodeId(0)), &some), Ok(NodeId(0)));
         assert_eq!(
             place(Inode(6), Some(NodeId(1)), &some),
@@ -419,7 +423,7 @@ mod tests {
     #[test]
     fn striped_placement_uses_answering_nodes_with_space() {
         let ids = |nodes: Vec<NodeId>| nodes.iter().map(|e| e.0).collect::<Vec<_>>();
-        let mut all = rooms(&[1 << 30; 4]);
+        let mut all = spaces(&[1 << 30; 4]);
         assert_eq!(ids(place_stripes(Inode(6), 3, &all).unwrap()), [2, 3, 0]);
         assert_eq!(ids(place_stripes(Inode(6), 0, &all).unwrap()), [2, 3, 0, 1]);
         all[3].answers = false;
@@ -432,7 +436,7 @@ mod tests {
         );
         assert_eq!(place_stripes(Inode(6), 1, &[]), Err(PlacementError::NoNode));
         assert_eq!(
-            place_stripes(Inode(6), 0, &rooms(&[0, 0])),
+            place_stripes(Inode(6), 0, &spaces(&[0, 0])),
             Err(PlacementError::AllFull)
         );
     }

@@ -1,7 +1,7 @@
 //! Selections: the part of a version that an input consists of. A selection is a whole version, one of its parts, or bytes of either. This
 //! module only computes byte ranges.
 
-use super::{Layout, Part, Piece, Within};
+use super::{Layout, Part, PartPosition, Segment};
 use crate::id::NodeId;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -132,8 +132,8 @@ pub enum SelectionError {
     Runs(u64),
     /// The description of the decoding is too long.
     #[error(
-        "its pieces take {0} bytes to describe, more than the {VALUES_BYTES_MAX} that one component can be told: use \
-         per = \"piece\", or store the variable in larger chunks or stripes"
+        "its chunks take {0} bytes to describe, more than the {VALUES_BYTES_MAX} that one task instance can be reported: use \
+         per = \"chunk\", or store the variable in larger chunks or stripes"
     )]
     Values(usize),
     /// A text is no selection.
@@ -386,7 +386,7 @@ pub fn byte_ranges(text: &str) -> Result<Vec<Range<u64>>, SelectionError> {
 
 /// Selected bytes of a layout: their locations, and their positions in the reader's input.
 #[derive(Clone, Debug)]
-pub struct Selected<'a> {
+pub struct SelectedBytes<'a> {
     layout: &'a Layout,
     part: Option<usize>,
     pub(super) ranges: Vec<Range<u64>>,
@@ -409,7 +409,7 @@ impl Layout {
     ///
     /// # Errors
     /// If the version has no such part, or not all of the bytes.
-    pub fn selected(&self, selection: &Selection) -> Result<Selected<'_>, SelectionError> {
+    pub fn selected(&self, selection: &Selection) -> Result<SelectedBytes<'_>, SelectionError> {
         let (part, size) = match selection.part {
             None => (None, self.size()),
             Some(part) => {
@@ -420,7 +420,7 @@ impl Layout {
                 (Some(index), size)
             }
         };
-        Ok(Selected {
+        Ok(SelectedBytes {
             layout: self,
             part,
             ranges: selection.within(size)?,
@@ -443,16 +443,16 @@ impl Layout {
                     (range.end - range.start) / striped.unit,
                 ));
             }
-            let pieces = match self {
+            let segments = match self {
                 // Bytes that an object lacks at its end are zeros.
-                Self::Striped(striped) => striped.pieces_of(part, range),
-                Self::Whole(_) | Self::Extents(_) => self.pieces_of(part, range),
+                Self::Striped(striped) => striped.segments_of(part, range),
+                Self::Whole(_) | Self::Extents(_) => self.segments_of(part, range),
             };
-            for piece in pieces {
-                let end = piece.offset + piece.length;
+            for segment in segments {
+                let end = segment.offset + segment.length;
                 match runs.last_mut() {
-                    Some(last) if last.end == piece.offset => last.end = end,
-                    _ => runs.push(piece.offset..end),
+                    Some(last) if last.end == segment.offset => last.end = end,
+                    _ => runs.push(segment.offset..end),
                 }
             }
         }
@@ -470,7 +470,7 @@ impl Layout {
         &self,
         selection: &Selection,
         mut begin: impl FnMut(u64) -> Result<u64, E>,
-    ) -> Result<Option<Selected<'_>>, E> {
+    ) -> Result<Option<SelectedBytes<'_>>, E> {
         let runs = self.runs(selection)?;
         let mut ranges: Vec<Range<u64>> = Vec::with_capacity(runs.len());
         let mut same = true;
@@ -485,7 +485,7 @@ impl Layout {
         }
         let part = None;
         let layout = self;
-        let selected = Selected {
+        let selected = SelectedBytes {
             layout,
             part,
             ranges,
@@ -504,7 +504,7 @@ impl Layout {
     }
 }
 
-impl Selected<'_> {
+impl SelectedBytes<'_> {
     /// Returns the selected bytes of the version or of the part.
     #[must_use]
     pub fn ranges(&self) -> &[Range<u64>] {
@@ -549,27 +549,27 @@ impl Selected<'_> {
         })
     }
 
-    /// Returns the positions of some bytes of a span in the reader's input: pieces with offsets in the input, in the order of the part.
-    pub fn places(&self, span: &SelectedSpan, bytes: Range<u64>) -> Vec<Piece> {
+    /// Returns the positions of some bytes of a span in the reader's input: segments with offsets in the input, in the order of the part.
+    pub fn places(&self, span: &SelectedSpan, bytes: Range<u64>) -> Vec<Segment> {
         let bytes = bytes.start.max(span.bytes.start)..bytes.end.min(span.bytes.end);
         if bytes.is_empty() {
             return Vec::new();
         }
-        let mut pieces = match self.part {
-            None => self.layout.pieces_of(span.part, bytes),
-            Some(part) => vec![Piece {
+        let mut segments = match self.part {
+            None => self.layout.segments_of(span.part, bytes),
+            Some(part) => vec![Segment {
                 offset: bytes.start,
                 length: bytes.end - bytes.start,
-                at: Some(Within {
+                at: Some(PartPosition {
                     part,
                     offset: bytes.start,
                 }),
             }],
         };
-        for piece in &mut pieces {
-            piece.offset = piece.offset - span.from + span.to;
+        for segment in &mut segments {
+            segment.offset = segment.offset - span.from + span.to;
         }
-        pieces
+        segments
     }
 
     /// Returns the number of selected bytes per part, without parts that have none.

@@ -1,7 +1,7 @@
 //! Striped files: stripe *k* is in part *k* mod *n*. A part holds its stripes one after the other, so that it is a plain file on its
 //! node (Active Storage §4). This module only computes positions.
 
-use super::{LayoutError, Part, Piece, Within};
+use super::{LayoutError, Part, PartPosition, Segment};
 use crate::id::ObjectId;
 use std::fmt;
 use std::ops::Range;
@@ -31,7 +31,7 @@ impl Stripes {
     /// # Errors
     /// The fault in the unit or the width.
     pub fn checked(self) -> Result<Self, LayoutError> {
-        Striped::check_form(self.unit, self.width.max(1))?;
+        StripedLayout::check_form(self.unit, self.width.max(1))?;
         Ok(self)
     }
 }
@@ -91,9 +91,9 @@ pub struct PartOf {
     pub version: ObjectId,
     /// Index of the part.
     pub index: u64,
-    /// Number of parts; for a version of pieces, the number when the part was begun.
+    /// Number of parts; for a version of extents, the number when the part was begun.
     pub width: u64,
-    /// Size of a stripe, in bytes; 0 if the part holds pieces of the version.
+    /// Size of a stripe, in bytes; 0 if the part holds extents of the version.
     pub unit: u64,
 }
 
@@ -126,7 +126,7 @@ impl PartOf {
         };
         let width = usize::try_from(part.width).ok()?;
         if part.unit > 0 {
-            Striped::check_form(part.unit, width).ok()?;
+            StripedLayout::check_form(part.unit, width).ok()?;
         }
         (part.index < part.width).then_some(part)
     }
@@ -134,7 +134,7 @@ impl PartOf {
 
 /// Layout of a striped file; see the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Striped {
+pub struct StripedLayout {
     /// Size of a stripe, in bytes.
     pub unit: u64,
     /// Size of the file, in bytes.
@@ -143,7 +143,7 @@ pub struct Striped {
     pub parts: Vec<Part>,
 }
 
-impl Striped {
+impl StripedLayout {
     /// Checks that a striping is valid.
     ///
     /// # Errors
@@ -245,25 +245,25 @@ impl Striped {
         Self::part_size(self.unit, self.parts.len(), self.size, part)
     }
 
-    pub(super) fn piece(&self, offset: u64, end: u64) -> Piece {
+    pub(super) fn segment(&self, offset: u64, end: u64) -> Segment {
         let (stripe, within) = (offset / self.unit, offset % self.unit);
         let left = match self.width() {
             1 => end - offset,
             _ => self.unit - within,
         };
-        let at = Within {
+        let at = PartPosition {
             part: usize::try_from(stripe % self.width()).unwrap_or(0),
             offset: stripe / self.width() * self.unit + within,
         };
-        Piece {
+        Segment {
             offset,
             length: left.min(end - offset),
             at: Some(at),
         }
     }
 
-    pub(super) fn pieces_of(&self, part: usize, range: Range<u64>) -> Vec<Piece> {
-        let mut pieces = Vec::new();
+    pub(super) fn segments_of(&self, part: usize, range: Range<u64>) -> Vec<Segment> {
+        let mut segments = Vec::new();
         let mut offset = range.start;
         while offset < range.end {
             let (row, within) = (offset / self.unit, offset % self.unit);
@@ -271,14 +271,14 @@ impl Striped {
                 1 => range.end - offset,
                 _ => (self.unit - within).min(range.end - offset),
             };
-            pieces.push(Piece {
+            segments.push(Segment {
                 offset: (row * self.width() + part as u64) * self.unit + within,
                 length,
-                at: Some(Within { part, offset }),
+                at: Some(PartPosition { part, offset }),
             });
             offset += length;
         }
-        pieces
+        segments
     }
 
     /// Returns, for each part with some of these bytes, the range of the part. A consecutive range of the file is a consecutive range of

@@ -13,11 +13,11 @@ fn part(object: u64, size: u64) -> Part {
 
 fn striped(unit: u64, width: usize, size: u64) -> Layout {
     let parts = (0..width).map(|index| {
-        let size = Striped::part_size(unit, width, size, index);
+        let size = StripedLayout::part_size(unit, width, size, index);
         part(index as u64 + 1, size)
     });
     let parts = parts.collect();
-    Layout::Striped(Striped { unit, size, parts })
+    Layout::Striped(StripedLayout { unit, size, parts })
 }
 
 fn ranges_of(start: u64, length: u64) -> Range<u64> {
@@ -57,7 +57,7 @@ fn written(writers: &[Vec<(u64, u64)>]) -> (Layout, Vec<Byte>) {
 }
 
 fn extent(offset: u64, length: u64, part: usize, within: u64) -> Extent {
-    let at = Within {
+    let at = PartPosition {
         part,
         offset: within,
     };
@@ -77,31 +77,31 @@ fn layouts() -> impl Strategy<Value = (Layout, Vec<Byte>)> {
     prop_oneof![whole, stripes, writers.prop_map(|all| written(&all))]
 }
 
-/// Returns the bytes of pieces.
-fn bytes_of(pieces: impl Iterator<Item = Piece>) -> Vec<(u64, Byte)> {
-    pieces
-        .flat_map(|piece| {
+/// Returns the bytes of segments.
+fn bytes_of(segments: impl Iterator<Item = Segment>) -> Vec<(u64, Byte)> {
+    segments
+        .flat_map(|segment| {
             let byte = move |within: u64| {
-                let at = piece.at.map(|at| (at.part, at.offset + within));
-                (piece.offset + within, at)
+                let at = segment.at.map(|at| (at.part, at.offset + within));
+                (segment.offset + within, at)
             };
-            (0..piece.length).map(byte)
+            (0..segment.length).map(byte)
         })
         .collect()
 }
 
 proptest! {
     #[test]
-    fn layout_pieces_return_each_byte_of_range((layout, bytes) in layouts(), start in 0..250_u64, length in 0..250_u64) {
+    fn layout_segments_return_each_byte_of_range((layout, bytes) in layouts(), start in 0..250_u64, length in 0..250_u64) {
         prop_assert_eq!(layout.size(), bytes.len() as u64);
         let all: Vec<(u64, Byte)> = (0..).zip(bytes.iter().copied()).collect();
         let end = start + length;
         let asked: Vec<(u64, Byte)> =
             all.iter().copied().filter(|(offset, _)| (start..end).contains(offset)).collect();
-        let told: Vec<Piece> = layout.pieces(start..end).collect();
-        prop_assert_eq!(&bytes_of(told.iter().copied()), &asked);
-        // Each piece is as long as possible.
-        for pair in told.windows(2) {
+        let found: Vec<Segment> = layout.segments(start..end).collect();
+        prop_assert_eq!(&bytes_of(found.iter().copied()), &asked);
+        // Each segment is as long as possible.
+        for pair in found.windows(2) {
             let follows = match (pair[0].at, pair[1].at) {
                 (Some(one), Some(next)) => {
                     let many = layout.parts().len() > 1 || !matches!(layout, Layout::Striped(_));
@@ -124,15 +124,15 @@ proptest! {
     }
 
     #[test]
-    fn pieces_of_part_return_its_bytes_of_the_file((layout, bytes) in layouts(), part in 0..6_usize, start in 0..100_u64, length in 0..100_u64) {
+    fn segments_of_part_return_its_bytes_of_the_file((layout, bytes) in layouts(), part in 0..6_usize, start in 0..100_u64, length in 0..100_u64) {
         let range = start..start + length;
-        let pieces = layout.pieces_of(part, range.clone());
+        let segments = layout.segments_of(part, range.clone());
         let mut expected: Vec<(u64, Byte)> = (0..)
             .zip(bytes.iter().copied())
             .filter(|(_, byte)| byte.is_some_and(|(of, at)| of == part && range.contains(&at)))
             .collect();
         expected.sort_unstable_by_key(|(_, byte)| *byte);
-        prop_assert_eq!(bytes_of(pieces.into_iter()), expected);
+        prop_assert_eq!(bytes_of(segments.into_iter()), expected);
     }
 
     #[test]
@@ -144,13 +144,13 @@ proptest! {
             prop_assert_eq!(layout.check(), Ok(()));
         }
         if let Layout::Extents(mut extents) = layout {
-            let kept = encode_pieces(extents.pieces());
-            let back = Extents::of(extents.size, extents.parts.clone(), decode_pieces(&kept).unwrap());
+            let kept = encode_extents(extents.extents());
+            let back = Extents::of(extents.size, extents.parts.clone(), decode_extents(&kept).unwrap());
             prop_assert_eq!(back.as_ref(), Ok(&extents));
             let joined = |pair: &[Extent]| pair[0].end() == pair[1].offset && pair[0].at.part == pair[1].at.part
                 && pair[0].end_within() == pair[1].at.offset;
-            let pieces: Vec<Extent> = extents.pieces().copied().collect();
-            prop_assert!(!pieces.windows(2).any(joined), "{:?}", pieces);
+            let list: Vec<Extent> = extents.extents().copied().collect();
+            prop_assert!(!list.windows(2).any(joined), "{:?}", list);
             extents.set_size(size);
             let cut: Vec<Byte> = (0..size)
                 .map(|offset| bytes.get(usize::try_from(offset).unwrap()).copied().flatten())
@@ -160,14 +160,14 @@ proptest! {
             let objects = |extents: &Extents| -> Vec<Option<(ObjectId, u64)>> {
                 let of = |byte: Byte| byte.map(|(part, at)| (extents.parts[part].object, at));
                 let layout = Layout::Extents(extents.clone());
-                bytes_of(layout.pieces(0..u64::MAX)).into_iter().map(|(_, at)| of(at)).collect()
+                bytes_of(layout.segments(0..u64::MAX)).into_iter().map(|(_, at)| of(at)).collect()
             };
             let mut pruned = extents.clone();
             let gone = pruned.prune();
             prop_assert_eq!(objects(&pruned), objects(&extents));
             prop_assert_eq!(gone.len() + pruned.parts.len(), extents.parts.len());
-            let told: Vec<Byte> = bytes_of(layout.pieces(0..u64::MAX)).into_iter().map(|(_, at)| at).collect();
-            prop_assert_eq!(told, cut);
+            let found: Vec<Byte> = bytes_of(layout.segments(0..u64::MAX)).into_iter().map(|(_, at)| at).collect();
+            prop_assert_eq!(found, cut);
         }
     }
 }
@@ -337,7 +337,7 @@ fn striped_layout_matches_hand_computed_example() {
         [(0, 4096..8192), (1, 0..8192), (2, 0..4096)]
     );
     // The stripes of one node are one run, whatever their number.
-    assert_eq!(striped(4096, 1, 1 << 40).pieces(0..1 << 40).count(), 1);
+    assert_eq!(striped(4096, 1, 1 << 40).segments(0..1 << 40).count(), 1);
     assert_eq!(striped(4096, 4, 1 << 40).spans(0..1 << 40).len(), 4);
 }
 
@@ -380,7 +380,10 @@ fn contradictory_layouts_are_refused() {
         (4096, 0),
         (4096, WIDTH_MAX + 1),
     ] {
-        assert!(Striped::check_form(unit, width).is_err(), "{unit} {width}");
+        assert!(
+            StripedLayout::check_form(unit, width).is_err(),
+            "{unit} {width}"
+        );
     }
     let mut short = striped(4096, 2, 8192);
     // Bytes that a part lacks are zeros; a part can't be longer than its place.
@@ -399,7 +402,7 @@ fn contradictory_layouts_are_refused() {
     assert_eq!(twice.check(), Err(LayoutError::Replicas(0)));
     twice.parts_mut()[0].replicas.clear();
     assert_eq!(twice.check(), Err(LayoutError::Replicas(0)));
-    for pieces in [
+    for list in [
         vec![extent(0, 0, 0, 0)],
         vec![extent(0, 11, 0, 0)],
         vec![extent(0, 5, 1, 0)],
@@ -409,24 +412,24 @@ fn contradictory_layouts_are_refused() {
         vec![extent(u64::MAX, 2, 0, 0)],
         vec![extent(0, 2, 0, u64::MAX)],
     ] {
-        let extents = Extents::of(10, vec![part(1, 10)], pieces.clone());
-        assert!(extents.is_err(), "{pieces:?}");
+        let extents = Extents::of(10, vec![part(1, 10)], list.clone());
+        assert!(extents.is_err(), "{list:?}");
     }
     let mut extents = Extents::default();
     extents.parts.push(part(1, 0));
     let before = extents.clone();
-    for piece in [
+    for extent in [
         extent(0, 0, 0, 0),
         extent(7, 1, 1, 0),
         extent(u64::MAX, 1, 0, 0),
         extent(0, 2, 0, u64::MAX),
     ] {
-        let refused = extents.put(piece);
-        assert_eq!(refused, Err(LayoutError::Piece(piece.offset)));
+        let refused = extents.put(extent);
+        assert_eq!(refused, Err(LayoutError::Extent(extent.offset)));
         assert_eq!(extents, before);
     }
     for bytes in [&[1][..], &[0x80; 8], &[0xff; 40], &[0, 0, 0, 0], &[1, 2, 3]] {
-        assert!(decode_pieces(bytes).is_err(), "{bytes:?}");
+        assert!(decode_extents(bytes).is_err(), "{bytes:?}");
     }
 }
 
@@ -438,8 +441,8 @@ fn bytes_beyond_end_of_a_part_become_holes() {
     extents.put(extent(0, 50, 0, 50)).unwrap();
     extents.parts[0].size = 60;
     extents.cut_to_parts();
-    let pieces: Vec<Extent> = extents.pieces().copied().collect();
-    assert_eq!(pieces, [extent(0, 10, 0, 50), extent(100, 50, 0, 0)]);
+    let list: Vec<Extent> = extents.extents().copied().collect();
+    assert_eq!(list, [extent(0, 10, 0, 50), extent(100, 50, 0, 0)]);
     assert_eq!(extents.size, 150);
     assert_eq!(Layout::Extents(extents).check(), Ok(()));
 }
@@ -448,12 +451,12 @@ fn bytes_beyond_end_of_a_part_become_holes() {
 fn extents_are_bounded_in_number() {
     let mut extents = Extents::default();
     extents.parts.push(part(1, 0));
-    for at in 0..PIECES_MAX as u64 - 1 {
+    for at in 0..EXTENTS_MAX as u64 - 1 {
         extents.put(extent(2 * at, 1, 0, at)).unwrap();
     }
     let full = extents.put(extent(1, 1, 0, 0));
-    assert_eq!(full, Err(LayoutError::Pieces(PIECES_MAX + 1)));
-    assert_eq!(extents.count(), PIECES_MAX - 1);
+    assert_eq!(full, Err(LayoutError::Extents(EXTENTS_MAX + 1)));
+    assert_eq!(extents.count(), EXTENTS_MAX - 1);
 }
 
 #[test]
@@ -513,13 +516,13 @@ proptest! {
     /// The file ends with the last byte of any part.
     #[test]
     fn file_size_follows_from_part_sizes(unit in 1..9_u64, sizes in proptest::collection::vec(0..40_u64, 1..6)) {
-        let size = Striped::size_of(unit, &sizes).unwrap();
+        let size = StripedLayout::size_of(unit, &sizes).unwrap();
         let width = sizes.len();
-        let holds = |size| (0..width).map(|part| Striped::part_size(unit, width, size, part)).collect::<Vec<_>>();
+        let holds = |size| (0..width).map(|part| StripedLayout::part_size(unit, width, size, part)).collect::<Vec<_>>();
         let fits = |size| holds(size).iter().zip(&sizes).all(|(takes, has)| has <= takes);
         prop_assert!(fits(size));
         prop_assert!(size == 0 || !fits(size - 1));
-        prop_assert_eq!(Striped::size_of(unit, &holds(size)), Some(size));
+        prop_assert_eq!(StripedLayout::size_of(unit, &holds(size)), Some(size));
     }
 }
 
@@ -621,23 +624,23 @@ fn layouts_of_largest_files_never_overflow() {
         Layout::Whole(part(1, size)),
         striped(UNIT_MAX, WIDTH_MAX, size),
     ] {
-        let last = layout.pieces(size - 3..size).last().unwrap();
+        let last = layout.segments(size - 3..size).last().unwrap();
         assert_eq!((last.offset, last.length), (size - 3, 3));
         let at = last.at.unwrap();
-        let back = layout.pieces_of(at.part, at.offset..at.offset + 3);
+        let back = layout.segments_of(at.part, at.offset..at.offset + 3);
         assert_eq!(back, [last]);
-        assert!(layout.pieces(size..size).next().is_none());
+        assert!(layout.segments(size..size).next().is_none());
         let spans = layout.spans(0..size).into_iter();
         assert_eq!(
             spans.map(|(_, span)| span.end - span.start).sum::<u64>(),
             size
         );
     }
-    assert_eq!(Striped::size_of(UNIT_MAX, &[size, 1]), None);
+    assert_eq!(StripedLayout::size_of(UNIT_MAX, &[size, 1]), None);
     let mut extents = Extents::default();
     extents.parts.push(part(1, 0));
     extents.put(extent(size - 1, 1, 0, 0)).unwrap();
     assert_eq!(extents.size, size);
     let layout = Layout::Extents(extents);
-    assert_eq!(layout.pieces(0..size).count(), 2);
+    assert_eq!(layout.segments(0..size).count(), 2);
 }

@@ -3,7 +3,7 @@
 //! Runs with the same name in their scripts are compared, in order if there are several. Places and times of runs are no differences, and
 //! neither are the paths of their outputs: a user who compares two runs knows that they are two.
 
-use super::{Graph, Record, Version};
+use super::{Graph, LineageRecord, LineageVersion};
 use crate::id::ObjectId;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,7 +47,8 @@ pub fn differences(first: &Graph, second: &Graph) -> Vec<Difference> {
                 found.extend((one.first != one.second).then_some(one));
             };
             let (Some(one), Some(other)) = (left.get(at), right.get(at)) else {
-                let of = |run: Option<&&Record>| run.map(|run| command(run)).unwrap_or_default();
+                let of =
+                    |run: Option<&&LineageRecord>| run.map(|run| command(run)).unwrap_or_default();
                 differ(MISSING, of(left.get(at)), of(right.get(at)));
                 continue;
             };
@@ -56,8 +57,8 @@ pub fn differences(first: &Graph, second: &Graph) -> Vec<Difference> {
                 differ("code", one.kernel_hash.clone(), other.kernel_hash.clone());
             }
             differ("arguments", one.args.join(" "), other.args.join(" "));
-            let around = |run: &Record| run.surroundings.to_string();
-            differ("surroundings", around(one), around(other));
+            let around = |run: &LineageRecord| run.runtime_environment.to_string();
+            differ("runtime_environment", around(one), around(other));
             let (read, read_other) = (sources(first, one), sources(second, other));
             let (read, read_other) = without_same(read, read_other);
             differ("inputs", shown(&read), shown(&read_other));
@@ -68,8 +69,8 @@ pub fn differences(first: &Graph, second: &Graph) -> Vec<Difference> {
     found
 }
 
-fn named(graph: &Graph) -> BTreeMap<&str, Vec<&Record>> {
-    let mut named: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
+fn named(graph: &Graph) -> BTreeMap<&str, Vec<&LineageRecord>> {
+    let mut named: BTreeMap<&str, Vec<&LineageRecord>> = BTreeMap::new();
     for record in graph
         .records()
         .filter(|run| !run.hidden && !run.is_others())
@@ -79,13 +80,13 @@ fn named(graph: &Graph) -> BTreeMap<&str, Vec<&Record>> {
     named
 }
 
-fn command(run: &Record) -> String {
+fn command(run: &LineageRecord) -> String {
     let words = std::iter::once(&run.kernel).chain(&run.args);
     words.map(String::as_str).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the inputs of a run that no run of the graph has written; the differences of the other inputs are those of their producers.
-fn sources<'a>(graph: &'a Graph, run: &Record) -> Vec<Source<'a>> {
+fn sources<'a>(graph: &'a Graph, run: &LineageRecord) -> Vec<KnownRead<'a>> {
     let objects = run.inputs.iter().map(|(_, object)| *object);
     let sources = objects.filter(|object| graph.maker(*object).is_none());
     sources
@@ -94,13 +95,13 @@ fn sources<'a>(graph: &'a Graph, run: &Record) -> Vec<Source<'a>> {
 }
 
 /// Version that was read, and its known data.
-type Source<'a> = (ObjectId, Option<&'a Version>);
+type KnownRead<'a> = (ObjectId, Option<&'a LineageVersion>);
 
 /// Returns the sources that are not the same in both; all of them if the numbers differ.
 fn without_same<'a>(
-    left: Vec<Source<'a>>,
-    right: Vec<Source<'a>>,
-) -> (Vec<Source<'a>>, Vec<Source<'a>>) {
+    left: Vec<KnownRead<'a>>,
+    right: Vec<KnownRead<'a>>,
+) -> (Vec<KnownRead<'a>>, Vec<KnownRead<'a>>) {
     if left.len() != right.len() {
         return (left, right);
     }
@@ -109,25 +110,25 @@ fn without_same<'a>(
 }
 
 /// Returns whether the contents are the same: the same object, or objects known to have the same content.
-fn same(left: &Source<'_>, right: &Source<'_>) -> bool {
-    let first = |(object, version): &Source<'_>| {
+fn same(left: &KnownRead<'_>, right: &KnownRead<'_>) -> bool {
+    let first = |(object, version): &KnownRead<'_>| {
         version
             .and_then(|version| version.same_as)
             .unwrap_or(*object)
     };
-    let hash = |(_, version): &Source<'_>| version.and_then(|one| one.hash.clone());
+    let hash = |(_, version): &KnownRead<'_>| version.and_then(|one| one.hash.clone());
     first(left) == first(right) || hash(left).is_some_and(|of| Some(of) == hash(right))
 }
 
-fn shown(sources: &[Source<'_>]) -> String {
-    let one = |(object, version): &Source<'_>| match version {
+fn shown(sources: &[KnownRead<'_>]) -> String {
+    let one = |(object, version): &KnownRead<'_>| match version {
         Some(version) => format!("{} (object {object})", version.shown_path()),
         None => format!("object {object}"),
     };
     sources.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-fn sizes(graph: &Graph, run: &Record) -> String {
+fn sizes(graph: &Graph, run: &LineageRecord) -> String {
     let size = |(_, object): &(String, ObjectId)| match graph.version(*object) {
         Some(version) if !version.hidden => version.size.to_string(),
         _ => "?".to_owned(),
@@ -151,7 +152,7 @@ pub fn text(differences: &[Difference]) -> String {
             (MISSING, false) => format!("- {run}: {first}"),
             _ => format!("~ {run}: {what}: {first} \u{2192} {second}"),
         };
-        out.push_str(&crate::shown::line(&line));
+        out.push_str(&crate::display::line(&line));
         out.push('\n');
     }
     if differences.is_empty() {
@@ -185,8 +186,8 @@ mod tests {
         let mut run = other.record(TaskId(14)).unwrap().clone();
         run.name = "draw".into();
         other.add_record(run);
-        let said = text(&differences(&mosaic(), &other));
-        let lines: Vec<&str> = said.lines().collect();
+        let printed = text(&differences(&mosaic(), &other));
+        let lines: Vec<&str> = printed.lines().collect();
         assert_eq!(
             lines,
             [

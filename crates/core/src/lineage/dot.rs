@@ -1,6 +1,6 @@
 //! Lineage in the DOT language of Graphviz: versions are boxes, runs are ellipses, and edges have the direction of the data.
 
-use super::{Graph, Record, Vertex};
+use super::{Graph, LineageRecord, Vertex};
 use std::fmt::Write;
 
 /// Returns the whole graph as a `digraph`.
@@ -27,7 +27,7 @@ pub fn render(graph: &Graph) -> String {
         let label = if record.hidden {
             format!("{}\ntask {}", record.shown_name(), record.task)
         } else {
-            let Record { kernel, node, .. } = record;
+            let LineageRecord { kernel, node, .. } = record;
             let name = record.shown_name();
             format!("{name}\n{kernel} on node {node}")
         };

@@ -14,7 +14,7 @@ const ROUNDS_MAX: usize = 20;
 
 /// Node of a picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Node {
+pub(super) struct PictureNode {
     /// Members of the node; if there are several, they are alike.
     pub(super) members: Vec<Vertex>,
 }
@@ -23,7 +23,7 @@ pub(super) struct Node {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Folded {
     /// Nodes by their first members.
-    pub(super) nodes: Vec<Node>,
+    pub(super) nodes: Vec<PictureNode>,
     /// Edges between indices of nodes, in the direction of the data.
     pub(super) edges: BTreeSet<(usize, usize)>,
 }
@@ -62,7 +62,7 @@ pub(super) fn fold(graph: &Graph) -> Folded {
     for (group, members) in groups.iter().enumerate() {
         members.iter().for_each(|member| group_of[*member] = group);
     }
-    let node = |members: &Vec<usize>| Node {
+    let node = |members: &Vec<usize>| PictureNode {
         members: members.iter().map(|member| vertices[*member]).collect(),
     };
     Folded {

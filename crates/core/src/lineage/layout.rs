@@ -14,7 +14,7 @@ const SWEEPS: usize = 8;
 
 /// Direction of the data in a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum GraphDirection {
     /// From left to right.
     Right,
     /// From top to bottom.
@@ -23,8 +23,8 @@ pub(super) enum Way {
 
 /// Geometry of a picture, in pixels.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Layout {
-    pub(super) way: Way,
+pub(super) struct PictureLayout {
+    pub(super) way: GraphDirection,
     pub(super) width: usize,
     pub(super) height: usize,
     /// Upper left corners, node by node.
@@ -34,9 +34,14 @@ pub(super) struct Layout {
 }
 
 /// Returns the layout that is larger on a slide.
-pub(super) fn layout(nodes: usize, edges: &BTreeSet<(usize, usize)>, box_width: usize) -> Layout {
+pub(super) fn layout(
+    nodes: usize,
+    edges: &BTreeSet<(usize, usize)>,
+    box_width: usize,
+) -> PictureLayout {
     let layers = Layers::new(nodes, edges);
-    let [right, down] = [Way::Right, Way::Down].map(|way| layers.placed(way, box_width));
+    let [right, down] =
+        [GraphDirection::Right, GraphDirection::Down].map(|way| layers.placed(way, box_width));
     if fill(&right) >= fill(&down) {
         right
     } else {
@@ -45,7 +50,7 @@ pub(super) fn layout(nodes: usize, edges: &BTreeSet<(usize, usize)>, box_width: 
 }
 
 /// Returns the scale with which a picture fills a slide, in thousandths.
-pub(super) fn fill(layout: &Layout) -> usize {
+pub(super) fn fill(layout: &PictureLayout) -> usize {
     let scale = |slide: usize, size: usize| slide * 1000 / size.max(1);
     scale(SLIDE.0, layout.width).min(scale(SLIDE.1, layout.height))
 }
@@ -132,11 +137,11 @@ impl Layers {
         }
     }
 
-    fn placed(&self, way: Way, box_width: usize) -> Layout {
+    fn placed(&self, way: GraphDirection, box_width: usize) -> PictureLayout {
         // Sizes in the direction of the data, and across it.
         let (length, gap, breadth, between, lane) = match way {
-            Way::Right => (box_width, 56, BOX_HEIGHT, 16, 10),
-            Way::Down => (BOX_HEIGHT, 40, box_width, 24, 12),
+            GraphDirection::Right => (box_width, 56, BOX_HEIGHT, 16, 10),
+            GraphDirection::Down => (BOX_HEIGHT, 40, box_width, 24, 12),
         };
         let size = |item: usize| if item < self.nodes { breadth } else { lane };
         let total = |layer: &Vec<usize>| -> usize {
@@ -159,8 +164,8 @@ impl Layers {
             }
         }
         let turned = |(along, across): (usize, usize)| match way {
-            Way::Right => (along, across),
-            Way::Down => (across, along),
+            GraphDirection::Right => (along, across),
+            GraphDirection::Down => (across, along),
         };
         let route = |items: &Vec<usize>| -> Vec<(usize, usize)> {
             let sides = |item: &usize| {
@@ -174,7 +179,7 @@ impl Layers {
         let count = self.layers.len();
         let along = 2 * MARGIN + (count * (length + gap)).saturating_sub(gap);
         let (width, height) = turned((along, 2 * MARGIN + widest));
-        Layout {
+        PictureLayout {
             way,
             width,
             height,
@@ -201,9 +206,9 @@ mod tests {
     fn layout_edges_point_forward_and_avoid_boxes() {
         let edges = tangle(9);
         let layers = Layers::new(9, &edges);
-        for way in [Way::Right, Way::Down] {
+        for way in [GraphDirection::Right, GraphDirection::Down] {
             let layout = layers.placed(way, WIDTH);
-            let along = |(x, y): (usize, usize)| if way == Way::Right { x } else { y };
+            let along = |(x, y): (usize, usize)| if way == GraphDirection::Right { x } else { y };
             for ((from, to), route) in edges.iter().zip(&layout.routes) {
                 assert!(along(layout.boxes[*from]) < along(layout.boxes[*to]));
                 // Only lanes are next to boxes, and they are straight.
@@ -219,7 +224,7 @@ mod tests {
                 // Between two lanes or boxes there is only the gap.
                 for bend in route.chunks(2) {
                     let gap = along(bend[1]) - along(bend[0]);
-                    assert_eq!(gap, if way == Way::Right { 56 } else { 40 });
+                    assert_eq!(gap, if way == GraphDirection::Right { 56 } else { 40 });
                 }
             }
         }
@@ -227,7 +232,7 @@ mod tests {
 
     #[test]
     fn layout_boxes_never_overlap_and_fit_picture() {
-        for way in [Way::Right, Way::Down] {
+        for way in [GraphDirection::Right, GraphDirection::Down] {
             let layout =
                 Layers::new(30, &(1..30).map(|at| (at / 4, at)).collect()).placed(way, WIDTH);
             for (index, &(x, y)) in layout.boxes.iter().enumerate() {
@@ -245,7 +250,7 @@ mod tests {
     fn layout_of_parallel_branches_has_no_crossing() {
         // Two chains, numbered crosswise.
         let edges = BTreeSet::from([(0, 3), (1, 2), (3, 4), (2, 5)]);
-        let layout = Layers::new(6, &edges).placed(Way::Right, WIDTH);
+        let layout = Layers::new(6, &edges).placed(GraphDirection::Right, WIDTH);
         let row = |node: usize| layout.boxes[node].1;
         assert_eq!((row(0), row(1)), (row(3), row(2)));
         assert_eq!((row(3), row(2)), (row(4), row(5)));

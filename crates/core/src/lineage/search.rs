@@ -2,7 +2,7 @@
 //!
 //! The server searches all recorded runs; the caller that shows the lineage of one file searches within it.
 
-use super::{Graph, Record, Version};
+use super::{Graph, LineageRecord, LineageVersion};
 use crate::time::Time;
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ const DAY_NS: u64 = 86_400_000_000_000;
 
 /// Search criteria; a criterion that is not given matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Search {
-    /// Kernel; see [`Record::is_of`].
+pub struct LineageCriteria {
+    /// Kernel; see [`LineageRecord::is_of`].
     pub kernel: Option<String>,
     /// Groups of words that must be consecutive among the arguments; all groups must match.
     pub args: Vec<String>,
@@ -35,7 +35,7 @@ pub struct Annotated {
     pub values: Vec<String>,
 }
 
-impl Search {
+impl LineageCriteria {
     /// Returns whether there are no criteria.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -53,7 +53,7 @@ impl Search {
     }
 
     /// Returns the runs of a graph that match, if the search is for runs.
-    pub fn runs<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = &'a Record> {
+    pub fn runs<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = &'a LineageRecord> {
         let annotated: BTreeSet<_> = graph
             .versions()
             .filter(|version| self.matches_version(version))
@@ -68,14 +68,14 @@ impl Search {
     }
 
     /// Returns the versions of a graph that match, if the search is for versions.
-    pub fn versions<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = &'a Version> {
+    pub fn versions<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = &'a LineageVersion> {
         let versions = graph.versions();
         versions.filter(|version| !self.is_of_runs() && self.matches_version(version))
     }
 
     /// Returns whether a run matches, regardless of annotations. A hidden run never matches.
     #[must_use]
-    pub fn matches_run(&self, run: &Record) -> bool {
+    pub fn matches_run(&self, run: &LineageRecord) -> bool {
         let kernel = self.kernel.as_ref();
         !run.hidden
             && !run.is_others()
@@ -88,7 +88,7 @@ impl Search {
 
     /// Returns whether a version has all the annotations, if there are any.
     #[must_use]
-    pub fn matches_version(&self, version: &Version) -> bool {
+    pub fn matches_version(&self, version: &LineageVersion) -> bool {
         let has = |wanted: &Annotated| {
             version.annotations.iter().any(|(name, value)| {
                 *name == wanted.name && (wanted.values.is_empty() || wanted.values.contains(value))
@@ -156,37 +156,37 @@ mod tests {
     use super::*;
     use crate::id::ObjectId;
 
-    fn tasks(search: &Search, graph: &Graph) -> Vec<u64> {
+    fn tasks(search: &LineageCriteria, graph: &Graph) -> Vec<u64> {
         search.runs(graph).map(|run| run.task.0).collect()
     }
 
     #[test]
     fn search_finds_runs_by_kernel_argument_and_time() {
         let graph = mosaic();
-        let of = |kernel: &str| Search {
+        let of = |kernel: &str| LineageCriteria {
             kernel: Some(kernel.into()),
-            ..Search::default()
+            ..LineageCriteria::default()
         };
         assert_eq!(tasks(&of("add"), &graph), [13]);
         assert_eq!(tasks(&of("ad"), &graph), [0; 0]);
-        let with = |arg: &str| Search {
+        let with = |arg: &str| LineageCriteria {
             args: vec![arg.into()],
-            ..Search::default()
+            ..LineageCriteria::default()
         };
         assert_eq!(tasks(&with("-x"), &graph), [11, 12, 13, 14]);
         assert_eq!(tasks(&with("x"), &graph), [0; 0], "whole words");
         assert_eq!(tasks(&with("a \"b\" <c> & {d}"), &graph).len(), 4);
         // 14 November 2023 was a Tuesday.
-        let on = |day| Search {
+        let on = |day| LineageCriteria {
             weekday: Some(day),
-            ..Search::default()
+            ..LineageCriteria::default()
         };
         assert_eq!(tasks(&on(2), &graph).len(), 4);
         assert_eq!(tasks(&on(1), &graph).len(), 0);
         let begun = Time(1_700_000_000_000_000_000);
-        let since = |since| Search {
+        let since = |since| LineageCriteria {
             since: Some(since),
-            ..Search::default()
+            ..LineageCriteria::default()
         };
         assert_eq!(tasks(&since(begun), &graph).len(), 4);
         assert_eq!(tasks(&since(Time(begun.0 + 1)), &graph).len(), 0);
@@ -234,11 +234,11 @@ mod tests {
                 values,
             }]
         };
-        let mut search = Search {
+        let mut search = LineageCriteria {
             annotations: annotated(&["IIT", "UChicago"]),
-            ..Search::default()
+            ..LineageCriteria::default()
         };
-        let objects = |search: &Search, graph: &Graph| {
+        let objects = |search: &LineageCriteria, graph: &Graph| {
             search
                 .versions(graph)
                 .map(|one| one.object.0)

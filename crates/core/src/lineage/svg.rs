@@ -2,10 +2,10 @@
 //! the direction of the data. Tooltips contain the details. The picture is drawn from left to right or from top to bottom, whichever is
 //! larger on a slide.
 
-use super::fold::{Node, common, fold};
-use super::layout::{BOX_HEIGHT, Layout, Way, layout};
+use super::fold::{PictureNode, common, fold};
+use super::layout::{BOX_HEIGHT, GraphDirection, PictureLayout, layout};
 use super::{Graph, HIDDEN, Vertex, text};
-use crate::shown::bytes;
+use crate::display::bytes;
 use crate::xml::escaped;
 use std::fmt::Write;
 
@@ -67,15 +67,15 @@ pub fn render(graph: &Graph) -> String {
 }
 
 /// Returns the path of an edge: straight in lanes, bent between them.
-fn path(layout: &Layout, route: &[(usize, usize)]) -> String {
+fn path(layout: &PictureLayout, route: &[(usize, usize)]) -> String {
     let mut path = String::new();
     for bend in route.chunks(2) {
         let &[(x1, y1), (x2, y2)] = bend else {
             continue;
         };
         let ((c1, d1), (c2, d2)) = match layout.way {
-            Way::Right => (((x1 + x2) / 2, y1), ((x1 + x2) / 2, y2)),
-            Way::Down => ((x1, (y1 + y2) / 2), (x2, (y1 + y2) / 2)),
+            GraphDirection::Right => (((x1 + x2) / 2, y1), ((x1 + x2) / 2, y2)),
+            GraphDirection::Down => ((x1, (y1 + y2) / 2), (x2, (y1 + y2) / 2)),
         };
         let to = if path.is_empty() { 'M' } else { 'L' };
         let _ = write!(path, "{to}{x1} {y1}C{c1} {d1} {c2} {d2} {x2} {y2}");
@@ -94,7 +94,7 @@ struct Face {
 }
 
 impl Face {
-    fn new(graph: &Graph, node: &Node) -> Self {
+    fn new(graph: &Graph, node: &PictureNode) -> Self {
         let names: Vec<String> = node.members.iter().map(|one| name(graph, *one)).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let members = node.members.len();
@@ -105,15 +105,15 @@ impl Face {
             _ => ("#f2f2f2", 3),
         };
         let mut stories = node.members.iter().map(|one| story(graph, *one));
-        let mut told: Vec<String> = stories.by_ref().take(STORY_LINES_MAX).collect();
+        let mut lines: Vec<String> = stories.by_ref().take(STORY_LINES_MAX).collect();
         let more = stories.count();
         if more > 0 {
-            told.push(format!("and {more} more"));
+            lines.push(format!("and {more} more"));
         }
         Self {
             name: shortened(&common(&names)),
             second: second(graph, &node.members),
-            story: told.join("\n"),
+            story: lines.join("\n"),
             fill,
             radius,
             members,
@@ -261,7 +261,7 @@ mod tests {
         assert!(picture.contains("/raw/\u{2026}.fits<"), "{picture}");
         assert!(
             picture.contains("/raw/3.fits"),
-            "each is told in the tooltip"
+            "each is lines in the tooltip"
         );
     }
 

@@ -1,7 +1,7 @@
 //! Lineage as a text tree for terminals. A version or run appears only once.
 
-use super::{Graph, Record, Version, Vertex, Writer, iso_time};
-use crate::shown::{self, bytes};
+use super::{Graph, LineageRecord, LineageVersion, VersionWriter, Vertex, iso_time};
+use crate::display::{self, bytes};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ const VALUE_CHARS_MAX: usize = 60;
 
 /// Direction in which a tree grows from its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
+enum TreeDirection {
     /// To its inputs.
     Up,
     /// To the versions computed from it.
@@ -20,9 +20,9 @@ enum Direction {
 /// Returns the trees of the origins (`up`) and of the results (`down`) of versions and runs.
 #[must_use]
 pub fn trees(graph: &Graph, roots: &[Vertex], up: bool, down: bool) -> String {
-    let up = up.then(|| render(graph, roots, Direction::Up));
+    let up = up.then(|| render(graph, roots, TreeDirection::Up));
     let down = down.then(|| {
-        let tree = render(graph, roots, Direction::Down);
+        let tree = render(graph, roots, TreeDirection::Down);
         format!("What was made of it:\n{tree}")
     });
     up.into_iter().chain(down).collect::<Vec<_>>().join("\n")
@@ -33,7 +33,7 @@ pub fn trees(graph: &Graph, roots: &[Vertex], up: bool, down: bool) -> String {
 pub fn list(graph: &Graph, found: &[Vertex]) -> String {
     let mut out = String::new();
     for &item in found {
-        let _ = writeln!(out, "{}", shown::line(&line(graph, item)));
+        let _ = writeln!(out, "{}", display::line(&line(graph, item)));
         let Vertex::Run(task) = item else { continue };
         let Some(record) = graph.record(task) else {
             continue;
@@ -41,7 +41,7 @@ pub fn list(graph: &Graph, found: &[Vertex]) -> String {
         for (what, ends) in [("read", &record.inputs), ("made", &record.outputs)] {
             for (_, object) in ends {
                 let end = line(graph, Vertex::Version(*object));
-                let _ = writeln!(out, "   {what} {}", shown::line(&end));
+                let _ = writeln!(out, "   {what} {}", display::line(&end));
             }
         }
     }
@@ -55,7 +55,7 @@ pub fn list(graph: &Graph, found: &[Vertex]) -> String {
 }
 
 /// Returns the trees of versions or runs, with a line per version and per run. The depth is not limited.
-fn render(graph: &Graph, roots: &[Vertex], direction: Direction) -> String {
+fn render(graph: &Graph, roots: &[Vertex], direction: TreeDirection) -> String {
     let mut out = String::new();
     let mut shown = BTreeSet::new();
     // Items still to print, in reverse order: the indentation, and whether the item is the last of its siblings.
@@ -81,7 +81,7 @@ fn render(graph: &Graph, roots: &[Vertex], direction: Direction) -> String {
             ""
         };
         // Names may contain control characters for a terminal.
-        let line = shown::line(&line(graph, item));
+        let line = display::line(&line(graph, item));
         let _ = writeln!(out, "{indent}{branch}{line}{note}");
         let count = children.len();
         for (index, child) in children.into_iter().enumerate().rev() {
@@ -94,9 +94,9 @@ fn render(graph: &Graph, roots: &[Vertex], direction: Direction) -> String {
     out
 }
 
-fn children(graph: &Graph, item: Vertex, direction: Direction) -> Vec<Vertex> {
-    let versions = |record: &Record| {
-        let list = if direction == Direction::Up {
+fn children(graph: &Graph, item: Vertex, direction: TreeDirection) -> Vec<Vertex> {
+    let versions = |record: &LineageRecord| {
+        let list = if direction == TreeDirection::Up {
             &record.inputs
         } else {
             &record.outputs
@@ -106,12 +106,12 @@ fn children(graph: &Graph, item: Vertex, direction: Direction) -> Vec<Vertex> {
             .collect()
     };
     match (item, direction) {
-        (Vertex::Version(object), Direction::Up) => graph
+        (Vertex::Version(object), TreeDirection::Up) => graph
             .maker(object)
             .map(|record| Vertex::Run(record.task))
             .into_iter()
             .collect(),
-        (Vertex::Version(object), Direction::Down) => graph
+        (Vertex::Version(object), TreeDirection::Down) => graph
             .readers(object)
             .map(|record| Vertex::Run(record.task))
             .collect(),
@@ -119,7 +119,7 @@ fn children(graph: &Graph, item: Vertex, direction: Direction) -> Vec<Vertex> {
     }
 }
 
-fn has_children(graph: &Graph, item: Vertex, direction: Direction) -> bool {
+fn has_children(graph: &Graph, item: Vertex, direction: TreeDirection) -> bool {
     !children(graph, item, direction).is_empty()
 }
 
@@ -129,7 +129,7 @@ fn line(graph: &Graph, item: Vertex) -> String {
             Some(version) => {
                 let unknown = match version.writer {
                     // The record of the task was lost with its node.
-                    Writer::Task(task) if unexplained(graph, version) => {
+                    VersionWriter::Task(task) if unexplained(graph, version) => {
                         format!(", made by task {task}, of which nothing else is shown")
                     }
                     _ => String::new(),
@@ -143,11 +143,11 @@ fn line(graph: &Graph, item: Vertex) -> String {
 }
 
 /// Returns whether the task that wrote a version is not part of the graph.
-fn unexplained(graph: &Graph, version: &Version) -> bool {
+fn unexplained(graph: &Graph, version: &LineageVersion) -> bool {
     !version.hidden && graph.maker(version.object).is_none()
 }
 
-pub(super) fn version_line(version: &Version) -> String {
+pub(super) fn version_line(version: &LineageVersion) -> String {
     if version.hidden {
         return format!("{}  [object {}]", version.shown_path(), version.object);
     }
@@ -164,8 +164,8 @@ pub(super) fn version_line(version: &Version) -> String {
         String::new()
     };
     let writer = match version.writer {
-        Writer::Task(_) => String::new(),
-        Writer::Client(owner) => {
+        VersionWriter::Task(_) => String::new(),
+        VersionWriter::Client(owner) => {
             format!(
                 ", written by user {} at {}",
                 owner.uid,
@@ -184,7 +184,7 @@ pub(super) fn version_line(version: &Version) -> String {
 }
 
 /// Returns the annotations of a version for the end of its line.
-fn annotations(version: &Version) -> String {
+fn annotations(version: &LineageVersion) -> String {
     let cut = |text: &str| -> String {
         let mut kept: String = text.chars().take(VALUE_CHARS_MAX).collect();
         if kept.len() < text.len() {
@@ -200,7 +200,7 @@ fn annotations(version: &Version) -> String {
     format!("  {{{}}}", all.join(", "))
 }
 
-pub(super) fn run_line(record: &Record) -> String {
+pub(super) fn run_line(record: &LineageRecord) -> String {
     if record.hidden {
         return format!("{}  [task {}]", record.shown_name(), record.task);
     }
@@ -221,8 +221,8 @@ pub(super) fn run_line(record: &Record) -> String {
         command.push(' ');
         command.push_str(arg);
     }
-    if !record.surroundings.is_empty() {
-        command.push_str(&format!("  with {}", record.surroundings));
+    if !record.runtime_environment.is_empty() {
+        command.push_str(&format!("  with {}", record.runtime_environment));
     }
     let hash: String = record.kernel_hash.chars().take(12).collect();
     let reused = record
@@ -230,14 +230,14 @@ pub(super) fn run_line(record: &Record) -> String {
         .map(|task| format!(", result of task {task} used again, which ran there and then"))
         .unwrap_or_default();
     format!(
-        "{}: {command}  [task {} of job {}, node {}, {}, {:.3} s, moved {}, kernel {hash}{reused}]",
+        "{}: {command}  [task {} of job {}, node {}, {}, {:.3} s, transferred {}, kernel {hash}{reused}]",
         record.name,
         record.task,
         record.job,
         record.node,
         iso_time(record.start),
         record.end.since(record.start).as_secs_f64(),
-        bytes(record.moved_bytes)
+        bytes(record.transferred_bytes)
     )
 }
 
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn text_tree_grows_up_from_result_to_sources() {
-        let text = render(&mosaic(), &of(5), Direction::Up);
+        let text = render(&mosaic(), &of(5), TreeDirection::Up);
         let args = "-x a \"b\" <c> & {d}";
         assert_eq!(
             names(&text),
@@ -283,9 +283,9 @@ mod tests {
 
     #[test]
     fn text_tree_grows_down_and_reports_unknown_object() {
-        let text = render(&mosaic(), &of(2), Direction::Down);
+        let text = render(&mosaic(), &of(2), TreeDirection::Down);
         assert!(text.contains("/mosaic <1>.png"), "{text}");
-        assert!(render(&mosaic(), &of(99), Direction::Up).starts_with("object 99, of which"));
+        assert!(render(&mosaic(), &of(99), TreeDirection::Up).starts_with("object 99, of which"));
     }
 
     #[test]
@@ -294,7 +294,7 @@ mod tests {
         let mut again = graph.records[&TaskId(13)].clone();
         again.inputs.push(("again".into(), ObjectId(3)));
         graph.add_record(again);
-        let text = render(&graph, &of(5), Direction::Up);
+        let text = render(&graph, &of(5), TreeDirection::Up);
         assert_eq!(text.matches("/raw/1.fits").count(), 1, "{text}");
         assert_eq!(text.matches("(see above)").count(), 1, "{text}");
     }

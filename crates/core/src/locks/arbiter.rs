@@ -1,12 +1,12 @@
 //! The server's side of file locks: decides which mount holds the table of a file's locks, and queues conflicting requests of different
 //! mounts. It does no I/O: the server sends its actions to the mounts.
 
-use super::{How, Lock, Table};
+use super::{Lock, LockMode, LockTable};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Message to a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum LockMessage {
     /// Return the file's table.
     Recall {
         /// Id of the mount.
@@ -15,7 +15,7 @@ pub enum Action {
         ino: u64,
     },
     /// The mount now holds the file's table and decides the request itself.
-    Lend {
+    Delegate {
         /// Id of the mount.
         mount: u64,
         /// Inode of the file.
@@ -60,28 +60,28 @@ pub struct Arbiter {
     /// Mounts that held locks before the server restarted and have not reported them. No other mount gets a lock until these mounts have
     /// reported their locks or are removed.
     awaited: BTreeSet<u64>,
-    files: BTreeMap<u64, File>,
+    files: BTreeMap<u64, ArbiterFile>,
     number: u64,
 }
 
 #[derive(Debug, Default)]
-struct File {
-    /// Mount that decides alone, and the number of the message that lent the table.
-    lent: Option<(u64, u64)>,
+struct ArbiterFile {
+    /// Mount that decides alone, and the number of the message that delegated the table.
+    delegated: Option<(u64, u64)>,
     recalled: bool,
     /// Locks of all mounts, if no mount decides alone.
-    table: Table,
+    table: LockTable,
     /// Granted locks that their mount may not know yet, by the number of the message.
-    told: BTreeMap<u64, Lock>,
-    queue: VecDeque<Want>,
+    reported: BTreeMap<u64, Lock>,
+    queue: VecDeque<WaitingLock>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Want {
+struct WaitingLock {
     mount: u64,
     request: u64,
     lock: Lock,
-    how: How,
+    how: LockMode,
 }
 
 impl Arbiter {
@@ -110,7 +110,7 @@ impl Arbiter {
     #[must_use]
     pub fn is_locked_elsewhere(&self, ino: u64, mount: u64) -> bool {
         self.files.get(&ino).is_some_and(|file| {
-            file.lent.is_some_and(|(holder, _)| holder != mount)
+            file.delegated.is_some_and(|(holder, _)| holder != mount)
                 || file.table.iter().any(|held| held.owner.mount != mount)
                 || file.queue.iter().any(|want| want.mount != mount)
         })
@@ -123,21 +123,21 @@ impl Arbiter {
     }
 
     /// Handles a mount's report of its complete state, which the mount sends at first or when messages may have been lost: the files whose
-    /// tables are lent to it, and its locks on other files.
+    /// tables are delegated to it, and its locks on other files.
     ///
     /// # Errors
     /// If the mount holds locks or tables and was removed since, or they conflict with those of other mounts. The mount loses them.
     pub fn on_join(
         &mut self,
         mount: u64,
-        lent: &[u64],
+        delegated: &[u64],
         locks: &[(u64, Lock)],
-        out: &mut Vec<Action>,
+        out: &mut Vec<LockMessage>,
     ) -> Result<(), NotAMember> {
         let known = self.mounts().any(|known| known == mount);
         self.forget(mount);
-        let accepted = (known || (lent.is_empty() && locks.is_empty()))
-            && lent.iter().all(|&ino| self.take_lent(mount, ino))
+        let accepted = (known || (delegated.is_empty() && locks.is_empty()))
+            && delegated.iter().all(|&ino| self.take_delegated(mount, ino))
             && locks
                 .iter()
                 .all(|&(ino, lock)| self.take_lock(mount, ino, lock));
@@ -150,11 +150,11 @@ impl Arbiter {
         accepted.then_some(()).ok_or(NotAMember)
     }
 
-    fn take_lent(&mut self, mount: u64, ino: u64) -> bool {
+    fn take_delegated(&mut self, mount: u64, ino: u64) -> bool {
         let file = self.files.entry(ino).or_default();
-        let free = file.lent.is_none() && file.table.is_empty();
+        let free = file.delegated.is_none() && file.table.is_empty();
         if free {
-            file.lent = Some((mount, 0));
+            file.delegated = Some((mount, 0));
         }
         free
     }
@@ -162,7 +162,7 @@ impl Arbiter {
     fn take_lock(&mut self, mount: u64, ino: u64, lock: Lock) -> bool {
         let file = self.files.entry(ino).or_default();
         let lock = of(mount, lock);
-        let free = file.lent.is_none() && file.table.conflict(&lock).is_none();
+        let free = file.delegated.is_none() && file.table.conflict(&lock).is_none();
         if free {
             file.table.set(lock);
         }
@@ -188,8 +188,8 @@ impl Arbiter {
         (mount, request): (u64, u64),
         ino: u64,
         lock: Lock,
-        how: How,
-        out: &mut Vec<Action>,
+        how: LockMode,
+        out: &mut Vec<LockMessage>,
     ) -> Result<(), NotAMember> {
         self.check(mount)?;
         let queue = &mut self.files.entry(ino).or_default().queue;
@@ -198,7 +198,7 @@ impl Arbiter {
             .iter()
             .any(|want| (want.mount, want.request) == (mount, request))
         {
-            queue.push_back(Want {
+            queue.push_back(WaitingLock {
                 mount,
                 request,
                 lock,
@@ -210,15 +210,15 @@ impl Arbiter {
     }
 
     /// Cancels a request of a mount. If the lock was granted already, the mount receives the grant and returns the lock.
-    pub fn on_cancel(&mut self, mount: u64, ino: u64, request: u64, out: &mut Vec<Action>) {
+    pub fn on_cancel(&mut self, mount: u64, ino: u64, request: u64, out: &mut Vec<LockMessage>) {
         if let Some(file) = self.files.get_mut(&ino) {
-            let it = |want: &Want| (want.mount, want.request) == (mount, request);
+            let it = |want: &WaitingLock| (want.mount, want.request) == (mount, request);
             file.queue.retain(|want| !it(want));
         }
         self.settle(ino, out);
     }
 
-    /// Handles a mount's report of its locks on a file after it received all messages up to number `seen`. The table is no longer lent to
+    /// Handles a mount's report of its locks on a file after it received all messages up to number `seen`. The table is no longer delegated to
     /// the mount then.
     ///
     /// # Errors
@@ -228,18 +228,18 @@ impl Arbiter {
         (mount, seen): (u64, u64),
         ino: u64,
         locks: &[Lock],
-        out: &mut Vec<Action>,
+        out: &mut Vec<LockMessage>,
     ) -> Result<(), NotAMember> {
         self.check(mount)?;
         let Some(file) = self.files.get_mut(&ino) else {
             return Ok(());
         };
-        match file.lent {
+        match file.delegated {
             Some((holder, number)) if holder == mount && number <= seen => {
-                file.lent = None;
+                file.delegated = None;
                 file.recalled = false;
             }
-            // The table was lent since, possibly to this mount, which does not know it yet and will report its locks then.
+            // The table was delegated since, possibly to this mount, which does not know it yet and will report its locks then.
             Some(_) => return Ok(()),
             None => {}
         }
@@ -247,9 +247,9 @@ impl Arbiter {
         for &lock in locks {
             file.table.set(of(mount, lock));
         }
-        file.told
+        file.reported
             .retain(|&number, lock| lock.owner.mount != mount || number > seen);
-        for lock in file.told.values().filter(|l| l.owner.mount == mount) {
+        for lock in file.reported.values().filter(|l| l.owner.mount == mount) {
             file.table.set(*lock);
         }
         self.settle(ino, out);
@@ -257,7 +257,7 @@ impl Arbiter {
     }
 
     /// Removes a mount that has ended and can't use its locks any more.
-    pub fn on_gone(&mut self, mount: u64, out: &mut Vec<Action>) {
+    pub fn on_gone(&mut self, mount: u64, out: &mut Vec<LockMessage>) {
         self.forget(mount);
         self.settle_all(out);
     }
@@ -271,17 +271,17 @@ impl Arbiter {
         self.absent.remove(&mount);
         self.awaited.remove(&mount);
         for file in self.files.values_mut() {
-            if file.lent.is_some_and(|(holder, _)| holder == mount) {
-                file.lent = None;
+            if file.delegated.is_some_and(|(holder, _)| holder == mount) {
+                file.delegated = None;
                 file.recalled = false;
             }
             file.table.retain(|held| held.owner.mount != mount);
-            file.told.retain(|_, lock| lock.owner.mount != mount);
+            file.reported.retain(|_, lock| lock.owner.mount != mount);
             file.queue.retain(|want| want.mount != mount);
         }
     }
 
-    fn settle_all(&mut self, out: &mut Vec<Action>) {
+    fn settle_all(&mut self, out: &mut Vec<LockMessage>) {
         let files: Vec<u64> = self.files.keys().copied().collect();
         for ino in files {
             self.settle(ino, out);
@@ -289,31 +289,31 @@ impl Arbiter {
     }
 
     /// Answers all requests for a file that can be answered.
-    fn settle(&mut self, ino: u64, out: &mut Vec<Action>) {
+    fn settle(&mut self, ino: u64, out: &mut Vec<LockMessage>) {
         if !self.awaited.is_empty() {
             return;
         }
         let Some(file) = self.files.get_mut(&ino) else {
             return;
         };
-        if file.lent.is_none()
+        if file.delegated.is_none()
             && let Some(first) = file.queue.front().map(|want| want.mount)
             && file.table.iter().all(|held| held.owner.mount == first)
             && file.queue.iter().all(|want| want.mount == first)
         {
             // The mount knows its own locks.
-            file.table = Table::default();
-            file.told.clear();
-            file.lent = Some((first, 0));
+            file.table = LockTable::default();
+            file.reported.clear();
+            file.delegated = Some((first, 0));
         }
-        match file.lent {
+        match file.delegated {
             Some((mount, _)) if !file.recalled => {
                 file.queue.retain(|want| {
                     if want.mount == mount {
                         // The mount may be returning the table at this moment and does not know of this request.
                         self.number += 1;
-                        file.lent = Some((mount, self.number));
-                        out.push(Action::Lend {
+                        file.delegated = Some((mount, self.number));
+                        out.push(LockMessage::Delegate {
                             mount,
                             ino,
                             request: want.request,
@@ -324,21 +324,21 @@ impl Arbiter {
                 });
                 if !file.queue.is_empty() {
                     file.recalled = true;
-                    out.push(Action::Recall { mount, ino });
+                    out.push(LockMessage::Recall { mount, ino });
                 }
             }
             Some(_) => {}
             None => self.number = file.decide(ino, self.number, out),
         }
-        if file.lent.is_none() && file.queue.is_empty() && file.table.is_empty() {
+        if file.delegated.is_none() && file.queue.is_empty() && file.table.is_empty() {
             self.files.remove(&ino);
         }
     }
 }
 
-impl File {
+impl ArbiterFile {
     /// Answers the requests that can be answered, first come, first served. Returns the number of the last message.
-    fn decide(&mut self, ino: u64, mut number: u64, out: &mut Vec<Action>) -> u64 {
+    fn decide(&mut self, ino: u64, mut number: u64, out: &mut Vec<LockMessage>) -> u64 {
         loop {
             let before = number;
             number = self.decide_once(ino, number, out);
@@ -349,9 +349,9 @@ impl File {
         }
     }
 
-    fn decide_once(&mut self, ino: u64, mut number: u64, out: &mut Vec<Action>) -> u64 {
+    fn decide_once(&mut self, ino: u64, mut number: u64, out: &mut Vec<LockMessage>) -> u64 {
         for want in std::mem::take(&mut self.queue) {
-            let Want {
+            let WaitingLock {
                 mount,
                 request,
                 lock,
@@ -359,15 +359,15 @@ impl File {
             } = want;
             let by = self.table.conflict(&lock);
             match (how, by) {
-                (How::Wait, Some(_)) => self.queue.push_back(want),
-                (How::Test, _) | (How::Try, Some(_)) => {
-                    out.push(Action::Deny { mount, request, by });
+                (LockMode::Wait, Some(_)) => self.queue.push_back(want),
+                (LockMode::Test, _) | (LockMode::Try, Some(_)) => {
+                    out.push(LockMessage::Deny { mount, request, by });
                 }
                 (_, None) => {
                     number += 1;
                     self.table.set(lock);
-                    self.told.insert(number, lock);
-                    out.push(Action::Grant {
+                    self.reported.insert(number, lock);
+                    out.push(LockMessage::Grant {
                         mount,
                         ino,
                         request,

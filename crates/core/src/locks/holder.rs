@@ -1,12 +1,12 @@
 //! A mount's side of file locks: the locks that its programs hold and wait for. It does no I/O: the mount sends its effects to programs and
 //! to the server.
 
-use super::{How, LEASES_MAX, LOCKS_PER_USER_MAX, Lock, Owner, Space, Table};
+use super::{LEASES_MAX, LOCKS_PER_USER_MAX, Lock, LockHolder, LockMode, LockSpace, LockTable};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Answer to a program that requested a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum LockAnswer {
     /// The lock is granted.
     Granted,
     /// The lock is not granted: this lock conflicts with it, or a test found no conflict.
@@ -21,7 +21,7 @@ pub enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Answer a program.
-    Answer(u64, Answer),
+    Answer(u64, LockAnswer),
     /// Ask the server for a lock.
     Ask {
         /// Number of the request.
@@ -31,7 +31,7 @@ pub enum Effect {
         /// Requested lock.
         lock: Lock,
         /// Kind of the request.
-        how: How,
+        how: LockMode,
     },
     /// Inform the server that nobody waits for a lock of that file any more.
     Cancel {
@@ -47,20 +47,20 @@ pub enum Effect {
 /// Locks of a mount; see the module.
 #[derive(Debug, Default)]
 pub struct Holder {
-    files: BTreeMap<u64, File>,
+    files: BTreeMap<u64, HolderFile>,
     /// Waiting programs, by the numbers of their requests.
     waits: BTreeMap<u64, Wait>,
     locks_by_user: BTreeMap<u32, usize>,
-    lent: usize,
+    delegated: usize,
     /// Number of the last message received from the server.
     seen: u64,
 }
 
 #[derive(Debug, Default)]
-struct File {
-    table: Table,
-    /// Whether the file's table is lent to this mount, so that no other mount has a lock and this mount decides.
-    lent: bool,
+struct HolderFile {
+    table: LockTable,
+    /// Whether the file's table is delegated to this mount, so that no other mount has a lock and this mount decides.
+    delegated: bool,
     /// Whether the table is about to be returned, so that this mount decides nothing any more.
     returning: bool,
 }
@@ -69,7 +69,7 @@ struct File {
 struct Wait {
     ino: u64,
     lock: Lock,
-    how: How,
+    how: LockMode,
     /// Whether the server was asked.
     asked: bool,
 }
@@ -88,7 +88,7 @@ impl Holder {
     #[must_use]
     pub fn decides(&self, ino: u64) -> bool {
         let file = self.files.get(&ino);
-        file.is_some_and(|file| file.lent && !file.returning)
+        file.is_some_and(|file| file.delegated && !file.returning)
     }
 
     /// Returns whether this mount knows the file's locks.
@@ -105,14 +105,14 @@ impl Holder {
 
     /// Returns whether an owner has locks of a file.
     #[must_use]
-    pub fn has(&self, ino: u64, owner: Owner) -> bool {
+    pub fn has(&self, ino: u64, owner: LockHolder) -> bool {
         let file = self.files.get(&ino);
         file.is_some_and(|file| file.table.iter().any(|held| held.owner == owner))
     }
 
     /// Returns the owners on this mount that have locks of a file.
     #[must_use]
-    pub fn owners(&self, ino: u64) -> BTreeSet<(Owner, u32)> {
+    pub fn owners(&self, ino: u64) -> BTreeSet<(LockHolder, u32)> {
         let held = self.files.get(&ino).into_iter();
         held.flat_map(|file| file.table.iter())
             .map(|held| (held.owner, held.pid))
@@ -120,9 +120,16 @@ impl Holder {
     }
 
     /// Handles a program's request for a lock.
-    pub fn want(&mut self, request: u64, ino: u64, lock: Lock, how: How, out: &mut Vec<Effect>) {
-        if how != How::Test && self.would_be_too_many(ino, lock.uid, |table| table.set(lock)) {
-            return out.push(Effect::Answer(request, Answer::TooMany));
+    pub fn want(
+        &mut self,
+        request: u64,
+        ino: u64,
+        lock: Lock,
+        how: LockMode,
+        out: &mut Vec<Effect>,
+    ) {
+        if how != LockMode::Test && self.would_be_too_many(ino, lock.uid, |table| table.set(lock)) {
+            return out.push(Effect::Answer(request, LockAnswer::TooMany));
         }
         let wait = Wait {
             ino,
@@ -133,10 +140,10 @@ impl Holder {
         let file = self.files.get(&ino);
         // The server may share a part with other mounts before this mount receives the grant.
         let shares = lock.exclusive && self.waits.values().any(|wait| wait.shares(ino, &lock));
-        if how != How::Test && !shares && file.is_some_and(|file| file.table.covers(&lock)) {
+        if how != LockMode::Test && !shares && file.is_some_and(|file| file.table.covers(&lock)) {
             // The lock need not be requested from the server, and never waits.
             self.set(ino, lock);
-            out.push(Effect::Answer(request, Answer::Granted));
+            out.push(Effect::Answer(request, LockAnswer::Granted));
             self.changed(ino, out);
             return;
         }
@@ -147,7 +154,7 @@ impl Holder {
     /// Handles a change after which an owner has less of a file than before.
     fn changed(&mut self, ino: u64, out: &mut Vec<Effect>) {
         self.wake(ino, out);
-        if !self.files.get(&ino).is_some_and(|file| file.lent) {
+        if !self.files.get(&ino).is_some_and(|file| file.delegated) {
             out.push(Effect::State(ino));
         }
     }
@@ -155,24 +162,25 @@ impl Holder {
     fn decide(&mut self, request: u64, wait: Wait, out: &mut Vec<Effect>) {
         let Wait { ino, lock, how, .. } = wait;
         let file = self.files.get(&ino);
-        let (lent, returning) = file.map_or((false, false), |file| (file.lent, file.returning));
+        let (delegated, returning) =
+            file.map_or((false, false), |file| (file.delegated, file.returning));
         let by = file.and_then(|file| file.table.conflict(&lock));
         let answer = match (how, by) {
-            (How::Try | How::Test, Some(_)) => Some(Answer::Denied(by)),
-            (How::Wait, Some(_)) if self.is_circle(lock.owner, ino, &lock) => {
-                Some(Answer::Deadlock)
+            (LockMode::Try | LockMode::Test, Some(_)) => Some(LockAnswer::Denied(by)),
+            (LockMode::Wait, Some(_)) if self.is_circle(lock.owner, ino, &lock) => {
+                Some(LockAnswer::Deadlock)
             }
-            (How::Test, None) if lent => Some(Answer::Denied(None)),
-            (How::Wait | How::Try, None) if lent && !returning => {
+            (LockMode::Test, None) if delegated => Some(LockAnswer::Denied(None)),
+            (LockMode::Wait | LockMode::Try, None) if delegated && !returning => {
                 self.set(ino, lock);
-                Some(Answer::Granted)
+                Some(LockAnswer::Granted)
             }
             _ => None,
         };
         if let Some(answer) = answer {
             return out.push(Effect::Answer(request, answer));
         }
-        let asked = !lent;
+        let asked = !delegated;
         self.waits.insert(request, Wait { asked, ..wait });
         if asked {
             self.files.entry(ino).or_default();
@@ -190,7 +198,7 @@ impl Holder {
     pub fn unlock(
         &mut self,
         ino: u64,
-        owner: Owner,
+        owner: LockHolder,
         (start, end): (u64, u64),
         out: &mut Vec<Effect>,
     ) -> bool {
@@ -253,7 +261,7 @@ impl Holder {
         match self.waits.remove(&request) {
             Some(wait) => {
                 self.set(ino, wait.lock);
-                out.push(Effect::Answer(request, Answer::Granted));
+                out.push(Effect::Answer(request, LockAnswer::Granted));
             }
             // Nobody waits for the lock any more.
             None => out.push(Effect::State(ino)),
@@ -264,16 +272,16 @@ impl Holder {
     pub fn on_denied(&mut self, request: u64, by: Option<Lock>, out: &mut Vec<Effect>) {
         if let Some(wait) = self.waits.remove(&request) {
             self.drop_unused(wait.ino);
-            out.push(Effect::Answer(request, Answer::Denied(by)));
+            out.push(Effect::Answer(request, LockAnswer::Denied(by)));
         }
     }
 
     /// Handles the loan of a table: this mount decides from now on, beginning with this request.
-    pub fn on_lent(&mut self, ino: u64, request: u64, number: u64, out: &mut Vec<Effect>) {
+    pub fn on_delegated(&mut self, ino: u64, request: u64, number: u64, out: &mut Vec<Effect>) {
         self.seen = self.seen.max(number);
         let file = self.files.entry(ino).or_default();
-        if !std::mem::replace(&mut file.lent, true) {
-            self.lent += 1;
+        if !std::mem::replace(&mut file.delegated, true) {
+            self.delegated += 1;
         }
         if let Some(wait) = self.waits.remove(&request) {
             self.decide(request, wait, out);
@@ -284,17 +292,17 @@ impl Holder {
     /// Handles the recall of a table. The mount must make the data that was written under its locks visible to all other mounts, and then
     /// call [`Self::returned`]. Returns whether there is a table to return.
     pub fn on_recall(&mut self, ino: u64) -> bool {
-        let file = self.files.get_mut(&ino).filter(|file| file.lent);
+        let file = self.files.get_mut(&ino).filter(|file| file.delegated);
         file.is_some_and(|file| !std::mem::replace(&mut file.returning, true))
     }
 
     /// Records that the server decides from now on.
     pub fn returned(&mut self, ino: u64, out: &mut Vec<Effect>) {
-        let Some(file) = self.files.get_mut(&ino).filter(|file| file.lent) else {
+        let Some(file) = self.files.get_mut(&ino).filter(|file| file.delegated) else {
             return;
         };
-        (file.lent, file.returning) = (false, false);
-        self.lent -= 1;
+        (file.delegated, file.returning) = (false, false);
+        self.delegated -= 1;
         out.push(Effect::State(ino));
         self.ask_again(ino, out);
     }
@@ -321,7 +329,7 @@ impl Holder {
         (locks.unwrap_or_default(), self.seen)
     }
 
-    /// Returns the complete state for a server that may not know it: the lent files, and the locks of other files. Pending requests are
+    /// Returns the complete state for a server that may not know it: the delegated files, and the locks of other files. Pending requests are
     /// sent again.
     pub fn join(&mut self, out: &mut Vec<Effect>) -> (Vec<u64>, Vec<(u64, Lock)>) {
         // A restarted server begins to count at zero.
@@ -330,9 +338,9 @@ impl Holder {
         for wait in waits.iter().filter(|wait| wait.asked) {
             self.weaken(wait);
         }
-        let lent = self.files.iter().filter(|(_, file)| file.lent);
-        let lent: Vec<u64> = lent.map(|(&ino, _)| ino).collect();
-        let others = self.files.iter().filter(|(_, file)| !file.lent);
+        let delegated = self.files.iter().filter(|(_, file)| file.delegated);
+        let delegated: Vec<u64> = delegated.map(|(&ino, _)| ino).collect();
+        let others = self.files.iter().filter(|(_, file)| !file.delegated);
         let locks = others
             .flat_map(|(&ino, file)| file.table.iter().map(move |&lock| (ino, lock)))
             .collect();
@@ -344,7 +352,7 @@ impl Holder {
                 how: wait.how,
             });
         }
-        (lent, locks)
+        (delegated, locks)
     }
 
     /// Drops all locks of this mount because the server has removed them. Returns the locks that programs believe to hold. [`Self::join`]
@@ -352,7 +360,7 @@ impl Holder {
     pub fn lose(&mut self) -> Vec<(u64, Lock)> {
         let files = std::mem::take(&mut self.files);
         self.locks_by_user.clear();
-        self.lent = 0;
+        self.delegated = 0;
         for wait in self.waits.values_mut() {
             wait.asked = true;
             self.files.entry(wait.ino).or_default();
@@ -372,13 +380,13 @@ impl Holder {
     fn weaken(&mut self, wait: &Wait) -> bool {
         let Wait { ino, lock, how, .. } = *wait;
         let mut weaker = false;
-        if !lock.exclusive && how != How::Test {
+        if !lock.exclusive && how != LockMode::Test {
             self.change(ino, lock.uid, |table| weaker = table.weaken(&lock));
         }
         weaker
     }
 
-    fn change(&mut self, ino: u64, uid: u32, change: impl FnOnce(&mut Table)) {
+    fn change(&mut self, ino: u64, uid: u32, change: impl FnOnce(&mut LockTable)) {
         let table = &mut self.files.entry(ino).or_default().table;
         let before = table.count(uid);
         change(table);
@@ -390,14 +398,14 @@ impl Holder {
         }
     }
 
-    fn would_be_too_many(&self, ino: u64, uid: u32, change: impl FnOnce(&mut Table)) -> bool {
+    fn would_be_too_many(&self, ino: u64, uid: u32, change: impl FnOnce(&mut LockTable)) -> bool {
         let all = self.locks_by_user.get(&uid).copied().unwrap_or(0);
         // A change replaces one lock by at most three, which adds two.
         if all + 2 <= LOCKS_PER_USER_MAX {
             return false;
         }
         let file = self.files.get(&ino);
-        let mut table = file.map_or_else(Table::default, |file| file.table.clone());
+        let mut table = file.map_or_else(LockTable::default, |file| file.table.clone());
         let before = table.count(uid);
         change(&mut table);
         let after = table.count(uid);
@@ -406,8 +414,8 @@ impl Holder {
 
     /// Returns whether the owner of a conflicting lock waits, directly or indirectly, for a lock of `owner`. Only process locks can
     /// deadlock: another process may release the lock of an open file.
-    fn is_circle(&self, owner: Owner, ino: u64, lock: &Lock) -> bool {
-        if owner.space != Space::Ranges {
+    fn is_circle(&self, owner: LockHolder, ino: u64, lock: &Lock) -> bool {
+        if owner.space != LockSpace::Ranges {
             return false;
         }
         let mut looked = BTreeSet::new();
@@ -430,29 +438,29 @@ impl Holder {
     }
 
     fn drop_unused(&mut self, ino: u64) {
-        let used = |file: &File| file.lent || !file.table.is_empty();
+        let used = |file: &HolderFile| file.delegated || !file.table.is_empty();
         let waited = || self.waits.values().any(|wait| wait.ino == ino);
         if !self.files.get(&ino).is_some_and(used) && !waited() {
             self.files.remove(&ino);
         }
     }
 
-    /// Returns a file whose table the mount should return, as after [`Self::on_recall`], because too many tables are lent.
+    /// Returns a file whose table the mount should return, as after [`Self::on_recall`], because too many tables are delegated.
     #[must_use]
     pub fn one_too_many(&self) -> Option<u64> {
-        if self.lent <= LEASES_MAX {
+        if self.delegated <= LEASES_MAX {
             return None;
         }
         let waited: BTreeSet<u64> = self.waits.values().map(|wait| wait.ino).collect();
         let unused = self.files.iter().find(|(ino, file)| {
-            file.lent && !file.returning && file.table.is_empty() && !waited.contains(ino)
+            file.delegated && !file.returning && file.table.is_empty() && !waited.contains(ino)
         });
         unused.map(|(&ino, _)| ino)
     }
 
     /// Returns whether an owner has an exclusive lock of a file.
     #[must_use]
-    pub fn has_exclusive(&self, ino: u64, owner: Owner) -> bool {
+    pub fn has_exclusive(&self, ino: u64, owner: LockHolder) -> bool {
         let held = self.files.get(&ino).into_iter();
         let mut held = held.flat_map(|file| file.table.iter());
         held.any(|held| held.owner == owner && held.exclusive)

@@ -1,6 +1,6 @@
 //! Advisory locks (`flock`, `fcntl`) across mounts.
 //!
-//! A mount decides alone about the locks of a file as long as no other mount requests one: the server has lent it the file's whole table
+//! A mount decides alone about the locks of a file as long as no other mount requests one: the server has delegated it the file's whole table
 //! ([`Holder`] is the mount's side). When another mount requests a lock, the server recalls the table and decides itself, until only one
 //! mount is left ([`Arbiter`] is the server's side).
 //!
@@ -11,19 +11,19 @@ mod arbiter;
 mod holder;
 mod table;
 
-pub use arbiter::{Action, Arbiter, NotAMember};
-pub use holder::{Answer, Effect, Holder};
-pub use table::Table;
+pub use arbiter::{Arbiter, LockMessage, NotAMember};
+pub use holder::{Effect, Holder, LockAnswer};
+pub use table::LockTable;
 
 /// Maximum number of locks of one user through one mount; ranges that result from splits count separately. Further locks are refused with
 /// `ENOLCK`.
 pub const LOCKS_PER_USER_MAX: usize = 4096;
-/// Maximum number of files whose tables are lent to one mount at once; beyond it the mount returns a table without locks.
+/// Maximum number of files whose tables are delegated to one mount at once; beyond it the mount returns a table without locks.
 pub const LEASES_MAX: usize = 4096;
 
 /// Call with which a lock is made. Locks of the two kinds do not conflict with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Space {
+pub enum LockSpace {
     /// `fcntl`: ranges of bytes.
     Ranges,
     /// `flock`: whole files.
@@ -32,20 +32,20 @@ pub enum Space {
 
 /// Owner of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Owner {
+pub struct LockHolder {
     /// Session of the mount; 0 within the mount itself.
     pub mount: u64,
     /// Kind of the lock.
-    pub space: Space,
+    pub space: LockSpace,
     /// Id of the process, or of the open file, in the mount's Linux kernel.
     pub id: u64,
 }
 
-impl Owner {
+impl LockHolder {
     /// Owner that precedes all others of a mount in their order.
     pub const FIRST: Self = Self {
         mount: 0,
-        space: Space::Ranges,
+        space: LockSpace::Ranges,
         id: 0,
     };
 }
@@ -54,7 +54,7 @@ impl Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Lock {
     /// Owner of the lock.
-    pub owner: Owner,
+    pub owner: LockHolder,
     /// Offset of the first byte.
     pub start: u64,
     /// Offset of the last byte.
@@ -86,7 +86,7 @@ impl Lock {
 
 /// Kind of a request for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum LockMode {
     /// Grant the lock as soon as it is free.
     Wait,
     /// Grant the lock only if it is free now.

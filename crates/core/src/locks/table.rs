@@ -1,12 +1,12 @@
 //! Table of the locks of one file.
 
-use super::{Lock, Owner};
+use super::{Lock, LockHolder};
 
 /// Locks that do not conflict with each other. An owner has at most one on each byte.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Table(pub(super) Vec<Lock>);
+pub struct LockTable(pub(super) Vec<Lock>);
 
-impl Table {
+impl LockTable {
     /// Returns whether there are no locks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -43,7 +43,7 @@ impl Table {
     }
 
     /// Removes all locks of the owner on these bytes. A lock that extends beyond them is cut or split.
-    pub fn clear(&mut self, owner: Owner, start: u64, end: u64) {
+    pub fn clear(&mut self, owner: LockHolder, start: u64, end: u64) {
         let mut rests = Vec::new();
         self.0.retain(|held| {
             if held.owner != owner || held.end < start || end < held.start {

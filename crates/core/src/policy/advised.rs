@@ -1,20 +1,20 @@
-//! Advised: minimum wait with the host's node as one more candidate.
+//! Advised: minimum wait with the server cores as one more candidate.
 //!
-//! For the task t, the storage node e that `min-wait` would choose, and the host:
+//! For the task t, the storage node e that `min-wait` would choose, and the server cores:
 //!
 //! ```text
 //! time(t, e) = wait(t, e) + transfer(t, e) + run(t, e)
 //! ```
 //!
-//! The run time counts because the host's cores are of another kind. The host is chosen if it saves more than [`TIE_PERCENT`] of the time:
-//! otherwise moving bytes does not pay. Without a host this policy is `min-wait`.
+//! The run time counts because the server cores are of another kind. They are chosen if that saves more than [`TIE_PERCENT`] of the time:
+//! otherwise moving bytes does not pay. Without server cores this policy is `min-wait`.
 
-use super::{Choice, Policy, Reason, Request, View, min_wait};
+use super::{OnlineView, PlacementRequest, Policy, PolicyChoice, Reason, min_wait};
 
 /// Maximum difference of times that count as equal, in percent.
 const TIE_PERCENT: u64 = 1;
 
-/// Policy that balances waiting, moving and running over storage nodes and the host.
+/// Policy that balances waiting, moving and running over storage nodes and the server cores.
 #[derive(Clone, Copy, Debug)]
 pub struct Advised;
 
@@ -23,23 +23,27 @@ impl Policy for Advised {
         "advised"
     }
 
-    fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+    fn place(
+        &self,
+        _request: &PlacementRequest<'_>,
+        view: &mut dyn OnlineView,
+    ) -> Option<PolicyChoice> {
         let store = min_wait::least(view);
-        let Some(host) = view.host() else {
+        let Some(server_cores) = view.server_cores() else {
             return store.as_ref().map(min_wait::choice);
         };
         let enough = |store: &super::Candidate| {
-            let saved = store.end_ns().saturating_sub(host.end_ns());
+            let saved = store.end_ns().saturating_sub(server_cores.end_ns());
             saved <= store.end_ns() / 100 * TIE_PERCENT
         };
-        let best = store.filter(enough).unwrap_or(host);
+        let best = store.filter(enough).unwrap_or(server_cores);
         let cost = &best.estimate;
         let reason = Reason::Advised {
             wait_ns: cost.wait_ns,
             transfer_ns: cost.transfer_ns,
             run_ns: cost.run_ns,
         };
-        Some(Choice {
+        Some(PolicyChoice {
             node: cost.node,
             reason,
         })
@@ -49,7 +53,7 @@ impl Policy for Advised {
         true
     }
 
-    fn chosen(&mut self, _choice: &Choice) {}
+    fn chosen(&mut self, _choice: &PolicyChoice) {}
 }
 
 #[cfg(test)]
@@ -59,9 +63,9 @@ mod tests {
     use super::super::{Candidate, Role};
     use super::*;
 
-    fn host(id: u32) -> Candidate {
+    fn server_cores(id: u32) -> Candidate {
         Candidate {
-            role: Role::Host,
+            role: Role::ServerCores,
             ..store(id)
         }
     }
@@ -75,8 +79,8 @@ mod tests {
     }
 
     #[test]
-    fn advised_chooses_host_if_transfer_and_run_are_faster() {
-        let mut all = [store(0), host(9)];
+    fn advised_chooses_server_cores_if_transfer_and_run_are_faster() {
+        let mut all = [store(0), server_cores(9)];
         all[0].estimate.run_ns = 1_000;
         all[1].estimate.run_ns = 200;
         all[1].estimate.transfer_ns = 900;
@@ -89,7 +93,7 @@ mod tests {
 
     #[test]
     fn advised_prefers_storage_at_equal_time() {
-        let mut all = [host(0), store(1)];
+        let mut all = [server_cores(0), store(1)];
         for one in &mut all {
             one.estimate.run_ns = 10_000;
         }
@@ -99,11 +103,11 @@ mod tests {
         assert_eq!(chosen(&all), 1, "one per cent more time is still equal");
         all[1].estimate.wait_ns = 110;
         assert_eq!(chosen(&all), 0);
-        assert_eq!(chosen(&[host(0)]), 0, "there is no other");
+        assert_eq!(chosen(&[server_cores(0)]), 0, "there is no other");
     }
 
     #[test]
-    fn advised_without_host_equals_min_wait() {
+    fn advised_without_server_cores_equals_min_wait() {
         let mut all = [store(0), store(1)];
         all[0].estimate.wait_ns = 500;
         all[0].estimate.run_ns = 1;
@@ -116,7 +120,7 @@ mod tests {
 
     #[test]
     fn advised_never_overflows_at_largest_costs() {
-        let mut one = host(4);
+        let mut one = server_cores(4);
         one.estimate.run_ns = u64::MAX;
         one.estimate.transfer_ns = u64::MAX;
         one.estimate.transfer_bytes = u64::MAX;

@@ -5,18 +5,18 @@
 //! with fewer labels per core, then the one with the lowest id. Every label that a node receives lowers the parts of its score for load
 //! and availability, so that labels spread unless the weights prevent it. In any case a node gets no more than its queue takes.
 
-use super::{Choice, Policy, Reason, Request, View, labels_per_core};
+use super::{OnlineView, PlacementRequest, Policy, PolicyChoice, Reason, labels_per_core};
 use crate::score::{Weights, WeightsError, bucket};
 use std::cmp::Reverse;
 
 /// Policy with weights.
 #[derive(Clone, Debug)]
-pub struct Constraint {
+pub struct ConstraintPolicy {
     name: String,
     weights: Weights,
 }
 
-impl Constraint {
+impl ConstraintPolicy {
     /// Returns the policy of a profile of Table 2 or of weights, in the notation of a job after `constraint:`.
     ///
     /// # Errors
@@ -29,14 +29,18 @@ impl Constraint {
     }
 }
 
-impl Policy for Constraint {
+impl Policy for ConstraintPolicy {
     fn name(&self) -> &str {
         &self.name
     }
 
-    fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+    fn place(
+        &self,
+        _request: &PlacementRequest<'_>,
+        view: &mut dyn OnlineView,
+    ) -> Option<PolicyChoice> {
         let stores = view.by_score(&self.weights).iter();
-        let scored = stores.filter(|store| store.room).map(|store| {
+        let scored = stores.filter(|store| store.has_space).map(|store| {
             let score = self.weights.score(&store.standing);
             (score, store)
         });
@@ -50,7 +54,7 @@ impl Policy for Constraint {
         })?;
         let standing = best.standing;
         let reason = Reason::HighestScore { score, standing };
-        Some(Choice {
+        Some(PolicyChoice {
             node: best.estimate.node,
             reason,
         })
@@ -60,7 +64,7 @@ impl Policy for Constraint {
         true
     }
 
-    fn chosen(&mut self, _choice: &Choice) {}
+    fn chosen(&mut self, _choice: &PolicyChoice) {}
 }
 
 #[cfg(test)]
@@ -70,7 +74,7 @@ mod tests {
     use super::*;
 
     fn chosen(weights: &str, all: &[Candidate]) -> Option<u32> {
-        let policy = Constraint::by(weights).unwrap();
+        let policy = ConstraintPolicy::by(weights).unwrap();
         let choice = policy.place(&request(), &mut FullScan::of(all))?;
         Some(choice.node.0)
     }
@@ -96,7 +100,7 @@ mod tests {
         assert_eq!(chosen("bandwidth", &all), Some(0));
         assert_eq!(chosen("energy", &all), Some(1));
         assert_eq!(chosen("low-latency", &all), Some(2));
-        let policy = Constraint::by("energy").unwrap();
+        let policy = ConstraintPolicy::by("energy").unwrap();
         let choice = policy.place(&request(), &mut FullScan::of(&all)).unwrap();
         let reason = choice.reason.to_string();
         assert!(
@@ -108,7 +112,7 @@ mod tests {
     #[test]
     fn constraint_skips_full_and_breaks_ties_by_input_load_id() {
         let mut all = three();
-        all[0].room = false;
+        all[0].has_space = false;
         assert_ne!(chosen("speed=1", &all), Some(0));
         let mut all = [store(0), store(1), store(2)];
         assert_eq!(chosen("energy", &all), Some(0));
@@ -117,7 +121,10 @@ mod tests {
         all[2].local_bytes = 1;
         all[2].outstanding = 2;
         assert_eq!(chosen("energy", &all), Some(2));
-        let full = all.map(|one| Candidate { room: false, ..one });
+        let full = all.map(|one| Candidate {
+            has_space: false,
+            ..one
+        });
         assert_eq!(chosen("energy", &full), None);
     }
 

@@ -1,20 +1,20 @@
-//! Hybrid (AnalyzeThis §3.2, "HY"): reduce tasks and unaligned tasks run on the host's node; another policy places all other tasks.
+//! Hybrid (AnalyzeThis §3.2, "HY"): reduce tasks and unaligned tasks run on the server cores; another policy places all other tasks.
 //!
 //! - A *reduce* task has at least [`REDUCE_INPUTS_MIN`] inputs that are stored on at least [`REDUCE_HOLDERS_MIN`] nodes: its inputs
 //!   would move in any case.
 //! - *Unaligned* tasks are the last, incomplete wave of similar tasks: of n that became ready together on c storage cores the last n mod c,
 //!   if n > c (a wave that is incomplete from the start has no stragglers).
 //!
-//! Without a host's node, or while its queue is full, the other policy decides.
+//! Without server cores, or while its queue is full, the other policy decides.
 
-use super::{Choice, Memory, Policy, Reason, Request, View};
+use super::{OnlineView, PlacementRequest, Policy, PolicyChoice, PolicyState, Reason};
 
 /// Minimum number of inputs of a reduce task.
 pub const REDUCE_INPUTS_MIN: usize = 3;
 /// Minimum number of nodes that hold these inputs.
 pub const REDUCE_HOLDERS_MIN: usize = 2;
 
-/// Another policy combined with the host's node.
+/// Another policy combined with the server cores.
 #[derive(Debug)]
 pub struct Hybrid {
     base: Box<dyn Policy>,
@@ -22,7 +22,7 @@ pub struct Hybrid {
 }
 
 impl Hybrid {
-    /// Returns the policy with `base` for all tasks that are not the host's work.
+    /// Returns the policy with `base` for all tasks that are not the work for the server cores.
     #[must_use]
     pub fn over(base: Box<dyn Policy>) -> Self {
         let name = format!("hybrid:{}", base.name());
@@ -35,25 +35,29 @@ impl Policy for Hybrid {
         &self.name
     }
 
-    fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
-        let host = view
-            .host()
-            .filter(|host| host.room)
-            .map(|host| host.estimate.node);
-        let on_host = host.and_then(|node| {
-            Some(Choice {
+    fn place(
+        &self,
+        request: &PlacementRequest<'_>,
+        view: &mut dyn OnlineView,
+    ) -> Option<PolicyChoice> {
+        let server_cores = view
+            .server_cores()
+            .filter(|server_cores| server_cores.has_space)
+            .map(|server_cores| server_cores.estimate.node);
+        let on_server_cores = server_cores.and_then(|node| {
+            Some(PolicyChoice {
                 node,
-                reason: host_work(request, view)?,
+                reason: server_cores_work(request, view)?,
             })
         });
-        on_host.or_else(|| self.base.place(request, view))
+        on_server_cores.or_else(|| self.base.place(request, view))
     }
 
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> PolicyState {
         self.base.memory()
     }
 
-    fn restore(&mut self, memory: Memory) {
+    fn restore(&mut self, memory: PolicyState) {
         self.base.restore(memory);
     }
 
@@ -61,7 +65,7 @@ impl Policy for Hybrid {
         self.base.weighs_waits()
     }
 
-    fn chosen(&mut self, choice: &Choice) {
+    fn chosen(&mut self, choice: &PolicyChoice) {
         if !matches!(
             choice.reason,
             Reason::Reduce { .. } | Reason::Unaligned { .. }
@@ -71,8 +75,8 @@ impl Policy for Hybrid {
     }
 }
 
-/// Returns the reason for which a task is the host's work, if it is.
-fn host_work(request: &Request<'_>, view: &mut dyn View) -> Option<Reason> {
+/// Returns the reason for which a task is work for the server cores, if it is.
+fn server_cores_work(request: &PlacementRequest<'_>, view: &mut dyn OnlineView) -> Option<Reason> {
     if request.inputs >= REDUCE_INPUTS_MIN && request.holders >= REDUCE_HOLDERS_MIN {
         return Some(Reason::Reduce {
             inputs: request.inputs,
@@ -98,14 +102,14 @@ mod tests {
     use crate::event::Role;
 
     fn cluster() -> [Candidate; 5] {
-        let host = Candidate {
-            role: Role::Host,
+        let server_cores = Candidate {
+            role: Role::ServerCores,
             ..store(9)
         };
-        [store(0), store(1), store(2), store(3), host]
+        [store(0), store(1), store(2), store(3), server_cores]
     }
 
-    fn chosen(request: &Request<'_>, all: &[Candidate]) -> u32 {
+    fn chosen(request: &PlacementRequest<'_>, all: &[Candidate]) -> u32 {
         let policy = Hybrid::over(Box::new(RoundRobin::default()));
         policy
             .place(request, &mut FullScan::of(all))
@@ -115,8 +119,8 @@ mod tests {
     }
 
     #[test]
-    fn hybrid_sends_gathering_task_to_host() {
-        let reduce = Request {
+    fn hybrid_sends_gathering_task_to_server_cores() {
+        let reduce = PlacementRequest {
             inputs: 3,
             holders: 2,
             ..request()
@@ -124,7 +128,7 @@ mod tests {
         assert_eq!(chosen(&reduce, &cluster()), 9);
         assert_eq!(
             chosen(
-                &Request {
+                &PlacementRequest {
                     inputs: 2,
                     ..reduce
                 },
@@ -134,7 +138,7 @@ mod tests {
         );
         assert_eq!(
             chosen(
-                &Request {
+                &PlacementRequest {
                     holders: 1,
                     ..reduce
                 },
@@ -145,8 +149,8 @@ mod tests {
     }
 
     #[test]
-    fn hybrid_sends_last_two_of_ten_on_four_cores_to_host() {
-        let at = |left| Request {
+    fn hybrid_sends_last_two_of_ten_on_four_cores_to_server_cores() {
+        let at = |left| PlacementRequest {
             wave_left: left,
             wave_size: 10,
             ..request()
@@ -156,7 +160,7 @@ mod tests {
             .map(|left| chosen(&at(left), &cluster()))
             .collect();
         assert_eq!(places, [0, 0, 0, 0, 0, 0, 0, 0, 9, 9]);
-        let one_wave = Request {
+        let one_wave = PlacementRequest {
             wave_left: 1,
             wave_size: 3,
             ..request()
@@ -165,15 +169,15 @@ mod tests {
     }
 
     #[test]
-    fn hybrid_without_free_host_uses_inner_policy() {
-        let reduce = Request {
+    fn hybrid_without_free_server_cores_uses_inner_policy() {
+        let reduce = PlacementRequest {
             inputs: 3,
             holders: 2,
             ..request()
         };
         let mut all = cluster();
         assert_eq!(chosen(&reduce, &all[..4]), 0);
-        all[4].room = false;
+        all[4].has_space = false;
         assert_eq!(chosen(&reduce, &all), 0);
     }
 }

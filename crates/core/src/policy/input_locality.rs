@@ -4,7 +4,7 @@
 //! Ties (a task without inputs, or equal parts) are decided for the node with the shortest wait, then the fewest outstanding labels for
 //! its cores, then the lowest id. The task waits for a full node.
 
-use super::{Choice, Policy, Reason, Request, View, labels_per_core};
+use super::{OnlineView, PlacementRequest, Policy, PolicyChoice, Reason, labels_per_core};
 use std::cmp::Reverse;
 
 /// Policy that places tasks where the data is stored.
@@ -16,7 +16,11 @@ impl Policy for InputLocality {
         "input-locality"
     }
 
-    fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+    fn place(
+        &self,
+        request: &PlacementRequest<'_>,
+        view: &mut dyn OnlineView,
+    ) -> Option<PolicyChoice> {
         let best = view.by_wait().iter().min_by_key(|store| {
             let estimate = &store.estimate;
             (
@@ -30,13 +34,13 @@ impl Policy for InputLocality {
             local_bytes: best.local_bytes,
             input_bytes: request.input_bytes,
         };
-        Some(Choice {
+        Some(PolicyChoice {
             node: best.estimate.node,
             reason,
         })
     }
 
-    fn chosen(&mut self, _choice: &Choice) {}
+    fn chosen(&mut self, _choice: &PolicyChoice) {}
 }
 
 #[cfg(test)]
@@ -58,7 +62,7 @@ mod tests {
         let mut all = [store(0), store(1), store(2)];
         all[1].local_bytes = 60;
         all[2].local_bytes = 40;
-        all[1].room = false;
+        all[1].has_space = false;
         all[1].estimate.wait_ns = 1 << 40;
         assert_eq!(chosen(&all), 1);
     }

@@ -17,7 +17,7 @@
 //! `free` is the paper's "expected free time", kept as the remaining time so that errors of old estimates vanish as labels end. Ties are
 //! decided for the node with more of the inputs, then fewer outstanding labels, then the lowest id.
 
-use super::{Candidate, Choice, Policy, Reason, Request, View};
+use super::{Candidate, OnlineView, PlacementRequest, Policy, PolicyChoice, Reason};
 use std::cmp::Reverse;
 
 /// Policy that balances waiting against moving.
@@ -29,7 +29,11 @@ impl Policy for MinWait {
         "min-wait"
     }
 
-    fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+    fn place(
+        &self,
+        _request: &PlacementRequest<'_>,
+        view: &mut dyn OnlineView,
+    ) -> Option<PolicyChoice> {
         least(view).as_ref().map(choice)
     }
 
@@ -37,11 +41,11 @@ impl Policy for MinWait {
         true
     }
 
-    fn chosen(&mut self, _choice: &Choice) {}
+    fn chosen(&mut self, _choice: &PolicyChoice) {}
 }
 
 /// Returns the storage node with the least wait.
-pub(super) fn least(view: &mut dyn View) -> Option<Candidate> {
+pub(super) fn least(view: &mut dyn OnlineView) -> Option<Candidate> {
     let stores = view.by_wait().iter();
     let least = stores.min_by_key(|store| {
         let cost = &store.estimate;
@@ -57,13 +61,13 @@ pub(super) fn least(view: &mut dyn View) -> Option<Candidate> {
 }
 
 /// Returns the choice of a node from [`least`].
-pub(super) fn choice(best: &Candidate) -> Choice {
+pub(super) fn choice(best: &Candidate) -> PolicyChoice {
     let cost = &best.estimate;
     let reason = Reason::LeastWait {
         wait_ns: cost.wait_ns,
         transfer_ns: cost.transfer_ns,
     };
-    Choice {
+    PolicyChoice {
         node: cost.node,
         reason,
     }

@@ -24,7 +24,9 @@
 //! A node takes as many tasks as it surely has places for, and no more input than its device has space for. If no device has enough
 //! space, the node with the most space is chosen: only the task itself finds out whether its input fits in the end.
 
-use super::{Ask, Candidate, Choice, Policy, Reason, Request, View};
+use super::{
+    Candidate, OnlineView, PlacementQuestion, PlacementRequest, Policy, PolicyChoice, Reason,
+};
 use crate::dispatch::UNKNOWN_RUN;
 use crate::id::NodeId;
 use crate::layout::RESERVE_BYTES;
@@ -54,8 +56,12 @@ impl Policy for Minmax {
         "minmax"
     }
 
-    fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
-        let ask = Ask {
+    fn place(
+        &self,
+        request: &PlacementRequest<'_>,
+        view: &mut dyn OnlineView,
+    ) -> Option<PolicyChoice> {
+        let ask = PlacementQuestion {
             request: *request,
             candidates: view.stores().to_vec(),
         };
@@ -66,11 +72,11 @@ impl Policy for Minmax {
         BATCH_MAX
     }
 
-    fn place_all(&self, batch: &mut [Ask<'_>]) -> Vec<Option<Choice>> {
-        let problem = Problem::of(batch);
+    fn place_all(&self, batch: &mut [PlacementQuestion<'_>]) -> Vec<Option<PolicyChoice>> {
+        let problem = AssignmentProblem::of(batch);
         let chosen = problem.solve();
         let together = chosen.iter().flatten().count();
-        let choice = |(ask, chosen): (&Ask<'_>, Option<usize>)| {
+        let choice = |(ask, chosen): (&PlacementQuestion<'_>, Option<usize>)| {
             let best = ask.candidates.get(chosen?)?;
             let reason = Reason::CheapestPlan {
                 together,
@@ -78,7 +84,7 @@ impl Policy for Minmax {
                 service_ns: service(best),
                 watts_milli: best.watts_milli,
             };
-            Some(Choice {
+            Some(PolicyChoice {
                 node: best.estimate.node,
                 reason,
             })
@@ -90,7 +96,7 @@ impl Policy for Minmax {
         true
     }
 
-    fn chosen(&mut self, _choice: &Choice) {}
+    fn chosen(&mut self, _choice: &PolicyChoice) {}
 }
 
 /// Returns the time for which a task occupies a core of a node.
@@ -104,15 +110,15 @@ fn service(on: &Candidate) -> u64 {
 
 /// State of a node before the batch.
 #[derive(Clone, Copy, Debug)]
-struct Site {
+struct BatchNode {
     node: NodeId,
     cores: u64,
     idle: u64,
     slots: u64,
-    room_bytes: u64,
+    space_bytes: u64,
 }
 
-impl Site {
+impl BatchNode {
     fn of(one: &Candidate) -> Self {
         let cores = u64::from(one.cores.max(1));
         Self {
@@ -120,7 +126,7 @@ impl Site {
             cores,
             idle: cores.saturating_sub(one.outstanding as u64),
             slots: one.slots as u64,
-            room_bytes: one.free_bytes.saturating_sub(RESERVE_BYTES),
+            space_bytes: one.free_bytes.saturating_sub(RESERVE_BYTES),
         }
     }
 }
@@ -138,22 +144,22 @@ struct Choosable {
 
 /// Possible nodes of each task, and their costs.
 #[derive(Debug)]
-struct Problem {
+struct AssignmentProblem {
     /// Nodes in the order of ids.
-    sites: Vec<Site>,
+    sites: Vec<BatchNode>,
     /// Input size of each task in bytes, and its possible nodes, in the order of sites.
     tasks: Vec<(u64, Vec<Choosable>)>,
 }
 
 /// Tasks that the batch gave a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Given {
+struct AssignedTasks {
     tasks: u64,
     bytes: u64,
     service: u64,
 }
 
-impl Given {
+impl AssignedTasks {
     fn and(self, bytes: u64, service: u64) -> Self {
         Self {
             tasks: self.tasks + 1,
@@ -165,10 +171,10 @@ impl Given {
 
 /// Placement of the first tasks.
 #[derive(Clone, Debug, Default)]
-struct State {
+struct PlacementState {
     cost: u64,
     /// Tasks given to each node, in the order of sites, and a digest of them.
-    given: Vec<(usize, Given)>,
+    given: Vec<(usize, AssignedTasks)>,
     digest: u64,
     /// Last step of the placement: an index into the steps.
     step: Option<usize>,
@@ -176,21 +182,21 @@ struct State {
 
 /// Placement of one task, linked to the step before it.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct PlacementStep {
     before: Option<usize>,
     place: Option<usize>,
 }
 
-impl State {
-    fn given(&self, site: usize) -> Given {
+impl PlacementState {
+    fn given(&self, site: usize) -> AssignedTasks {
         let at = self.given.binary_search_by_key(&site, |(site, _)| *site);
-        at.map_or_else(|_| Given::default(), |at| self.given[at].1)
+        at.map_or_else(|_| AssignedTasks::default(), |at| self.given[at].1)
     }
 
     fn give(&mut self, site: usize, bytes: u64, service: u64) {
         let at = self.given.binary_search_by_key(&site, |(site, _)| *site);
         let at = at.unwrap_or_else(|at| {
-            self.given.insert(at, (site, Given::default()));
+            self.given.insert(at, (site, AssignedTasks::default()));
             at
         });
         let given = &mut self.given[at].1;
@@ -201,7 +207,7 @@ impl State {
 }
 
 /// Returns a number that differs for nearly all pairs of site and given tasks.
-fn digest(site: usize, given: &Given) -> u64 {
+fn digest(site: usize, given: &AssignedTasks) -> u64 {
     let numbers = [site as u64, given.tasks, given.bytes, given.service];
     numbers.iter().fold(1, |sum: u64, &number| {
         let mixed = (sum ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -209,20 +215,20 @@ fn digest(site: usize, given: &Given) -> u64 {
     })
 }
 
-impl Problem {
-    fn of(batch: &mut [Ask<'_>]) -> Self {
+impl AssignmentProblem {
+    fn of(batch: &mut [PlacementQuestion<'_>]) -> Self {
         for ask in &mut *batch {
             let id = |one: &Candidate| one.estimate.node;
             if !ask.candidates.is_sorted_by_key(id) {
                 ask.candidates.sort_unstable_by_key(id);
             }
         }
-        let mut sites: Vec<Site> = Vec::new();
+        let mut sites: Vec<BatchNode> = Vec::new();
         for ask in &*batch {
             let mut known = sites.iter().map(|site| site.node);
             let same = |one: &Candidate| known.by_ref().any(|id| id == one.estimate.node);
             if !ask.candidates.iter().all(same) {
-                sites.extend(ask.candidates.iter().map(Site::of));
+                sites.extend(ask.candidates.iter().map(BatchNode::of));
                 sites.sort_by_key(|site| site.node);
                 sites.dedup_by_key(|site| site.node);
             }
@@ -253,7 +259,7 @@ impl Problem {
     }
 
     /// Returns the additional cost of a task on a node that already has given tasks; `None` if its queue is full.
-    fn add(&self, given: Given, bytes: u64, one: &Choosable) -> Option<u64> {
+    fn add(&self, given: AssignedTasks, bytes: u64, one: &Choosable) -> Option<u64> {
         let site = &self.sites[one.site];
         if given.tasks >= site.slots {
             return None;
@@ -263,7 +269,7 @@ impl Problem {
             false => given.service / site.cores,
         };
         let lacking = given.bytes.saturating_add(bytes);
-        let lacking = lacking.saturating_sub(site.room_bytes);
+        let lacking = lacking.saturating_sub(site.space_bytes);
         let misfit = match lacking {
             0 => 0,
             lacking => MISFIT + (lacking >> 10),
@@ -293,7 +299,7 @@ impl Problem {
 
     /// Returns the cost of a placement with the tasks in their order. A task without a node costs nothing.
     fn cost(&self, places: &[Option<usize>]) -> u64 {
-        let mut state = State::default();
+        let mut state = PlacementState::default();
         for ((bytes, choosable), place) in self.tasks.iter().zip(places) {
             let one = choosable.iter().find(|one| Some(one.place) == *place);
             if let Some(one) = one {
@@ -307,9 +313,9 @@ impl Problem {
 
     /// Returns the placement of the tasks, which are stages in this order.
     fn places(&self, order: &[usize]) -> Vec<Option<usize>> {
-        let mut steps: Vec<Step> = Vec::new();
-        let mut beam = vec![State::default()];
-        let mut dense = vec![Given::default(); self.sites.len()];
+        let mut steps: Vec<PlacementStep> = Vec::new();
+        let mut beam = vec![PlacementState::default()];
+        let mut dense = vec![AssignedTasks::default(); self.sites.len()];
         let mut tried: Vec<(u64, usize)> = Vec::new();
         for &task in order {
             let (bytes, choosable) = &self.tasks[task];
@@ -323,7 +329,7 @@ impl Problem {
                 costs.filter_map(|(at, one)| Some((self.add(dense[one.site], *bytes, one)?, at))),
             );
             for &(site, _) in &best.given {
-                dense[site] = Given::default();
+                dense[site] = AssignedTasks::default();
             }
             if tried.len() > CHOICES {
                 tried.select_nth_unstable(CHOICES - 1);
@@ -336,7 +342,7 @@ impl Problem {
         let mut step = beam[0].step;
         let mut places = vec![None; self.tasks.len()];
         for &task in order.iter().rev() {
-            let Some(Step { before, place }) = step.map(|at| steps[at]) else {
+            let Some(PlacementStep { before, place }) = step.map(|at| steps[at]) else {
                 break;
             };
             places[task] = place;
@@ -348,11 +354,11 @@ impl Problem {
     /// Returns the cheapest states after a task, the cheapest first. A task without a possible node is left out.
     fn stage(
         &self,
-        beam: &[State],
+        beam: &[PlacementState],
         bytes: u64,
         choices: &[Choosable],
-        steps: &mut Vec<Step>,
-    ) -> Vec<State> {
+        steps: &mut Vec<PlacementStep>,
+    ) -> Vec<PlacementState> {
         let mut leads: Vec<(u64, usize, usize)> = Vec::with_capacity(beam.len() * choices.len());
         for (from, state) in beam.iter().enumerate() {
             for (to, one) in choices.iter().enumerate() {
@@ -361,18 +367,18 @@ impl Problem {
             }
         }
         leads.sort_unstable();
-        let mut next: Vec<State> = Vec::with_capacity(BEAM);
+        let mut next: Vec<PlacementState> = Vec::with_capacity(BEAM);
         for (cost, from, to) in leads {
             let one = choices[to];
             let mut state = beam[from].clone();
             state.give(one.site, bytes, one.service);
-            let known = |other: &State| other.digest == state.digest;
+            let known = |other: &PlacementState| other.digest == state.digest;
             if next.iter().any(known) {
                 continue;
             }
             state.cost = cost;
             state.step = Some(steps.len());
-            steps.push(Step {
+            steps.push(PlacementStep {
                 before: beam[from].step,
                 place: Some(one.place),
             });
@@ -386,7 +392,7 @@ impl Problem {
             for state in &mut next {
                 let before = state.step.replace(steps.len());
                 let place = None;
-                steps.push(Step { before, place });
+                steps.push(PlacementStep { before, place });
             }
         }
         next
@@ -396,7 +402,7 @@ impl Problem {
 /// Placement that is being improved: the tasks of each node.
 #[derive(Debug)]
 struct Exchange<'a> {
-    problem: &'a Problem,
+    problem: &'a AssignmentProblem,
     /// Nodes with at least one task.
     sites: Vec<usize>,
     /// Each task on each of these nodes, task by task; `None` where the task can't be placed.
@@ -408,7 +414,7 @@ struct Exchange<'a> {
 }
 
 impl<'a> Exchange<'a> {
-    fn of(problem: &'a Problem, places: &[Option<usize>]) -> Self {
+    fn of(problem: &'a AssignmentProblem, places: &[Option<usize>]) -> Self {
         let tasks = || problem.tasks.iter().zip(places);
         let site = |(task, place): (&(u64, Vec<Choosable>), &Option<usize>)| {
             let one = task.1.iter().find(|one| Some(one.place) == *place);
@@ -445,7 +451,7 @@ impl<'a> Exchange<'a> {
 
     /// Returns the cost of a node's tasks without one of them, and with another one; `None` if this is impossible.
     fn cost(&self, at: usize, without: Option<usize>, with: Option<usize>) -> Option<u64> {
-        let (mut given, mut sum, mut with) = (Given::default(), 0_u64, with);
+        let (mut given, mut sum, mut with) = (AssignedTasks::default(), 0_u64, with);
         let mut add = |task: usize| {
             let one = self.on[task * self.sites.len() + at]?;
             let bytes = self.problem.tasks[task].0;
@@ -533,7 +539,7 @@ fn power(one: &Candidate) -> Option<u64> {
 }
 
 /// Returns the largest and the smallest power per core of all nodes.
-fn powers(batch: &[Ask<'_>]) -> (Option<u64>, u64) {
+fn powers(batch: &[PlacementQuestion<'_>]) -> (Option<u64>, u64) {
     let all = || {
         batch
             .iter()
@@ -554,13 +560,13 @@ mod tests {
     use super::super::tests::{request, store};
     use super::super::{FullScan, by_name};
     use super::*;
-    use crate::random::Source;
+    use crate::random::RandomSource;
 
     const GIB: u64 = 1 << 30;
 
-    fn ask(input_bytes: u64, candidates: &[Candidate]) -> Ask<'static> {
-        Ask {
-            request: super::super::Request {
+    fn ask(input_bytes: u64, candidates: &[Candidate]) -> PlacementQuestion<'static> {
+        PlacementQuestion {
+            request: super::super::PlacementRequest {
                 input_bytes,
                 ..request()
             },
@@ -568,9 +574,9 @@ mod tests {
         }
     }
 
-    fn places(mut batch: Vec<Ask<'_>>) -> Vec<Option<u32>> {
+    fn places(mut batch: Vec<PlacementQuestion<'_>>) -> Vec<Option<u32>> {
         let choices = Minmax.place_all(&mut batch);
-        let node = |choice: Option<Choice>| Some(choice?.node.0);
+        let node = |choice: Option<PolicyChoice>| Some(choice?.node.0);
         choices.into_iter().map(node).collect()
     }
 
@@ -663,7 +669,7 @@ mod tests {
     }
 
     /// Returns the smallest cost of all tasks together, by exhaustive search.
-    fn optimum(problem: &Problem, task: usize, state: &State, best: u64) -> u64 {
+    fn optimum(problem: &AssignmentProblem, task: usize, state: &PlacementState, best: u64) -> u64 {
         let Some((bytes, choosable)) = problem.tasks.get(task) else {
             return state.cost;
         };
@@ -683,7 +689,7 @@ mod tests {
     }
 
     /// Returns nodes that differ in speed, power, load and space, and tasks with inputs on different nodes.
-    fn case(source: &mut Source) -> Vec<Ask<'static>> {
+    fn case(source: &mut RandomSource) -> Vec<PlacementQuestion<'static>> {
         let nodes = 2 + source.below(3);
         let mut all: Vec<Candidate> = (0..nodes).map(store).collect();
         for one in &mut all {
@@ -716,13 +722,13 @@ mod tests {
     /// docs/job-scripts.md contains these figures.
     #[test]
     fn minmax_small_batches_cost_near_the_optimum() {
-        let mut source = Source::seeded(16);
+        let mut source = RandomSource::seeded(16);
         let (mut over, mut worst, mut exact, mut tight) = (0.0, 0.0_f64, 0, 0);
         let cases = 1000;
         for _ in 0..cases {
             let mut batch = case(&mut source);
-            let problem = Problem::of(&mut batch);
-            let least = optimum(&problem, 0, &State::default(), u64::MAX);
+            let problem = AssignmentProblem::of(&mut batch);
+            let least = optimum(&problem, 0, &PlacementState::default(), u64::MAX);
             let found = problem.cost(&problem.solve());
             assert!(found >= least, "nothing is cheaper than the optimum");
             exact += i32::from(found == least);

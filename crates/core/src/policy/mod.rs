@@ -16,7 +16,7 @@ mod view;
 mod write_amplification;
 
 pub use advised::Advised;
-pub use constraint::Constraint;
+pub use constraint::ConstraintPolicy;
 pub use hybrid::{Hybrid, REDUCE_HOLDERS_MIN, REDUCE_INPUTS_MIN};
 pub use input_locality::InputLocality;
 pub use min_wait::MinWait;
@@ -24,12 +24,12 @@ pub use minmax::{BATCH_MAX, BEAM, CHOICES, Minmax, PASSES};
 pub use random::Random;
 pub use round_robin::RoundRobin;
 pub(crate) use view::FullScan;
-pub use view::{Among, View};
+pub use view::{CountedNodes, OnlineView};
 pub use write_amplification::WriteAmplification;
 
 use crate::event::{Estimate, Role};
 use crate::id::{JobId, NodeId, TaskId};
-use crate::score::{Standing, WeightsError};
+use crate::score::{ScoreInputs, WeightsError};
 use std::fmt;
 
 /// Policy of a cluster and of a job that names none.
@@ -60,7 +60,7 @@ pub const NAMES: [&str; 18] = [
 
 /// Task that needs a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request<'a> {
+pub struct PlacementRequest<'a> {
     /// Job of the task.
     pub job: JobId,
     /// Id of the task.
@@ -87,7 +87,7 @@ pub struct Candidate {
     /// Number of kernels that it runs at once.
     pub cores: u32,
     /// Whether its queue takes another label now.
-    pub room: bool,
+    pub has_space: bool,
     /// Number of its labels that have not ended.
     pub outstanding: usize,
     /// Size of the task's inputs that it holds, in bytes.
@@ -99,16 +99,16 @@ pub struct Candidate {
     /// Power that the node draws at full load, in thousandths of a watt, as configured; 0 if no power is configured.
     pub watts_milli: u64,
     /// Properties from which its scores are computed.
-    pub standing: Standing,
+    pub standing: ScoreInputs,
     /// Estimated costs of the task on the node.
     pub estimate: Estimate,
 }
 
 /// Task with its candidate nodes.
 #[derive(Clone, Debug)]
-pub struct Ask<'a> {
+pub struct PlacementQuestion<'a> {
     /// Request of the task.
-    pub request: Request<'a>,
+    pub request: PlacementRequest<'a>,
     /// All storage nodes on which the task may be placed.
     pub candidates: Vec<Candidate>,
 }
@@ -120,7 +120,7 @@ pub fn labels_per_core(labels: usize, cores: u32) -> u64 {
 }
 
 impl Candidate {
-    /// Returns the time until the task would have ended on the node, in nanoseconds: waiting, pulling its inputs and running.
+    /// Returns the time until the task would have ended on the node, in nanoseconds: waiting, fetching its inputs and running.
     #[must_use]
     pub fn end_ns(&self) -> u64 {
         let cost = &self.estimate;
@@ -132,7 +132,7 @@ impl Candidate {
 
 /// Answer of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct PolicyChoice {
     /// Chosen node. If its queue is full, the task waits in the dispatcher for this node.
     pub node: NodeId,
     /// Reason of the choice.
@@ -157,18 +157,18 @@ pub enum Reason {
         /// Size of all inputs, in bytes.
         input_bytes: u64,
     },
-    /// Waiting and pulling inputs together take the least time on the node.
+    /// Waiting and fetching inputs together take the least time on the node.
     LeastWait {
         /// Time until a core is free, in nanoseconds.
         wait_ns: u64,
-        /// Time to pull inputs, in nanoseconds.
+        /// Time to fetch inputs, in nanoseconds.
         transfer_ns: u64,
     },
-    /// The node has to pull the least for the task's inputs.
+    /// The node has to fetch the least for the task's inputs.
     LeastAmplification {
         /// Size of all inputs, in bytes.
         input_bytes: u64,
-        /// Size of the inputs that it has to pull, in bytes.
+        /// Size of the inputs that it has to fetch, in bytes.
         transfer_bytes: u64,
     },
     /// The node's score is the highest of those with capacity.
@@ -176,7 +176,7 @@ pub enum Reason {
         /// Score, in thousandths.
         score: u16,
         /// Properties from which the score was computed.
-        standing: Standing,
+        standing: ScoreInputs,
     },
     /// The cheapest plan that was found for several tasks gives the task to the node.
     CheapestPlan {
@@ -184,28 +184,28 @@ pub enum Reason {
         together: usize,
         /// Time until a core is free, not counting the plan's other tasks, in nanoseconds.
         wait_ns: u64,
-        /// Time to pull inputs and to run, in nanoseconds.
+        /// Time to fetch inputs and to run, in nanoseconds.
         service_ns: u64,
         /// Power of the node in thousandths of a watt, as configured; 0 if no power is configured.
         watts_milli: u64,
     },
-    /// Waiting, pulling inputs and running take the least time on this node, compared with the best storage node and the host.
+    /// Waiting, fetching inputs and running take the least time on this node, compared with the best storage node and the server cores.
     Advised {
         /// Time until a core is free, in nanoseconds.
         wait_ns: u64,
-        /// Time to pull inputs, in nanoseconds.
+        /// Time to fetch inputs, in nanoseconds.
         transfer_ns: u64,
         /// Time to run, in nanoseconds; 0 if it is unknown.
         run_ns: u64,
     },
-    /// The task gathers inputs from several nodes, which is the host's work.
+    /// The task gathers inputs from several nodes, which is work for the server cores.
     Reduce {
         /// Number of inputs.
         inputs: usize,
         /// Number of nodes that hold them.
         holders: usize,
     },
-    /// The task is one of those that do not fill a wave, which is the host's work.
+    /// The task is one of those that do not fill a wave, which is work for the server cores.
     Unaligned {
         /// Number of tasks of the wave that are left, including this one.
         left: u64,
@@ -246,12 +246,12 @@ impl fmt::Display for Reason {
                 transfer_bytes,
             } => write!(
                 f,
-                "pulling {transfer_bytes} bytes for {input_bytes} bytes of input amplifies writes {:.2} times, the least of all nodes",
+                "fetching {transfer_bytes} bytes for {input_bytes} bytes of input amplifies writes {:.2} times, the least of all nodes",
                 write_amplification(*input_bytes, *transfer_bytes)
             ),
             Self::HighestScore { score, standing } => write!(
                 f,
-                "a score of {:.2} is the highest of all nodes with room: {standing}",
+                "a score of {:.2} is the highest of all nodes with space: {standing}",
                 f64::from(*score) / 1000.0
             ),
             Self::CheapestPlan {
@@ -272,14 +272,14 @@ impl fmt::Display for Reason {
                 run_ns,
             } => write!(
                 f,
-                "waiting {:.1} ms for a core, {:.1} ms for inputs and running {:.1} ms is the least of all nodes and the host",
+                "waiting {:.1} ms for a core, {:.1} ms for inputs and running {:.1} ms is the least of all nodes and the server cores",
                 millis(*wait_ns),
                 millis(*transfer_ns),
                 millis(*run_ns)
             ),
             Self::Reduce { inputs, holders } => write!(
                 f,
-                "it gathers {inputs} inputs from {holders} nodes, which the host does with less movement"
+                "it gathers {inputs} inputs from {holders} nodes, which the server cores do with less movement"
             ),
             Self::Unaligned { left, size, cores } => write!(
                 f,
@@ -291,7 +291,7 @@ impl fmt::Display for Reason {
 
 fn power(watts_milli: u64) -> String {
     if watts_milli == 0 {
-        return "on a node of which nobody said what it draws".to_owned();
+        return "on a node whose power is not known".to_owned();
     }
     let watts = millis(watts_milli) * 1e3;
     format!("on a node configured with {watts:.1} W")
@@ -317,7 +317,7 @@ fn millis(ns: u64) -> f64 {
 
 /// State of a policy between tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Memory {
+pub struct PolicyState {
     /// Node of the last turn.
     pub last: Option<NodeId>,
     /// State of its random number generator.
@@ -331,7 +331,11 @@ pub trait Policy: fmt::Debug + Send {
 
     /// Returns the node for a task. Returns `None` if no node that the policy may choose is online and has capacity: the task is
     /// placed again when one has.
-    fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice>;
+    fn place(
+        &self,
+        request: &PlacementRequest<'_>,
+        view: &mut dyn OnlineView,
+    ) -> Option<PolicyChoice>;
 
     /// Returns the maximum number of tasks that the policy places together; with 1 it places each task by itself.
     fn batch_max(&self) -> usize {
@@ -339,7 +343,7 @@ pub trait Policy: fmt::Debug + Send {
     }
 
     /// Returns the nodes for tasks that are ready at the same time, in their order. Like [`Self::place`], it changes nothing.
-    fn place_all(&self, batch: &mut [Ask<'_>]) -> Vec<Option<Choice>> {
+    fn place_all(&self, batch: &mut [PlacementQuestion<'_>]) -> Vec<Option<PolicyChoice>> {
         vec![None; batch.len()]
     }
 
@@ -349,15 +353,15 @@ pub trait Policy: fmt::Debug + Send {
     }
 
     /// Returns the state to store.
-    fn memory(&self) -> Memory {
-        Memory::default()
+    fn memory(&self) -> PolicyState {
+        PolicyState::default()
     }
 
     /// Restores the state of a policy of the same kind.
-    fn restore(&mut self, _memory: Memory) {}
+    fn restore(&mut self, _memory: PolicyState) {}
 
     /// Handles a choice that was carried out; policies advance their turns and seeds here.
-    fn chosen(&mut self, choice: &Choice);
+    fn chosen(&mut self, choice: &PolicyChoice);
 }
 
 /// No policy has this name.
@@ -395,10 +399,11 @@ pub fn by_name(name: &str, seed: u64) -> Result<Box<dyn Policy>, UnknownPolicy> 
     let base = name.strip_prefix("hybrid:");
     let unknown = || UnknownPolicy::Name(name.to_owned());
     if let Some(weights) = base.unwrap_or(name).strip_prefix("constraint:") {
-        let constraint = Constraint::by(weights).map_err(|source| UnknownPolicy::Weights {
-            name: name.to_owned(),
-            source,
-        })?;
+        let constraint =
+            ConstraintPolicy::by(weights).map_err(|source| UnknownPolicy::Weights {
+                name: name.to_owned(),
+                source,
+            })?;
         let constraint = Box::new(constraint);
         return Ok(match base {
             Some(_) => Box::new(Hybrid::over(constraint)),
@@ -427,8 +432,8 @@ pub(crate) fn is_own(name: &str) -> bool {
 fn plain(name: &str, seed: u64) -> Option<Box<dyn Policy>> {
     match name {
         "round-robin" => Some(Box::new(RoundRobin::default())),
-        "random" => Some(Box::new(Random::seeded(seed, Among::Open))),
-        "random:all" => Some(Box::new(Random::seeded(seed, Among::Stores))),
+        "random" => Some(Box::new(Random::seeded(seed, CountedNodes::Open))),
+        "random:all" => Some(Box::new(Random::seeded(seed, CountedNodes::Stores))),
         "input-locality" => Some(Box::new(InputLocality)),
         "min-wait" => Some(Box::new(MinWait)),
         "write-amplification" | "wa" => Some(Box::new(WriteAmplification::default())),
@@ -445,13 +450,13 @@ mod tests {
         Candidate {
             role: Role::Store,
             cores: 1,
-            room: true,
+            has_space: true,
             outstanding: 0,
             local_bytes: 0,
             slots: 1,
             free_bytes: 1 << 40,
             watts_milli: 0,
-            standing: Standing::default(),
+            standing: ScoreInputs::default(),
             estimate: Estimate {
                 node: NodeId(id),
                 wait_ns: 0,
@@ -463,8 +468,8 @@ mod tests {
     }
 
     /// Returns a request with one input.
-    pub(super) fn request() -> Request<'static> {
-        Request {
+    pub(super) fn request() -> PlacementRequest<'static> {
+        PlacementRequest {
             job: JobId(1),
             task: TaskId(1),
             kernel: "mean",
@@ -503,9 +508,9 @@ mod tests {
     }
 
     #[test]
-    fn plain_policies_never_choose_host_or_empty_set() {
-        let host = Candidate {
-            role: Role::Host,
+    fn plain_policies_never_choose_server_cores_or_empty_set() {
+        let server_cores = Candidate {
+            role: Role::ServerCores,
             ..store(9)
         };
         for name in NAMES
@@ -514,7 +519,7 @@ mod tests {
         {
             let policy = by_name(name, 1).unwrap();
             assert_eq!(
-                policy.place(&request(), &mut FullScan::of(&[host])),
+                policy.place(&request(), &mut FullScan::of(&[server_cores])),
                 None,
                 "{name}"
             );

@@ -3,21 +3,23 @@
 //! `random` chooses among nodes with capacity in their queue. `random:all` chooses among all, whatever their load (LABIOS §3.5.2,
 //! "random select"): a task then waits for its node, even if another node is idle.
 
-use super::{Among, Choice, Memory, Policy, Reason, Request, View};
-use crate::random::Source;
+use super::{
+    CountedNodes, OnlineView, PlacementRequest, Policy, PolicyChoice, PolicyState, Reason,
+};
+use crate::random::RandomSource;
 
 /// Policy that draws nodes; the same seed draws the same ones.
 #[derive(Clone, Debug)]
 pub struct Random {
-    source: Source,
-    of: Among,
+    source: RandomSource,
+    of: CountedNodes,
 }
 
 impl Random {
     /// Returns the policy with a seed and the set of nodes from which it draws.
     #[must_use]
-    pub fn seeded(seed: u64, of: Among) -> Self {
-        let source = Source::seeded(seed);
+    pub fn seeded(seed: u64, of: CountedNodes) -> Self {
+        let source = RandomSource::seeded(seed);
         Self { source, of }
     }
 }
@@ -25,35 +27,39 @@ impl Random {
 impl Policy for Random {
     fn name(&self) -> &'static str {
         match self.of {
-            Among::Open => "random",
-            Among::Stores => "random:all",
+            CountedNodes::Open => "random",
+            CountedNodes::Stores => "random:all",
         }
     }
 
-    fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+    fn place(
+        &self,
+        _request: &PlacementRequest<'_>,
+        view: &mut dyn OnlineView,
+    ) -> Option<PolicyChoice> {
         let drawn = self.source.clone().next_u64();
         let index = drawn.checked_rem(view.count(self.of) as u64)?;
         let node = view.nth(self.of, usize::try_from(index).ok()?)?;
-        Some(Choice {
+        Some(PolicyChoice {
             node,
             reason: Reason::Drawn,
         })
     }
 
-    fn memory(&self) -> Memory {
-        Memory {
+    fn memory(&self) -> PolicyState {
+        PolicyState {
             last: None,
             source: Some(self.source.state()),
         }
     }
 
-    fn restore(&mut self, memory: Memory) {
+    fn restore(&mut self, memory: PolicyState) {
         if let Some(state) = memory.source {
-            self.source = Source::seeded(state);
+            self.source = RandomSource::seeded(state);
         }
     }
 
-    fn chosen(&mut self, _choice: &Choice) {
+    fn chosen(&mut self, _choice: &PolicyChoice) {
         self.source.next_u64();
     }
 }
@@ -65,7 +71,7 @@ mod tests {
     use super::*;
 
     fn sequence(seed: u64) -> Vec<u32> {
-        let mut policy = Random::seeded(seed, Among::Open);
+        let mut policy = Random::seeded(seed, CountedNodes::Open);
         draws(&mut policy, &[store(0), store(1), store(2), store(3)])
     }
 
@@ -95,10 +101,12 @@ mod tests {
     #[test]
     fn random_chooses_full_node_only_among_all_stores() {
         let mut all = [store(0), store(1)];
-        all[1].room = false;
+        all[1].has_space = false;
         let drawn = |of| draws(&mut Random::seeded(5, of), &all);
-        assert!(drawn(Among::Open).iter().all(|&id| id == 0));
-        let full = drawn(Among::Stores).into_iter().filter(|&id| id == 1);
+        assert!(drawn(CountedNodes::Open).iter().all(|&id| id == 0));
+        let full = drawn(CountedNodes::Stores)
+            .into_iter()
+            .filter(|&id| id == 1);
         assert!((150..=250).contains(&full.count()));
     }
 }

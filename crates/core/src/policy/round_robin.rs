@@ -1,7 +1,7 @@
 //! Round-robin (AnalyzeThis §3.2, "RR"): chooses the next node in turn with capacity in its queue, whatever data it holds. This policy
 //! levels load and moves the most data.
 
-use super::{Choice, Memory, Policy, Reason, Request, View};
+use super::{OnlineView, PlacementRequest, Policy, PolicyChoice, PolicyState, Reason};
 use crate::id::NodeId;
 
 /// Policy that uses nodes in turn.
@@ -15,29 +15,33 @@ impl Policy for RoundRobin {
         "round-robin"
     }
 
-    fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+    fn place(
+        &self,
+        _request: &PlacementRequest<'_>,
+        view: &mut dyn OnlineView,
+    ) -> Option<PolicyChoice> {
         let stores = view.in_turn(self.last).iter();
-        let free = stores.filter(|store| store.room);
+        let free = stores.filter(|store| store.has_space);
         let nodes = free.map(|store| store.estimate.node);
         let next = nodes.min_by_key(|&node| (Some(node) <= self.last, node))?;
-        Some(Choice {
+        Some(PolicyChoice {
             node: next,
             reason: Reason::Turn,
         })
     }
 
-    fn memory(&self) -> Memory {
-        Memory {
+    fn memory(&self) -> PolicyState {
+        PolicyState {
             last: self.last,
             source: None,
         }
     }
 
-    fn restore(&mut self, memory: Memory) {
+    fn restore(&mut self, memory: PolicyState) {
         self.last = memory.last;
     }
 
-    fn chosen(&mut self, choice: &Choice) {
+    fn chosen(&mut self, choice: &PolicyChoice) {
         self.last = Some(choice.node);
     }
 }
@@ -61,14 +65,14 @@ mod tests {
             [turn(&all), turn(&all), turn(&all), turn(&all)],
             [0, 1, 2, 0]
         );
-        all[1].room = false;
+        all[1].has_space = false;
         assert_eq!([turn(&all), turn(&all)], [2, 0]);
     }
 
     #[test]
     fn round_robin_chooses_nothing_if_all_are_full() {
         let all = [store(0), store(1)].map(|full| super::super::Candidate {
-            room: false,
+            has_space: false,
             ..full
         });
         assert_eq!(

@@ -11,7 +11,7 @@ use std::fmt;
 
 /// Set of nodes that are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Among {
+pub enum CountedNodes {
     /// All storage nodes.
     Stores,
     /// Storage nodes whose queue is not full.
@@ -19,7 +19,7 @@ pub enum Among {
 }
 
 /// The cluster as a policy sees it: nodes that are online. Candidates are in no particular order.
-pub trait View: fmt::Debug {
+pub trait OnlineView: fmt::Debug {
     /// Returns storage nodes that include the minimum of certain keys. Such a key may depend arbitrarily on the held bytes first. After
     /// that it rises with the wait, with the outstanding labels per core and with the id. Each omitted node differs from a returned one
     /// only by the last three properties, and is not better.
@@ -38,13 +38,13 @@ pub trait View: fmt::Debug {
     fn stores(&mut self) -> &[Candidate];
 
     /// Returns the number of nodes in the set.
-    fn count(&mut self, of: Among) -> usize;
+    fn count(&mut self, of: CountedNodes) -> usize;
 
     /// Returns a node of the set by its index in the order of ids.
-    fn nth(&mut self, of: Among, index: usize) -> Option<NodeId>;
+    fn nth(&mut self, of: CountedNodes, index: usize) -> Option<NodeId>;
 
-    /// Returns the host's node, if it is online.
-    fn host(&mut self) -> Option<Candidate>;
+    /// Returns the server cores, if they are online.
+    fn server_cores(&mut self) -> Option<Candidate>;
 
     /// Returns the number of cores of all storage nodes.
     fn store_cores(&mut self) -> u64;
@@ -66,13 +66,13 @@ impl FullScan {
         }
     }
 
-    fn among(&self, of: Among) -> impl Iterator<Item = &Candidate> {
+    fn among(&self, of: CountedNodes) -> impl Iterator<Item = &Candidate> {
         let all = self.stores.iter();
-        all.filter(move |store| store.room || of == Among::Stores)
+        all.filter(move |store| store.has_space || of == CountedNodes::Stores)
     }
 }
 
-impl View for FullScan {
+impl OnlineView for FullScan {
     fn by_wait(&mut self) -> &[Candidate] {
         &self.stores
     }
@@ -89,18 +89,18 @@ impl View for FullScan {
         &self.stores
     }
 
-    fn count(&mut self, of: Among) -> usize {
+    fn count(&mut self, of: CountedNodes) -> usize {
         self.among(of).count()
     }
 
-    fn nth(&mut self, of: Among, index: usize) -> Option<NodeId> {
+    fn nth(&mut self, of: CountedNodes, index: usize) -> Option<NodeId> {
         let chosen = self.among(of).nth(index)?;
         Some(chosen.estimate.node)
     }
 
-    fn host(&mut self) -> Option<Candidate> {
-        let mut hosts = self.all.iter().filter(|one| one.role == Role::Host);
-        hosts.next().copied()
+    fn server_cores(&mut self) -> Option<Candidate> {
+        let mut server_cores = self.all.iter().filter(|one| one.role == Role::ServerCores);
+        server_cores.next().copied()
     }
 
     fn store_cores(&mut self) -> u64 {

@@ -6,12 +6,12 @@
 //! WA(t, e) = (bytes of t's inputs + bytes of them that are not on e) / bytes of t's inputs
 //! ```
 //!
-//! This is Eq. 1 with the intended sum, and 1 for a task without inputs. The denominator is the same for all nodes, so the bytes to pull
+//! This is Eq. 1 with the intended sum, and 1 for a task without inputs. The denominator is the same for all nodes, so the bytes to fetch
 //! are compared. Among several nodes with the least bytes, the next in turn that has capacity is chosen, as in the paper, where turns
 //! decide all ties. If none of them has capacity, the task waits for the next in turn. Without ties this policy chooses the same nodes
 //! as input locality.
 
-use super::{Choice, Memory, Policy, Reason, Request, View};
+use super::{OnlineView, PlacementRequest, Policy, PolicyChoice, PolicyState, Reason};
 use crate::id::NodeId;
 
 /// Policy that minimises writes to the devices.
@@ -25,34 +25,43 @@ impl Policy for WriteAmplification {
         "write-amplification"
     }
 
-    fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+    fn place(
+        &self,
+        request: &PlacementRequest<'_>,
+        view: &mut dyn OnlineView,
+    ) -> Option<PolicyChoice> {
         let best = view.in_turn(self.last).iter().min_by_key(|store| {
             let node = store.estimate.node;
             let passed = Some(node) <= self.last;
-            (store.estimate.transfer_bytes, !store.room, passed, node)
+            (
+                store.estimate.transfer_bytes,
+                !store.has_space,
+                passed,
+                node,
+            )
         })?;
         let reason = Reason::LeastAmplification {
             input_bytes: request.input_bytes,
             transfer_bytes: best.estimate.transfer_bytes,
         };
-        Some(Choice {
+        Some(PolicyChoice {
             node: best.estimate.node,
             reason,
         })
     }
 
-    fn memory(&self) -> Memory {
-        Memory {
+    fn memory(&self) -> PolicyState {
+        PolicyState {
             last: self.last,
             source: None,
         }
     }
 
-    fn restore(&mut self, memory: Memory) {
+    fn restore(&mut self, memory: PolicyState) {
         self.last = memory.last;
     }
 
-    fn chosen(&mut self, choice: &Choice) {
+    fn chosen(&mut self, choice: &PolicyChoice) {
         self.last = Some(choice.node);
     }
 }
@@ -81,16 +90,16 @@ mod tests {
     }
 
     #[test]
-    fn write_amplification_pulls_least_bytes_even_if_full() {
+    fn write_amplification_fetches_least_bytes_even_if_full() {
         let mut all = [holding(0, 10), holding(1, 60), holding(2, 30)];
-        all[1].room = false;
+        all[1].has_space = false;
         let choice = WriteAmplification::default()
             .place(&request(), &mut FullScan::of(&all))
             .unwrap();
         assert_eq!(choice.node, NodeId(1));
         assert_eq!(
             choice.reason.to_string(),
-            "pulling 40 bytes for 100 bytes of input amplifies writes 1.40 times, the least of all nodes"
+            "fetching 40 bytes for 100 bytes of input amplifies writes 1.40 times, the least of all nodes"
         );
     }
 
@@ -99,9 +108,9 @@ mod tests {
         let mut all = [holding(0, 50), holding(1, 50), holding(2, 0)];
         let mut policy = WriteAmplification::default();
         assert_eq!(turns(&mut policy, &all, 3), [0, 1, 0]);
-        all[1].room = false;
+        all[1].has_space = false;
         assert_eq!(turns(&mut policy, &all, 2), [0, 0]);
-        all[0].room = false;
+        all[0].has_space = false;
         assert_eq!(turns(&mut policy, &all, 2), [1, 0]);
     }
 

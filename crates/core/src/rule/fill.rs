@@ -1,7 +1,7 @@
 //! Expansion of rules: generates a job script from a rule and files by replacing `${…}`.
 
-use super::{Problem, Rule, VARIABLES, hook};
-use crate::script::{Data, Group, Position, Setting, Value};
+use super::{Rule, RuleProblem, VARIABLES, hook};
+use crate::script::{Position, ScriptValue, Setting, SettingGroup, ValueData};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Reason for which a file can't be an input of a task.
@@ -17,14 +17,14 @@ pub enum FillError {
 
 /// Values of variables in one task, for each of its files.
 #[derive(Clone, Debug)]
-pub(super) struct Fill {
+pub(super) struct FilledTask {
     task: String,
     /// Node on which the task must run.
     node: Option<u32>,
     files: Vec<Vec<(String, String)>>,
 }
 
-impl Fill {
+impl FilledTask {
     /// Returns example values, such as those of a file.
     pub(super) fn sample(rule: &Rule) -> Self {
         let groups = rule.pattern.groups();
@@ -110,9 +110,9 @@ impl Rule {
         nodes: &BTreeMap<u64, u32>,
     ) -> Result<String, FillError> {
         let fill = |(task, version, paths): &(String, u64, Vec<&str>)| {
-            let fill = Fill::of(self, task, (*version, paths))?;
+            let fill = FilledTask::of(self, task, (*version, paths))?;
             let node = nodes.get(version).copied();
-            Ok(Fill { node, ..fill })
+            Ok(FilledTask { node, ..fill })
         };
         let fills = tasks.iter().map(fill).collect::<Result<Vec<_>, _>>()?;
         let mut job = self.job_group(&fills);
@@ -121,7 +121,7 @@ impl Rule {
             .iter_mut()
             .find(|setting| setting.name == "name");
         if let Some(named) = named {
-            named.value.data = Data::Text(format!("{}@{revision}", self.name));
+            named.value.data = ValueData::Text(format!("{}@{revision}", self.name));
         }
         Ok(job.to_string())
     }
@@ -131,101 +131,101 @@ impl Rule {
     /// # Errors
     /// If a file can't be an input of the task.
     pub fn outputs(&self, version: u64, paths: &[&str]) -> Result<Vec<String>, FillError> {
-        let fill = Fill::of(self, "", (version, paths))?;
+        let fill = FilledTask::of(self, "", (version, paths))?;
         let group = task(&self.task, &fill, false);
         let outputs = group.get("output").map(|setting| &setting.value.data);
-        let Some(Data::Array(outputs) | Data::List(outputs)) = outputs else {
+        let Some(ValueData::Array(outputs) | ValueData::List(outputs)) = outputs else {
             return Ok(Vec::new());
         };
         let texts = outputs.iter().filter_map(|value| match &value.data {
-            Data::Text(text) => Some(text.clone()),
+            ValueData::Text(text) => Some(text.clone()),
             _ => None,
         });
         Ok(texts.collect())
     }
 
-    /// Returns the script of the job that reduces the results of a round to one, if the rule is a hook with a reduce. `parts` are files,
+    /// Returns the script of the job that reduces the results of a batch to one, if the rule is a hook with a reduce. `parts` are files,
     /// given by their full paths.
     #[must_use]
-    pub fn reduce_script(&self, revision: u64, round: u64, parts: &[String]) -> Option<String> {
-        Some(self.reduce_group(revision, round, parts)?.to_string())
+    pub fn reduce_script(&self, revision: u64, batch: u64, parts: &[String]) -> Option<String> {
+        Some(self.reduce_group(revision, batch, parts)?.to_string())
     }
 
     /// Returns the name of the task of that job.
     #[must_use]
-    pub fn reduce_name(&self, revision: u64, round: u64) -> String {
-        format!("{}@{revision}-round-{round}", self.name)
+    pub fn reduce_name(&self, revision: u64, batch: u64) -> String {
+        format!("{}@{revision}-batch-{batch}", self.name)
     }
 
     pub(super) fn reduce_group(
         &self,
         revision: u64,
-        round: u64,
+        batch: u64,
         parts: &[String],
-    ) -> Option<Group> {
-        let name = self.reduce_name(revision, round);
+    ) -> Option<SettingGroup> {
+        let name = self.reduce_name(revision, batch);
         let hook = self.hook.as_ref()?;
-        let task = hook.reducing((name, &self.workdir), round, parts)?;
+        let task = hook.reducing((name, &self.workdir), batch, parts)?;
         let mut job = self.job_of(vec![task]);
         let mut settings = job.settings.iter_mut();
         if let Some(named) = settings.find(|setting| setting.name == "name") {
-            named.value.data = Data::Text(format!("{}@{revision}", self.name));
+            named.value.data = ValueData::Text(format!("{}@{revision}", self.name));
         }
         Some(job)
     }
 
-    pub(super) fn job_group(&self, fills: &[Fill]) -> Group {
+    pub(super) fn job_group(&self, fills: &[FilledTask]) -> SettingGroup {
         let is_hook = self.hook.is_some();
         let tasks = fills.iter().map(|fill| task(&self.task, fill, is_hook));
         self.job_of(tasks.collect())
     }
 
     /// Returns a job with the rule's settings.
-    fn job_of(&self, tasks: Vec<Group>) -> Group {
+    fn job_of(&self, tasks: Vec<SettingGroup>) -> SettingGroup {
         let mut job = self.job.clone();
         let at = Position::START;
-        let mut set = |name: &str, data: Data| {
-            let value = Value { data, at };
+        let mut set = |name: &str, data: ValueData| {
+            let value = ScriptValue { data, at };
             let name = name.to_owned();
             job.settings.push(Setting { name, at, value });
         };
         if self.job.get("replace").is_none() {
             // The next version of a file has the next version of its results.
-            set("replace", Data::Boolean(true));
+            set("replace", ValueData::Boolean(true));
         }
-        let tasks = tasks.into_iter().map(|task| Value {
-            data: Data::Group(task),
+        let tasks = tasks.into_iter().map(|task| ScriptValue {
+            data: ValueData::Group(task),
             at: self.task.settings.first().map_or(at, |setting| setting.at),
         });
-        set("tasks", Data::List(tasks.collect()));
+        set("tasks", ValueData::List(tasks.collect()));
         job
     }
 }
 
 /// Returns the task of a template. The kernel's arguments of a hook's task may contain the names of its inputs.
-fn task(template: &Group, fill: &Fill, is_hook: bool) -> Group {
+fn task(template: &SettingGroup, fill: &FilledTask, is_hook: bool) -> SettingGroup {
     let mut group = template.clone();
     let at = Position::START;
-    let mut first = |name: &str, data: Data| {
-        let value = Value { data, at };
+    let mut first = |name: &str, data: ValueData| {
+        let value = ScriptValue { data, at };
         let name = name.to_owned();
         group.settings.insert(0, Setting { name, at, value });
     };
     if template.get("input").is_none() {
-        let path = Value {
-            data: Data::Text("${path}".into()),
+        let path = ScriptValue {
+            data: ValueData::Text("${path}".into()),
             at,
         };
-        first("input", Data::Array(vec![path]));
+        first("input", ValueData::Array(vec![path]));
     }
     if let Some(node) = fill.node {
-        first("node", Data::Integer(node.into()));
+        first("node", ValueData::Integer(node.into()));
     }
-    first("name", Data::Text(fill.task.clone()));
+    first("name", ValueData::Text(fill.task.clone()));
     for setting in group.settings.iter_mut().skip(1) {
         if setting.name != "kernel" {
             replace(&mut setting.value, &fill.files);
-        } else if let (true, Data::Text(kernel)) = (is_hook, &mut setting.value.data) {
+        } else if let (true, ValueData::Text(kernel)) = (is_hook, &mut setting.value.data) {
             let of = |values: &'_ Vec<(String, String)>| -> Option<String> {
                 let found = values.iter().find(|(name, _)| name == "file");
                 found.map(|(_, file)| file.clone())
@@ -238,14 +238,14 @@ fn task(template: &Group, fill: &Fill, is_hook: bool) -> Group {
     group
 }
 
-fn replace(value: &mut Value, files: &[Vec<(String, String)>]) {
+fn replace(value: &mut ScriptValue, files: &[Vec<(String, String)>]) {
     match &mut value.data {
-        Data::Text(text) => {
+        ValueData::Text(text) => {
             if let Some(values) = files.first() {
                 *text = filled(text, values);
             }
         }
-        Data::Array(values) | Data::List(values) => {
+        ValueData::Array(values) | ValueData::List(values) => {
             let mut all = Vec::with_capacity(values.len());
             for value in std::mem::take(values) {
                 let per_file = mentions(&value).any(|name| name != "batch");
@@ -262,11 +262,11 @@ fn replace(value: &mut Value, files: &[Vec<(String, String)>]) {
             }
             *values = all;
         }
-        Data::Group(group) => {
+        ValueData::Group(group) => {
             let settings = group.settings.iter_mut();
             settings.for_each(|setting| replace(&mut setting.value, files));
         }
-        Data::Boolean(_) | Data::Integer(_) | Data::Float(_) => {}
+        ValueData::Boolean(_) | ValueData::Integer(_) | ValueData::Float(_) => {}
     }
 }
 
@@ -291,9 +291,9 @@ pub(super) fn next(text: &str) -> Option<(&str, &str, &str)> {
 }
 
 /// Returns the names of variables in a value.
-fn mentions(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
+fn mentions(value: &ScriptValue) -> Box<dyn Iterator<Item = &str> + '_> {
     match &value.data {
-        Data::Text(text) => {
+        ValueData::Text(text) => {
             let mut rest = text.as_str();
             Box::new(std::iter::from_fn(move || {
                 let (_, name, after) = next(rest)?;
@@ -301,17 +301,21 @@ fn mentions(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
                 Some(name)
             }))
         }
-        Data::Array(values) | Data::List(values) => Box::new(values.iter().flat_map(mentions)),
-        Data::Group(group) => {
+        ValueData::Array(values) | ValueData::List(values) => {
+            Box::new(values.iter().flat_map(mentions))
+        }
+        ValueData::Group(group) => {
             let settings = group.settings.iter();
             Box::new(settings.flat_map(|setting| mentions(&setting.value)))
         }
-        Data::Boolean(_) | Data::Integer(_) | Data::Float(_) => Box::new(std::iter::empty()),
+        ValueData::Boolean(_) | ValueData::Integer(_) | ValueData::Float(_) => {
+            Box::new(std::iter::empty())
+        }
     }
 }
 
 /// Returns the problems with the variables of a rule.
-pub(super) fn check(rule: &Rule) -> Vec<(Position, Problem)> {
+pub(super) fn check(rule: &Rule) -> Vec<(Position, RuleProblem)> {
     let known: Vec<String> = VARIABLES
         .iter()
         .map(|name| (*name).to_owned())
@@ -330,22 +334,22 @@ pub(super) fn check(rule: &Rule) -> Vec<(Position, Problem)> {
         for name in mentions(&setting.value) {
             let (name, place) = (name.to_owned(), setting.name.clone());
             if let Some(why) = forbidden {
-                found.push((setting.value.at, Problem::Place { name, place, why }));
+                found.push((setting.value.at, RuleProblem::Place { name, place, why }));
             } else if !known.contains(&name) {
                 let known = known.join(", ");
-                found.push((setting.value.at, Problem::Variable { name, known }));
+                found.push((setting.value.at, RuleProblem::Variable { name, known }));
             } else if rule.batch.is_some() && name != "batch" && !in_array(&setting.value) {
                 let why = "with \"batch\" there are several files: only elements of an array, of \"input\" or \"args\", are repeated for each";
-                found.push((setting.value.at, Problem::Place { name, place, why }));
+                found.push((setting.value.at, RuleProblem::Place { name, place, why }));
             } else if rule.batch.is_some() && name != "batch" && setting.name == "output" {
                 let why = "with \"batch\" several files make one output; use ${batch}, a number that no other batch has";
-                found.push((setting.value.at, Problem::Place { name, place, why }));
+                found.push((setting.value.at, RuleProblem::Place { name, place, why }));
             }
         }
     }
     found
 }
 
-fn in_array(value: &Value) -> bool {
-    matches!(value.data, Data::Array(_) | Data::List(_))
+fn in_array(value: &ScriptValue) -> bool {
+    matches!(value.data, ValueData::Array(_) | ValueData::List(_))
 }

@@ -1,30 +1,30 @@
 //! Hooks: rules with map and reduce (Active Burst-Buffer, §III-C and D). A hook defines when files are mapped on the node where they
-//! were written, when the results of a round are reduced to one, and whether the files are kept afterwards. This module only parses and
+//! were written, when the results of a batch are reduced to one, and whether the files are kept afterwards. This module only parses and
 //! expands hooks.
 //!
-//! A hook is the setting `hook` of a rule, from which the rule's task is generated; all other properties are those of rules. [`Spec`] is a
+//! A hook is the setting `hook` of a rule, from which the rule's task is generated; all other properties are those of rules. [`HookSpec`] is a
 //! hook in the notation of users, on a command line or in the paper's own format (its Fig. 4). `docs/hooks.md` is the user's page.
 
 mod paper;
 
 pub use paper::FormatError;
 
-use super::{Pattern, Problem};
-use crate::job::stack;
-use crate::script::{Data, Group, Position, Setting, Value};
+use super::{Pattern, RuleProblem};
+use crate::job::pipeline;
+use crate::script::{Position, ScriptValue, Setting, SettingGroup, ValueData};
 use std::cmp::Ordering;
 use std::fmt::Write as _;
 
 /// Time for which files that are mapped together wait for more of them.
 const GATHERING: &str = "10s";
-/// Maximum number of files in one round: its reduce reads the results of all.
-pub const MAX_ROUND: u32 = 10_000;
+/// Maximum number of files in one batch: its reduce reads the results of all.
+pub const BATCH_FILES_MAX: u32 = 10_000;
 /// Number of closed and unmapped files beyond which maps count as late.
 pub const LAG_FILES: u64 = 16;
 /// Placeholder for the names of all inputs in a kernel's arguments.
 const INPUTS: &str = "{inputs}";
-/// Placeholder for a round's number in the output of a reduce.
-const ROUND: &str = "round";
+/// Placeholder for a batch's number in the output of a reduce.
+const BATCH: &str = "batch";
 
 /// Unit and time of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -40,14 +40,14 @@ pub enum On {
 
 /// Handling of files after their map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Keep {
+pub enum InputAction {
     /// They are kept.
     #[default]
-    All,
+    Keep,
     /// They are deleted.
-    Results,
+    Delete,
     /// They are kept, and evicted from the burst tier as soon as they are stored elsewhere.
-    UntilDrained,
+    Evict,
 }
 
 const ONS: [(On, &str); 3] = [
@@ -55,10 +55,10 @@ const ONS: [(On, &str); 3] = [
     (On::Seal, "seal"),
     (On::Group, "group"),
 ];
-const KEEPS: [(Keep, &str); 3] = [
-    (Keep::All, "all"),
-    (Keep::Results, "results"),
-    (Keep::UntilDrained, "until-drained"),
+const INPUT_ACTIONS: [(InputAction, &str); 3] = [
+    (InputAction::Keep, "keep"),
+    (InputAction::Delete, "delete"),
+    (InputAction::Evict, "evict"),
 ];
 
 /// Returns the word for a value.
@@ -87,23 +87,23 @@ impl On {
     }
 }
 
-impl Keep {
+impl InputAction {
     /// Returns the word for the value.
     #[must_use]
     pub fn word(self) -> &'static str {
-        word(&KEEPS, &self)
+        word(&INPUT_ACTIONS, &self)
     }
 
     /// Returns the value for a word.
     #[must_use]
     pub fn called(word: &str) -> Option<Self> {
-        value(&KEEPS, word)
+        value(&INPUT_ACTIONS, word)
     }
 }
 
-/// End of a round.
+/// End of a batch.
 #[derive(Clone, Debug)]
-pub enum Ends {
+pub enum BatchEnd {
     /// No matching file is open for writing any more.
     Close,
     /// This number of files has been closed.
@@ -116,14 +116,14 @@ pub enum Ends {
 #[derive(Clone, Debug)]
 pub struct Hook {
     /// Hook as it was given.
-    pub spec: Spec,
-    /// End of its rounds; `None` if there is no reduce.
-    pub rounds: Option<Ends>,
+    pub spec: HookSpec,
+    /// End of its batches; `None` if there is no reduce.
+    pub batches: Option<BatchEnd>,
 }
 
 /// Hook in the notation of users.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Spec {
+pub struct HookSpec {
     /// Name; if empty, the name of its kernel is used.
     pub name: String,
     /// Absolute pattern of the files.
@@ -132,16 +132,16 @@ pub struct Spec {
     pub map: String,
     /// Output of the reduce, or of the map if there is no reduce.
     pub output: String,
-    /// Kernel that reduces the results of a round to one.
+    /// Kernel that reduces the results of a batch to one.
     pub reduce: Option<String>,
     /// Output of maps that are reduced; by default in a hidden directory next to the output.
     pub parts: Option<String>,
-    /// Number of files in a round, or of files that are mapped at a time.
+    /// Number of files in a batch, or of files that are mapped at a time.
     pub group: Option<u32>,
-    /// Pattern of files that end a round.
+    /// Pattern of files that end a batch.
     pub marker: Option<String>,
     /// Handling of files after their map.
-    pub keep: Keep,
+    pub inputs: InputAction,
     /// Time of the map.
     pub on: On,
     /// Whether the map's kernel runs as an MPI process on each node that holds a part of a file. The same applies to the reduce's kernel
@@ -153,20 +153,20 @@ pub struct Spec {
     pub size: Option<String>,
 }
 
-fn setting(name: &str, data: Data) -> Setting {
+fn setting(name: &str, data: ValueData) -> Setting {
     let at = Position::START;
     Setting {
         name: name.to_owned(),
         at,
-        value: Value { data, at },
+        value: ScriptValue { data, at },
     }
 }
 
 fn text(name: &str, text: impl Into<String>) -> Setting {
-    setting(name, Data::Text(text.into()))
+    setting(name, ValueData::Text(text.into()))
 }
 
-impl Spec {
+impl HookSpec {
     /// Returns the name of the hook; without a name, this is its kernel's name without directories and extension.
     #[must_use]
     pub fn own_name(&self) -> String {
@@ -230,18 +230,18 @@ impl Spec {
         ] {
             hook.extend(value.map(|value| text(name, value)));
         }
-        let group = self.group.map(|files| Data::Integer(files.into()));
+        let group = self.group.map(|files| ValueData::Integer(files.into()));
         hook.extend(group.map(|files| setting("group", files)));
         hook.push(text("on", self.on.word()));
-        hook.push(text("keep", self.keep.word()));
+        hook.push(text("inputs", self.inputs.word()));
         if self.mpi {
-            hook.push(setting("mpi", Data::Boolean(true)));
+            hook.push(setting("mpi", ValueData::Boolean(true)));
         }
         let mut settings = vec![
             text("name", self.own_name()),
             text("workdir", format!("/{}", base[..depth].join("/"))),
             text("pattern", pattern.join("/")),
-            setting("hook", Data::Group(Group { settings: hook })),
+            setting("hook", ValueData::Group(SettingGroup { settings: hook })),
         ];
         let limits = [("time", &self.time), ("output", &self.size)];
         let limits = limits
@@ -249,9 +249,12 @@ impl Spec {
             .filter_map(|(name, value)| Some(text(name, value.as_ref()?)));
         let limits: Vec<_> = limits.collect();
         if !limits.is_empty() {
-            settings.push(setting("limits", Data::Group(Group { settings: limits })));
+            settings.push(setting(
+                "limits",
+                ValueData::Group(SettingGroup { settings: limits }),
+            ));
         }
-        Group { settings }.to_string()
+        SettingGroup { settings }.to_string()
     }
 
     /// Converts names to the form of the command line, where they are relative to the directory that contains all files.
@@ -302,10 +305,12 @@ fn directory_of(name: &str) -> &str {
 }
 
 /// A problem and its position.
-type Wrong = (Position, Problem);
+type HookFault = (Position, RuleProblem);
 
 /// Reads the setting `hook` of a rule. Returns the hook, and the rule's settings with the generated task.
-pub(super) fn expanded(group: &Group) -> Result<Option<(Hook, Group)>, Vec<Wrong>> {
+pub(super) fn expanded(
+    group: &SettingGroup,
+) -> Result<Option<(Hook, SettingGroup)>, Vec<HookFault>> {
     let Some(given) = group.get("hook") else {
         return Ok(None);
     };
@@ -317,7 +322,7 @@ pub(super) fn expanded(group: &Group) -> Result<Option<(Hook, Group)>, Vec<Wrong
             let place = "a rule with a hook";
             wrong.push((
                 twice.at,
-                Problem::Unknown {
+                RuleProblem::Unknown {
                     place,
                     name,
                     advice,
@@ -325,12 +330,12 @@ pub(super) fn expanded(group: &Group) -> Result<Option<(Hook, Group)>, Vec<Wrong
             ));
         }
     }
-    let Data::Group(settings) = &given.value.data else {
+    let ValueData::Group(settings) = &given.value.data else {
         let (name, found) = ("hook".to_owned(), given.value.data.kind());
         let expected = "a group { map = …; output = …; }";
         wrong.push((
             given.value.at,
-            Problem::Type {
+            RuleProblem::Type {
                 name,
                 expected,
                 found,
@@ -338,12 +343,12 @@ pub(super) fn expanded(group: &Group) -> Result<Option<(Hook, Group)>, Vec<Wrong
         ));
         return Err(wrong);
     };
-    let said = |name: &str| match &group.get(name)?.value.data {
-        Data::Text(text) => Some(text.clone()),
+    let value_of = |name: &str| match &group.get(name)?.value.data {
+        ValueData::Text(text) => Some(text.clone()),
         _ => None,
     };
-    let workdir = said("workdir").unwrap_or_default();
-    let mut reader = Reader {
+    let workdir = value_of("workdir").unwrap_or_default();
+    let mut reader = HookReader {
         at: given.value.at,
         workdir: &workdir,
         settings,
@@ -353,40 +358,40 @@ pub(super) fn expanded(group: &Group) -> Result<Option<(Hook, Group)>, Vec<Wrong
     let (Some(mut hook), true) = (hook, reader.wrong.is_empty()) else {
         return Err(reader.wrong);
     };
-    hook.spec.name = said("name").unwrap_or_default();
+    hook.spec.name = value_of("name").unwrap_or_default();
     hook.spec
-        .given_in(&workdir, &said("pattern").unwrap_or_default());
+        .given_in(&workdir, &value_of("pattern").unwrap_or_default());
     let many = hook.spec.pattern.contains(['*', '?', '[', '(']);
-    if many && hook.rounds.is_none() && !hook.spec.output.contains("${") {
+    if many && hook.batches.is_none() && !hook.spec.output.contains("${") {
         let (name, what) = (
             "output",
             "all files that match would make the same one: put ${stem} into it, or ${batch}",
         );
         let what = what.to_owned();
-        return Err(vec![(given.value.at, Problem::Value { name, what })]);
+        return Err(vec![(given.value.at, RuleProblem::Value { name, what })]);
     }
     let group = hook.expanded(group, given.value.at);
     Ok(Some((hook, group)))
 }
 
-struct Reader<'a> {
+struct HookReader<'a> {
     at: Position,
     workdir: &'a str,
-    settings: &'a Group,
-    wrong: Vec<Wrong>,
+    settings: &'a SettingGroup,
+    wrong: Vec<HookFault>,
 }
 
-impl Reader<'_> {
+impl HookReader<'_> {
     fn text(&mut self, name: &'static str) -> Option<String> {
         let value = &self.settings.get(name)?.value;
-        if let Data::Text(text) = &value.data {
+        if let ValueData::Text(text) = &value.data {
             return Some(text.clone());
         }
         let (found, expected) = (value.data.kind(), "a string");
         let name = name.to_owned();
         self.wrong.push((
             value.at,
-            Problem::Type {
+            RuleProblem::Type {
                 name,
                 expected,
                 found,
@@ -397,7 +402,8 @@ impl Reader<'_> {
 
     fn needed(&mut self, name: &'static str, example: &'static str) -> Option<String> {
         if self.settings.get(name).is_none() {
-            self.wrong.push((self.at, Problem::Missing(name, example)));
+            self.wrong
+                .push((self.at, RuleProblem::Missing(name, example)));
         }
         self.text(name)
     }
@@ -405,7 +411,7 @@ impl Reader<'_> {
     fn value(&mut self, name: &'static str, what: impl Into<String>) {
         let at = self.settings.get(name).map_or(self.at, |one| one.value.at);
         let what = what.into();
-        self.wrong.push((at, Problem::Value { name, what }));
+        self.wrong.push((at, RuleProblem::Value { name, what }));
     }
 
     fn one_of<T: Copy + Default>(&mut self, name: &'static str, words: &[(T, &'static str)]) -> T {
@@ -424,14 +430,14 @@ impl Reader<'_> {
 
     fn group(&mut self) -> Option<u32> {
         let given = match self.settings.get("group")?.value.data {
-            Data::Integer(number) => u32::try_from(number).ok(),
+            ValueData::Integer(number) => u32::try_from(number).ok(),
             _ => None,
         };
-        let files = given.filter(|files| (1..=MAX_ROUND).contains(files));
+        let files = given.filter(|files| (1..=BATCH_FILES_MAX).contains(files));
         if files.is_none() {
             self.value(
                 "group",
-                format!("give a number of files from 1 to {MAX_ROUND}"),
+                format!("give a number of files from 1 to {BATCH_FILES_MAX}"),
             );
         }
         files
@@ -440,7 +446,7 @@ impl Reader<'_> {
     fn boolean(&mut self, name: &'static str) -> bool {
         match self.settings.get(name).map(|one| &one.value.data) {
             None => false,
-            Some(Data::Boolean(said)) => *said,
+            Some(ValueData::Boolean(value)) => *value,
             Some(_) => {
                 self.value(name, "say true or false");
                 false
@@ -454,22 +460,22 @@ impl Reader<'_> {
                 "with mpi it is a shared object of your own, by itself: \"/lib/extremes.so\"";
             return self.value(name, what);
         }
-        if let Err(problem) = stack::split(&stacked(kernel)) {
+        if let Err(problem) = pipeline::split(&as_pipeline(kernel)) {
             self.value(name, problem.to_string());
         }
     }
 
     fn hook(&mut self) -> Option<Hook> {
         let known = [
-            "map", "output", "reduce", "parts", "group", "marker", "on", "keep", "mpi",
+            "map", "output", "reduce", "parts", "group", "marker", "on", "inputs", "mpi",
         ];
         for one in &self.settings.settings {
             if !known.contains(&one.name.as_str()) {
                 let (place, name) = ("\"hook\"", one.name.clone());
-                let advice = "it has map, output, reduce, parts, group, marker, on, keep and mpi";
+                let advice = "it has map, output, reduce, parts, group, marker, on, inputs and mpi";
                 self.wrong.push((
                     one.at,
-                    Problem::Unknown {
+                    RuleProblem::Unknown {
                         place,
                         name,
                         advice,
@@ -485,7 +491,7 @@ impl Reader<'_> {
             "output",
             "what that makes, as in output = \"max/${stem}.txt\";",
         );
-        let spec = Spec {
+        let spec = HookSpec {
             map: map?,
             output: output?,
             reduce: self.text("reduce"),
@@ -493,20 +499,20 @@ impl Reader<'_> {
             marker: self.text("marker"),
             group: self.group(),
             on: self.one_of("on", &ONS),
-            keep: self.one_of("keep", &KEEPS),
+            inputs: self.one_of("inputs", &INPUT_ACTIONS),
             mpi: self.boolean("mpi"),
-            ..Spec::default()
+            ..HookSpec::default()
         };
         self.kernel("map", &spec.map, spec.mpi);
         if let Some(reduce) = &spec.reduce {
             self.kernel("reduce", reduce, false);
         }
-        let rounds = self.rounds(&spec);
+        let batches = self.batches(&spec);
         self.makes_sense(&spec);
-        Some(Hook { spec, rounds })
+        Some(Hook { spec, batches })
     }
 
-    fn rounds(&mut self, spec: &Spec) -> Option<Ends> {
+    fn batches(&mut self, spec: &HookSpec) -> Option<BatchEnd> {
         let within = format!("{}/", escaped(self.workdir.trim_end_matches('/')));
         let below = |marker: &String| match marker.strip_prefix(&within) {
             None if marker.starts_with('/') => {
@@ -527,28 +533,28 @@ impl Reader<'_> {
         spec.reduce.as_ref()?;
         let files = spec.group.filter(|_| spec.on != On::Group);
         Some(match (marker, files) {
-            (Some(marker), _) => Ends::Marker(marker),
-            (None, Some(files)) => Ends::Files(files),
-            (None, None) => Ends::Close,
+            (Some(marker), _) => BatchEnd::Marker(marker),
+            (None, Some(files)) => BatchEnd::Files(files),
+            (None, None) => BatchEnd::Close,
         })
     }
 
     /// Checks that the settings fit together.
-    fn makes_sense(&mut self, spec: &Spec) {
+    fn makes_sense(&mut self, spec: &HookSpec) {
         let reduces = spec.reduce.is_some();
         if spec.on == On::Group && spec.group.is_none() {
             self.value("on", "say how many files are mapped at a time: group = 10;");
         }
         if spec.group.is_some() && spec.on != On::Group && !reduces {
-            self.value("group", "it is how many files make a round, and there is no reduce; on = \"group\" maps so many at a time");
+            self.value("group", "it is how many files make a batch, and there is no reduce; on = \"group\" maps so many at a time");
         }
         if spec.marker.is_some() && !reduces {
-            self.value("marker", "it ends a round, and there is no reduce");
+            self.value("marker", "it ends a batch, and there is no reduce");
         }
         if spec.marker.is_some() && spec.group.is_some() && spec.on != On::Group {
             self.value(
                 "marker",
-                "a round ends by a marker or by a number of files: leave one out",
+                "a batch ends by a marker or by a number of files: leave one out",
             );
         }
         if spec.parts.is_some() && !reduces {
@@ -557,8 +563,8 @@ impl Reader<'_> {
         // A reduce has no single input file whose name could be used.
         let mut rest = spec.output.as_str();
         while let Some((_, name, after)) = super::fill::next(rest) {
-            if reduces && name != ROUND {
-                self.value("output", format!("\"${{{name}}}\" stands for nothing in the output of a reduction; there is ${{{ROUND}}}"));
+            if reduces && name != BATCH {
+                self.value("output", format!("\"${{{name}}}\" stands for nothing in the output of a reduction; there is ${{{BATCH}}}"));
             }
             rest = after;
         }
@@ -568,7 +574,7 @@ impl Reader<'_> {
 /// Returns the kernel text of a map, under which its run times are kept.
 #[must_use]
 pub fn kernel_of(map: &str) -> String {
-    stacked(map)
+    as_pipeline(map)
 }
 
 /// Returns whether a kernel is a single shared object of a user without arguments.
@@ -578,13 +584,13 @@ fn is_object(kernel: &str) -> bool {
 }
 
 /// Returns a kernel with its arguments as a pipeline, even of one stage: its programs read standard input.
-fn stacked(kernel: &str) -> String {
+fn as_pipeline(kernel: &str) -> String {
     format!("| {kernel}")
 }
 
 /// Returns a kernel of a script, with the names of inputs instead of `{inputs}`.
 pub(super) fn with_inputs(kernel: &str, names: &[&str]) -> String {
-    let Ok(stages) = stack::split(kernel) else {
+    let Ok(stages) = pipeline::split(kernel) else {
         return kernel.to_owned();
     };
     if !stages.iter().flatten().any(|word| word == INPUTS) {
@@ -613,13 +619,13 @@ fn quote(out: &mut String, word: &str) {
 impl Hook {
     /// Returns the output of maps.
     fn mapped(&self) -> String {
-        let Spec {
+        let HookSpec {
             output,
             parts,
             name,
             ..
         } = &self.spec;
-        if self.rounds.is_none() {
+        if self.batches.is_none() {
             return output.clone();
         }
         parts
@@ -628,72 +634,80 @@ impl Hook {
     }
 
     /// Returns the settings of a rule with the task of the hook.
-    fn expanded(&self, group: &Group, at: Position) -> Group {
+    fn expanded(&self, group: &SettingGroup, at: Position) -> SettingGroup {
         let mut settings: Vec<_> = group
             .settings
             .iter()
             .filter(|one| one.name != "hook")
             .cloned()
             .collect();
-        let add = |to: &mut Vec<Setting>, name: &str, data: Data| {
+        let add = |to: &mut Vec<Setting>, name: &str, data: ValueData| {
             to.push(Setting {
                 name: name.to_owned(),
                 at,
-                value: Value { data, at },
+                value: ScriptValue { data, at },
             });
         };
         let mut task = Vec::new();
         let mpi = self.spec.mpi;
         let kernel = match mpi {
             true => self.spec.map.trim().to_owned(),
-            false => stacked(&self.spec.map),
+            false => as_pipeline(&self.spec.map),
         };
-        add(&mut task, "kernel", Data::Text(kernel));
-        let output = Value {
-            data: Data::Text(self.mapped()),
+        add(&mut task, "kernel", ValueData::Text(kernel));
+        let output = ScriptValue {
+            data: ValueData::Text(self.mapped()),
             at,
         };
-        add(&mut task, "output", Data::Array(vec![output]));
+        add(&mut task, "output", ValueData::Array(vec![output]));
         let grouped = self.spec.on == On::Group;
         if grouped {
             let files = self.spec.group.unwrap_or(1);
             let batch = vec![
-                setting("files", Data::Integer(files.into())),
+                setting("files", ValueData::Integer(files.into())),
                 text("after", GATHERING),
             ];
             add(
                 &mut settings,
                 "batch",
-                Data::Group(Group { settings: batch }),
+                ValueData::Group(SettingGroup { settings: batch }),
             );
         } else if mpi {
-            let input = Data::Text("${path}".into());
-            let input = Value { data: input, at };
-            add(&mut task, "input", Data::Array(vec![input]));
+            let input = ValueData::Text("${path}".into());
+            let input = ScriptValue { data: input, at };
+            add(&mut task, "input", ValueData::Array(vec![input]));
         } else {
-            add(&mut task, "stdin", Data::Text("${file}".into()));
+            add(&mut task, "stdin", ValueData::Text("${file}".into()));
         }
         if mpi {
-            add(&mut task, "mpi", Data::Boolean(true));
+            add(&mut task, "mpi", ValueData::Boolean(true));
         }
         if group.get("policy").is_none() {
             // A mapped file does not leave the node where it was written.
-            add(&mut settings, "policy", Data::Text("input-locality".into()));
+            add(
+                &mut settings,
+                "policy",
+                ValueData::Text("input-locality".into()),
+            );
         }
         if self.spec.on == On::Write {
-            add(&mut settings, "when", Data::Text("growing".into()));
+            add(&mut settings, "when", ValueData::Text("streaming".into()));
         }
-        add(&mut settings, "task", Data::Group(Group { settings: task }));
-        Group { settings }
+        add(
+            &mut settings,
+            "task",
+            ValueData::Group(SettingGroup { settings: task }),
+        );
+        SettingGroup { settings }
     }
 
-    /// Returns the task that reduces the results of a round.
+    /// Returns the task that reduces the results of a batch.
     pub(super) fn reducing(
         &self,
         (name, workdir): (String, &str),
-        round: u64,
+        batch: u64,
         parts: &[String],
-    ) -> Option<Group> {
+    ) -> Option<SettingGroup> {
         let kernel = self.spec.reduce.as_ref()?;
         let below = format!("{}/", workdir.trim_end_matches('/'));
         let seen = |part: &'_ String| -> String {
@@ -706,20 +720,20 @@ impl Hook {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let at = Position::START;
         let list = |all: &[String]| {
-            let all = all.iter().map(|one| Value {
-                data: Data::Text(one.clone()),
+            let all = all.iter().map(|one| ScriptValue {
+                data: ValueData::Text(one.clone()),
                 at,
             });
-            Data::Array(all.collect())
+            ValueData::Array(all.collect())
         };
         let output = self
             .spec
             .output
-            .replace(&format!("${{{ROUND}}}"), &round.to_string());
+            .replace(&format!("${{{BATCH}}}"), &batch.to_string());
         let mpi = self.spec.mpi && is_object(kernel);
         let kernel = match mpi {
             true => kernel.trim().to_owned(),
-            false => with_inputs(&stacked(kernel), &names),
+            false => with_inputs(&as_pipeline(kernel), &names),
         };
         let mut settings = vec![
             text("name", name),
@@ -728,9 +742,9 @@ impl Hook {
             setting("output", list(&[output])),
         ];
         if mpi {
-            settings.push(setting("mpi", Data::Boolean(true)));
+            settings.push(setting("mpi", ValueData::Boolean(true)));
         }
-        Some(Group { settings })
+        Some(SettingGroup { settings })
     }
 }
 

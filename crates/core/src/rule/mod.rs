@@ -16,7 +16,7 @@ pub use hook::Hook;
 pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
 
 use crate::job::JobErrors;
-use crate::script::{Data, Group, Position, Problem as ScriptProblem};
+use crate::script::{Position, ScriptProblem, SettingGroup, ValueData};
 use crate::time::Span;
 use regex::Regex;
 
@@ -46,25 +46,25 @@ pub struct Rule {
     /// Pattern of files, relative to the directory.
     pub pattern: Pattern,
     /// Further conditions on files.
-    pub conditions: Conditions,
+    pub conditions: RuleConditions,
     /// Whether the rule is triggered when a version is begun, and reads the version as it grows; otherwise it is triggered when a version
     /// is sealed.
-    pub growing: bool,
+    pub streaming: bool,
     /// Grouping of files into one task; `None` if each file has its own task.
-    pub batch: Option<Batch>,
+    pub batch: Option<FileGrouping>,
     /// Hook, if the rule is one.
     pub hook: Option<Hook>,
     /// Longest chain of triggers that the rule may end.
     pub depth: u32,
     /// Settings of its jobs except the tasks.
-    job: Group,
+    job: SettingGroup,
     /// Settings of a task.
-    task: Group,
+    task: SettingGroup,
 }
 
 /// Grouping of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct FileGrouping {
     /// Number of files of a task.
     pub files: u32,
     /// Time after which fewer files form a task, from the arrival of the first; `None` if they wait for more files.
@@ -73,7 +73,7 @@ pub struct Batch {
 
 /// Conditions on a version in addition to its path.
 #[derive(Clone, Debug, Default)]
-pub struct Conditions {
+pub struct RuleConditions {
     /// Minimum size, in bytes.
     pub size_min: u64,
     /// Maximum size, in bytes; `None` for no bound.
@@ -88,7 +88,7 @@ pub struct Conditions {
     xattrs: Vec<(String, Regex)>,
 }
 
-impl Conditions {
+impl RuleConditions {
     /// Returns whether a version of this size and owner matches.
     #[must_use]
     pub fn fit(&self, path: &str, size: u64, uid: u32) -> bool {
@@ -149,12 +149,12 @@ impl Rule {
     /// Returns a limit of its jobs in the notation of the text.
     #[must_use]
     pub fn limit(&self, name: &str) -> Option<String> {
-        let Data::Group(limits) = &self.job.get("limits")?.value.data else {
+        let ValueData::Group(limits) = &self.job.get("limits")?.value.data else {
             return None;
         };
         match &limits.get(name)?.value.data {
-            Data::Text(text) => Some(text.clone()),
-            Data::Integer(number) => Some(number.to_string()),
+            ValueData::Text(text) => Some(text.clone()),
+            ValueData::Integer(number) => Some(number.to_string()),
             _ => None,
         }
     }
@@ -203,12 +203,12 @@ pub struct RuleError {
     /// Position.
     pub at: Position,
     /// Problem.
-    pub problem: Problem,
+    pub problem: RuleProblem,
 }
 
 /// Problem of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
+pub enum RuleProblem {
     /// The text is not libconfig.
     #[error(transparent)]
     Script(ScriptProblem),
@@ -249,9 +249,9 @@ pub enum Problem {
     /// The pattern matches paths outside of the directory.
     #[error("the pattern is absolute and does not begin with the directory {0:?} of \"workdir\"")]
     Outside(String),
-    /// The value of `when` is neither `"sealed"` nor `"growing"`.
+    /// The value of `when` is neither `"sealed"` nor `"streaming"`.
     #[error(
-        "when = {0:?} does not exist: a rule fires when a version is \"sealed\", or begins with a version that is \"growing\""
+        "when = {0:?} does not exist: a rule is triggered when a version is \"sealed\", or begins with a version that is \"streaming\""
     )]
     When(String),
     /// A value is invalid.

@@ -43,7 +43,7 @@ impl Pattern {
             return Err(wrong(0, what));
         }
         let chars: Vec<char> = text.chars().collect();
-        let mut reader = Reader {
+        let mut reader = PatternParser {
             chars: &chars,
             at: 0,
             out: String::from("\\A(?s:"),
@@ -158,7 +158,7 @@ fn advised(what: &str) -> String {
     }
 }
 
-struct Reader<'a> {
+struct PatternParser<'a> {
     chars: &'a [char],
     at: usize,
     out: String,
@@ -167,7 +167,7 @@ struct Reader<'a> {
     is_literal: bool,
 }
 
-impl Reader<'_> {
+impl PatternParser<'_> {
     fn peek(&self, ahead: usize) -> Option<char> {
         self.chars.get(self.at + ahead).copied()
     }

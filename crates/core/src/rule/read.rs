@@ -1,14 +1,18 @@
 //! Parser of rules: converts a rule's text to a rule and reports all errors.
 
-use super::fill::{self, Fill};
+use super::fill::{self, FilledTask};
 use super::{
-    BATCH_IN_TIME, Batch, Conditions, DEFAULT_DEPTH, Hook, MAX_BATCH, MAX_DEPTH, MAX_NAME_BYTES,
-    MAX_RULE_BYTES, Pattern, Problem, Rule, RuleError, RuleErrors, mime, pattern, xml,
+    BATCH_IN_TIME, DEFAULT_DEPTH, FileGrouping, Hook, MAX_BATCH, MAX_DEPTH, MAX_NAME_BYTES,
+    MAX_RULE_BYTES, Pattern, Rule, RuleConditions, RuleError, RuleErrors, RuleProblem, mime,
+    pattern, xml,
 };
 use crate::id::{NodeId, ObjectId};
-use crate::job::{DirectoryMap, Files, Job, Listed, Made, Map, Mapped, Mapping, duration, size};
+use crate::job::{
+    DirectoryLookup, DirectoryMap, ExternalInput, Job, ListedName, MappedSelection, MapperResult,
+    Mapping, duration, size,
+};
 use crate::layout::{Layout, Part, Selection};
-use crate::script::{self, Data, Group, Position, Setting, Value};
+use crate::script::{self, Position, ScriptValue, Setting, SettingGroup, ValueData};
 use regex::Regex;
 
 /// Maximum number of users, types and attributes in conditions.
@@ -45,7 +49,7 @@ impl Rule {
         text: &str,
         directory: Option<(&str, &str)>,
     ) -> Result<Self, RuleErrors> {
-        let mut reader = Reader {
+        let mut reader = RuleReader {
             file,
             errors: Vec::new(),
         };
@@ -67,11 +71,11 @@ impl Rule {
 
     /// Checks the rule's job for an example file, as any job is checked.
     fn checked(mut self, file: &str) -> Result<Self, RuleErrors> {
-        let sample = Fill::sample(&self);
-        let job = Job::of_group(file, self.job_group(&[sample]), &Sample)?;
+        let sample = FilledTask::sample(&self);
+        let job = Job::of_group(file, self.job_group(&[sample]), &CompleteCluster)?;
         self.workdir = job.workdir;
         if let Some(group) = self.reduce_group(1, 1, &["/part".to_owned()]) {
-            Job::of_group(file, group, &Sample)?;
+            Job::of_group(file, group, &CompleteCluster)?;
         }
         Ok(self)
     }
@@ -79,29 +83,29 @@ impl Rule {
 
 /// A cluster in which every file exists and is complete.
 #[derive(Debug)]
-struct Sample;
+struct CompleteCluster;
 
-impl Files for Sample {
-    fn list(&self, _: &str) -> Vec<Listed> {
+impl DirectoryLookup for CompleteCluster {
+    fn list(&self, _: &str) -> Vec<ListedName> {
         Vec::new()
     }
 
-    fn made_of(&self, _: &str) -> Option<Made> {
+    fn made_of(&self, _: &str) -> Option<ExternalInput> {
         let object = ObjectId(1);
         let layout = Layout::Whole(Part::on(object, 1, NodeId(0)));
-        Some(Made { object, layout })
+        Some(ExternalInput { object, layout })
     }
 
-    fn mapped(&self, _: &str, _: &Made, _: &Mapping<'_>) -> Result<Map, String> {
+    fn mapped(&self, _: &str, _: &ExternalInput, _: &Mapping<'_>) -> Result<MapperResult, String> {
         let selection = Selection::WHOLE;
-        let components = vec![Mapped {
+        let instances = vec![MappedSelection {
             number: 0,
             selection,
         }];
-        Ok(Map {
-            components,
+        Ok(MapperResult {
+            instances,
             count: 1,
-            ..Map::default()
+            ..MapperResult::default()
         })
     }
 
@@ -115,13 +119,13 @@ impl Files for Sample {
     }
 }
 
-struct Reader<'a> {
+struct RuleReader<'a> {
     file: &'a str,
     errors: Vec<RuleError>,
 }
 
-impl Reader<'_> {
-    fn error(&mut self, at: Position, problem: Problem) {
+impl RuleReader<'_> {
+    fn error(&mut self, at: Position, problem: RuleProblem) {
         self.errors.push(RuleError {
             file: self.file.to_owned(),
             at,
@@ -129,39 +133,39 @@ impl Reader<'_> {
         });
     }
 
-    fn group(&mut self, text: &str) -> Option<Group> {
+    fn group(&mut self, text: &str) -> Option<SettingGroup> {
         let found = if text.len() > MAX_RULE_BYTES {
-            Err((Position::START, Problem::Length(text.len())))
+            Err((Position::START, RuleProblem::Length(text.len())))
         } else if text.trim_start().starts_with('<') {
-            xml::read(text).map_err(|(at, what)| (at, Problem::Xml(what)))
+            xml::read(text).map_err(|(at, what)| (at, RuleProblem::Xml(what)))
         } else {
             script::parse(self.file, text.as_bytes())
-                .map_err(|error| (error.at, Problem::Script(error.problem)))
+                .map_err(|error| (error.at, RuleProblem::Script(error.problem)))
         };
         found.map_err(|(at, problem)| self.error(at, problem)).ok()
     }
 
     /// Adds settings that the rule of a directory does not set itself.
-    fn of_directory(&mut self, group: &mut Group, directory: &str, name: &str) {
+    fn of_directory(&mut self, group: &mut SettingGroup, directory: &str, name: &str) {
         if let Some(given) = group.get("workdir") {
             let advice = "the directory that has the attribute is its directory: leave it out";
             self.unknown(given.at, "the rule of a directory", "workdir", advice);
         }
         for (setting, text) in [("workdir", directory), ("name", name)] {
             if group.get(setting).is_none() {
-                let (at, data) = (Position::START, Data::Text(text.to_owned()));
-                let (name, value) = (setting.to_owned(), Value { data, at });
+                let (at, data) = (Position::START, ValueData::Text(text.to_owned()));
+                let (name, value) = (setting.to_owned(), ScriptValue { data, at });
                 group.settings.push(Setting { name, at, value });
             }
         }
     }
 
-    fn type_error(&mut self, name: &str, expected: &'static str, value: &Value) {
+    fn type_error(&mut self, name: &str, expected: &'static str, value: &ScriptValue) {
         let name = name.to_owned();
         let found = value.data.kind();
         self.error(
             value.at,
-            Problem::Type {
+            RuleProblem::Type {
                 name,
                 expected,
                 found,
@@ -169,27 +173,31 @@ impl Reader<'_> {
         );
     }
 
-    fn text<'a>(&mut self, group: &'a Group, name: &'static str) -> Option<(&'a str, Position)> {
+    fn text<'a>(
+        &mut self,
+        group: &'a SettingGroup,
+        name: &'static str,
+    ) -> Option<(&'a str, Position)> {
         let value = &group.get(name)?.value;
-        if let Data::Text(text) = &value.data {
+        if let ValueData::Text(text) = &value.data {
             return Some((text, value.at));
         }
         self.type_error(name, "a string", value);
         None
     }
 
-    fn rule(&mut self, group: &Group) -> Option<Rule> {
+    fn rule(&mut self, group: &SettingGroup) -> Option<Rule> {
         let name = self.name(group);
         let workdir = self.workdir(group);
         let pattern = self.pattern(group, workdir.as_deref());
-        let growing = self.growing(group);
+        let streaming = self.streaming(group);
         let conditions = self.conditions(group);
         let batch = self.batch(group);
         let depth = self.depth(group);
         let task = self.task(group);
         let settings = group.settings.iter();
         let own = |setting: &&Setting| !OWN.contains(&setting.name.as_str());
-        let job = Group {
+        let job = SettingGroup {
             settings: settings.filter(own).cloned().collect(),
         };
         let rule = Rule {
@@ -197,7 +205,7 @@ impl Reader<'_> {
             workdir: workdir?,
             pattern: pattern?,
             conditions,
-            growing,
+            streaming,
             batch,
             hook: None,
             depth,
@@ -211,7 +219,7 @@ impl Reader<'_> {
     }
 
     /// Generates the task of a rule that is a hook.
-    fn hook(&mut self, group: Group) -> Option<(Option<Hook>, Group)> {
+    fn hook(&mut self, group: SettingGroup) -> Option<(Option<Hook>, SettingGroup)> {
         match super::hook::expanded(&group) {
             Ok(None) => Some((None, group)),
             Ok(Some((hook, group))) => Some((Some(hook), group)),
@@ -224,25 +232,25 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns whether the rule reads growing files. Refuses conditions that are unknown while a file is being written.
-    fn growing(&mut self, group: &Group) -> bool {
+    /// Returns whether the rule reads streaming files. Refuses conditions that are unknown while a file is being written.
+    fn streaming(&mut self, group: &SettingGroup) -> bool {
         let when = self.text(group, "when");
         match when {
-            Some(("growing", _)) => {}
+            Some(("streaming", _)) => {}
             Some(("sealed", _)) | None => return false,
             Some((when, at)) => {
-                self.error(at, Problem::When(when.to_owned()));
+                self.error(at, RuleProblem::When(when.to_owned()));
                 return false;
             }
         }
         let of = |name: &str, within: &str| {
             let setting = group.get(within)?;
             match &setting.value.data {
-                Data::Group(settings) => Some(settings.get(name)?.at),
+                ValueData::Group(settings) => Some(settings.get(name)?.at),
                 _ => None,
             }
         };
-        let sealed = "only of what is sealed: leave it out, or when = \"growing\"";
+        let sealed = "only of what is sealed: leave it out, or when = \"streaming\"";
         for (name, at) in [
             ("batch", group.get("batch").map(|setting| setting.at)),
             ("size", of("size", "where")),
@@ -251,7 +259,7 @@ impl Reader<'_> {
         ] {
             if let Some(at) = at {
                 let what = sealed.to_owned();
-                self.error(at, Problem::Value { name, what });
+                self.error(at, RuleProblem::Value { name, what });
             }
         }
         for (name, advice) in [
@@ -259,7 +267,7 @@ impl Reader<'_> {
             ("per", "what is still written has no pieces yet"),
         ] {
             if let Some(at) = of(name, "task") {
-                let place = "the task of a rule with when = \"growing\"";
+                let place = "the task of a rule with when = \"streaming\"";
                 self.unknown(at, place, name, advice);
             }
         }
@@ -270,7 +278,7 @@ impl Reader<'_> {
         let name = name.to_owned();
         self.error(
             at,
-            Problem::Unknown {
+            RuleProblem::Unknown {
                 place,
                 name,
                 advice,
@@ -279,10 +287,10 @@ impl Reader<'_> {
     }
 
     fn missing(&mut self, name: &'static str, example: &'static str) {
-        self.error(Position::START, Problem::Missing(name, example));
+        self.error(Position::START, RuleProblem::Missing(name, example));
     }
 
-    fn name(&mut self, group: &Group) -> Option<String> {
+    fn name(&mut self, group: &SettingGroup) -> Option<String> {
         if group.get("name").is_none() {
             self.missing("name", "a rule is known by it, as in name = \"monthly\";");
         }
@@ -290,13 +298,13 @@ impl Reader<'_> {
         let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-');
         let good = (1..=MAX_NAME_BYTES).contains(&name.len()) && name.chars().all(plain);
         if !good || name.starts_with(['.', '-']) || name.chars().all(|c| c.is_ascii_digit()) {
-            self.error(at, Problem::Name(name.to_owned()));
+            self.error(at, RuleProblem::Name(name.to_owned()));
             return None;
         }
         Some(name.to_owned())
     }
 
-    fn workdir(&mut self, group: &Group) -> Option<String> {
+    fn workdir(&mut self, group: &SettingGroup) -> Option<String> {
         if group.get("workdir").is_none() {
             let what =
                 "the directory that all names are relative to, as in workdir = \"/climate\";";
@@ -306,13 +314,13 @@ impl Reader<'_> {
         if !workdir.starts_with('/') {
             let name = "workdir";
             let what = format!("{workdir:?} is not absolute: write \"/{workdir}\"");
-            self.error(at, Problem::Value { name, what });
+            self.error(at, RuleProblem::Value { name, what });
             return None;
         }
         Some(format!("/{}", workdir.trim_matches('/')))
     }
 
-    fn pattern(&mut self, group: &Group, workdir: Option<&str>) -> Option<Pattern> {
+    fn pattern(&mut self, group: &SettingGroup, workdir: Option<&str>) -> Option<Pattern> {
         if group.get("pattern").is_none() {
             self.missing(
                 "pattern",
@@ -327,7 +335,7 @@ impl Reader<'_> {
                 let below = absolute.strip_prefix(workdir);
                 let below = below.filter(|below| workdir.is_empty() || below.starts_with('/'));
                 let Some(below) = below else {
-                    self.error(at, Problem::Outside(format!("/{workdir}")));
+                    self.error(at, RuleProblem::Outside(format!("/{workdir}")));
                     return None;
                 };
                 below.trim_start_matches('/')
@@ -340,17 +348,17 @@ impl Reader<'_> {
                 let before = text.chars().count() - below.chars().count() + 1 + error.at;
                 let before = u32::try_from(before).unwrap_or(u32::MAX);
                 let column = at.column.saturating_add(before);
-                self.error(Position { column, ..at }, Problem::Pattern(error.what));
+                self.error(Position { column, ..at }, RuleProblem::Pattern(error.what));
             })
             .ok()
     }
 
-    fn depth(&mut self, group: &Group) -> u32 {
+    fn depth(&mut self, group: &SettingGroup) -> u32 {
         let Some(setting) = group.get("depth") else {
             return DEFAULT_DEPTH;
         };
         let given = match setting.value.data {
-            Data::Integer(number) => u32::try_from(number).ok(),
+            ValueData::Integer(number) => u32::try_from(number).ok(),
             _ => None,
         };
         let depth = given.filter(|depth| (1..=MAX_DEPTH).contains(depth));
@@ -358,7 +366,7 @@ impl Reader<'_> {
             let what = format!("give a number from 1 to {MAX_DEPTH}");
             self.error(
                 setting.value.at,
-                Problem::Value {
+                RuleProblem::Value {
                     name: "depth",
                     what,
                 },
@@ -367,12 +375,12 @@ impl Reader<'_> {
         })
     }
 
-    fn task(&mut self, group: &Group) -> Option<Group> {
+    fn task(&mut self, group: &SettingGroup) -> Option<SettingGroup> {
         let Some(setting) = group.get("task") else {
             self.missing("task", "what to run, as in task = { kernel = \"wordcount\"; output = [ \"${stem}.txt\" ]; };");
             return None;
         };
-        let Data::Group(task) = &setting.value.data else {
+        let ValueData::Group(task) = &setting.value.data else {
             self.type_error("task", "a group { … }", &setting.value);
             return None;
         };
@@ -389,11 +397,11 @@ impl Reader<'_> {
         Some(task.clone())
     }
 
-    fn batch(&mut self, group: &Group) -> Option<Batch> {
+    fn batch(&mut self, group: &SettingGroup) -> Option<FileGrouping> {
         let value = &group.get("batch")?.value;
         let (mut files, mut after) = (None, None);
         match &value.data {
-            Data::Group(settings) => {
+            ValueData::Group(settings) => {
                 for setting in &settings.settings {
                     match setting.name.as_str() {
                         "files" => files = Some(&setting.value),
@@ -405,8 +413,8 @@ impl Reader<'_> {
                     }
                 }
             }
-            Data::Integer(_) => files = Some(value),
-            Data::Text(_) => after = Some(value),
+            ValueData::Integer(_) => files = Some(value),
+            ValueData::Text(_) => after = Some(value),
             _ => {
                 let expected = "a number of files, a time such as \"5s\", or a group { files = 100; after = \"5s\"; }";
                 self.type_error("batch", expected, value);
@@ -415,7 +423,7 @@ impl Reader<'_> {
         }
         let count = files.map(|value| self.batch_files(value));
         let after = after.map(|value| self.batch_after(value));
-        Some(Batch {
+        Some(FileGrouping {
             files: count.unwrap_or(Some(BATCH_IN_TIME))?,
             after: match after {
                 Some(after) => Some(after?),
@@ -424,9 +432,9 @@ impl Reader<'_> {
         })
     }
 
-    fn batch_files(&mut self, value: &Value) -> Option<u32> {
+    fn batch_files(&mut self, value: &ScriptValue) -> Option<u32> {
         let given = match value.data {
-            Data::Integer(number) => u32::try_from(number).ok(),
+            ValueData::Integer(number) => u32::try_from(number).ok(),
             _ => None,
         };
         let files = given.filter(|files| (1..=MAX_BATCH).contains(files));
@@ -434,7 +442,7 @@ impl Reader<'_> {
             let what = format!("a task has 1 to {MAX_BATCH} files");
             self.error(
                 value.at,
-                Problem::Value {
+                RuleProblem::Value {
                     name: "batch",
                     what,
                 },
@@ -443,16 +451,16 @@ impl Reader<'_> {
         files
     }
 
-    fn batch_after(&mut self, value: &Value) -> Option<crate::time::Span> {
+    fn batch_after(&mut self, value: &ScriptValue) -> Option<crate::time::Span> {
         let given = match &value.data {
-            Data::Text(text) => duration(text),
+            ValueData::Text(text) => duration(text),
             _ => None,
         };
         if given.is_none() {
             let what = "a time is a number with s, m, h or d, as in \"5s\"".to_owned();
             self.error(
                 value.at,
-                Problem::Value {
+                RuleProblem::Value {
                     name: "batch",
                     what,
                 },
@@ -461,12 +469,12 @@ impl Reader<'_> {
         given
     }
 
-    fn conditions(&mut self, group: &Group) -> Conditions {
-        let mut found = Conditions::default();
+    fn conditions(&mut self, group: &SettingGroup) -> RuleConditions {
+        let mut found = RuleConditions::default();
         let Some(setting) = group.get("where") else {
             return found;
         };
-        let Data::Group(settings) = &setting.value.data else {
+        let ValueData::Group(settings) = &setting.value.data else {
             self.type_error(
                 "where",
                 "a group such as { size = \"1MB..\"; }",
@@ -490,9 +498,9 @@ impl Reader<'_> {
         found
     }
 
-    fn size(&mut self, value: &Value, found: &mut Conditions) {
+    fn size(&mut self, value: &ScriptValue, found: &mut RuleConditions) {
         let ends = match &value.data {
-            Data::Text(text) => text.split_once(".."),
+            ValueData::Text(text) => text.split_once(".."),
             _ => None,
         };
         let end = |text: &str, open: u64| match text.trim() {
@@ -508,28 +516,28 @@ impl Reader<'_> {
             _ => {
                 let what = "give a range of bytes, as in \"1MB..\", \"..4GiB\" or \"1kB..1MB\"";
                 let what = what.to_owned();
-                self.error(value.at, Problem::Value { name: "size", what });
+                self.error(value.at, RuleProblem::Value { name: "size", what });
             }
         }
     }
 
     /// Returns one value, or several in an array.
-    fn several<'a>(&mut self, name: &'static str, value: &'a Value) -> &'a [Value] {
+    fn several<'a>(&mut self, name: &'static str, value: &'a ScriptValue) -> &'a [ScriptValue] {
         match &value.data {
-            Data::Array(values) | Data::List(values) if values.len() > MAX_CONDITIONS => {
+            ValueData::Array(values) | ValueData::List(values) if values.len() > MAX_CONDITIONS => {
                 let what = format!("give {MAX_CONDITIONS} at most");
-                self.error(value.at, Problem::Value { name, what });
+                self.error(value.at, RuleProblem::Value { name, what });
                 &[]
             }
-            Data::Array(values) | Data::List(values) => values,
+            ValueData::Array(values) | ValueData::List(values) => values,
             _ => std::slice::from_ref(value),
         }
     }
 
-    fn owners(&mut self, value: &Value, found: &mut Conditions) {
+    fn owners(&mut self, value: &ScriptValue, found: &mut RuleConditions) {
         for value in self.several("owner", value) {
             let uid = match value.data {
-                Data::Integer(uid) => u32::try_from(uid).ok(),
+                ValueData::Integer(uid) => u32::try_from(uid).ok(),
                 _ => None,
             };
             match uid {
@@ -542,14 +550,14 @@ impl Reader<'_> {
     }
 
     /// Reads types by the extension of a name, or by the first bytes of a file.
-    fn kinds(&mut self, name: &'static str, value: &Value) -> Vec<Regex> {
+    fn kinds(&mut self, name: &'static str, value: &ScriptValue) -> Vec<Regex> {
         let mut found = Vec::new();
         let (known, by): (fn(&Regex) -> bool, _) = match name {
             "type" => (mime::is_known, "the end of a name; use the pattern"),
             _ => (mime::is_known_content, "what files begin with"),
         };
         for value in self.several(name, value) {
-            let Data::Text(text) = &value.data else {
+            let ValueData::Text(text) = &value.data else {
                 self.type_error(name, "a string such as \"image/*\"", value);
                 continue;
             };
@@ -557,17 +565,17 @@ impl Reader<'_> {
                 Ok(wanted) if known(&wanted) => found.push(wanted),
                 _ => {
                     let what = format!("{text:?} is no type that is known here by {by}");
-                    self.error(value.at, Problem::Value { name, what });
+                    self.error(value.at, RuleProblem::Value { name, what });
                 }
             }
         }
         found
     }
 
-    fn xattrs(&mut self, value: &Value, found: &mut Conditions) {
+    fn xattrs(&mut self, value: &ScriptValue, found: &mut RuleConditions) {
         const EXPECTED: &str = "strings such as \"user.project=tide*\" or \"user.checked\"";
         for value in self.several("xattr", value) {
-            let Data::Text(text) = &value.data else {
+            let ValueData::Text(text) = &value.data else {
                 self.type_error("xattr", EXPECTED, value);
                 continue;
             };

@@ -88,7 +88,7 @@ fn rule_batch_repeats_input_and_args_per_file() {
 
 #[test]
 fn rule_error_names_place_and_reason() {
-    for (from, to, said) in [
+    for (from, to, reported) in [
         (
             r"run-(?<n>\d+)/*.nc",
             r"run-(?<n>\d+/*.nc",
@@ -138,11 +138,11 @@ fn rule_error_names_place_and_reason() {
         (
             "task =",
             "when = \"written\"; task =",
-            "fires when a version is",
+            "is triggered when a version is",
         ),
         (
             "task =",
-            "when = \"growing\"; batch = 7; where = { size = \"1..\"; }; task =",
+            "when = \"streaming\"; batch = 7; where = { size = \"1..\"; }; task =",
             "setting \"batch\": only of what is sealed",
         ),
         (
@@ -158,16 +158,16 @@ fn rule_error_names_place_and_reason() {
         ("output =", "inputs = [\"a\"]; output =", "inputs"),
         (
             "output =",
-            "per = \"part\"; layout = \"other\"; output =",
+            "per = \"stripe-object\"; layout = \"other\"; output =",
             "same",
         ),
-        ("output =", "per = \"parts\"; output =", "part"),
+        ("output =", "per = \"parts\"; output =", "stripe-object"),
         ("output = [ \"out/${n}-${stem}.txt\" ];", "", "output"),
         ("\"out/${n}", "\"/elsewhere/${n}", "/elsewhere"),
     ] {
         let text = RULE.replace(from, to);
-        let said_now = refused(&text);
-        assert!(said_now.contains(said), "{text}\n{said_now}");
+        let reported_now = refused(&text);
+        assert!(reported_now.contains(reported), "{text}\n{reported_now}");
     }
     assert!(refused("").contains("\"name\" is missing"));
     assert!(refused(&" ".repeat(MAX_RULE_BYTES + 1)).contains("too long"));
@@ -216,7 +216,7 @@ fn rule_parses_xml_of_the_paper_without_entity_expansion() {
     let job = crate::job::Job::parse("job", script.as_bytes()).unwrap();
     assert_eq!(job.tasks[0].args, ["-l", "a.dat"]);
     assert_eq!(job.tasks[0].stdout.as_deref(), Some("counts/a.<txt>"));
-    for (from, to, said) in [
+    for (from, to, reported) in [
         (
             "<!-- a rule -->",
             "<!DOCTYPE a [<!ENTITY b \"bb\">]>",
@@ -237,8 +237,8 @@ fn rule_parses_xml_of_the_paper_without_entity_expansion() {
         ),
         ("*.dat", "(*.dat", "pattern: "),
     ] {
-        let said_now = refused_xml(&text.replace(from, to));
-        assert!(said_now.contains(said), "{said_now}");
+        let reported_now = refused_xml(&text.replace(from, to));
+        assert!(reported_now.contains(reported), "{reported_now}");
     }
     let deep = "<a>".repeat(20_000);
     assert!(refused_xml(&deep).contains("deep in each other"));
@@ -282,11 +282,11 @@ fn documented_rules_parse() {
             .filter_map(move |block| block.strip_prefix(kind));
         blocks.map(str::trim_start).collect::<Vec<_>>()
     };
-    let [whole, conditions, growing, batches] = body("libconfig\n")[..] else {
+    let [whole, conditions, streaming, batches] = body("libconfig\n")[..] else {
         panic!("{blocks:?}")
     };
     Rule::read("page", whole).unwrap();
-    assert!(Rule::read("page", growing).unwrap().growing);
+    assert!(Rule::read("page", streaming).unwrap().streaming);
     let with = whole.replace("task = {", &format!("{conditions} task = {{"));
     Rule::read("page", &with).unwrap();
     let (batches, task) = batches.split_once("task =").unwrap();
@@ -411,8 +411,8 @@ fn directory_rule_has_directory_as_workdir_and_default_name() {
 }
 
 #[test]
-fn growing_rule_task_runs_on_node_of_its_file() {
-    let text = "name = \"g\"; workdir = \"/w\"; pattern = \"*.log\"; when = \"growing\"; \
+fn streaming_rule_task_runs_on_node_of_its_file() {
+    let text = "name = \"g\"; workdir = \"/w\"; pattern = \"*.log\"; when = \"streaming\"; \
                 task = { kernel = \"/bin/wc\"; stdin = \"${file}\"; output = [ \"${stem}\" ]; stdout = \"${stem}\"; };";
     let rule = Rule::read("g", text).unwrap();
     let tasks = [("t".to_owned(), 5, vec!["/w/a.log"])];
@@ -421,11 +421,11 @@ fn growing_rule_task_runs_on_node_of_its_file() {
     assert!(!rule.script(1, &tasks).unwrap().contains("node"));
     for (from, to) in [
         ("stdin", "node = 1; stdin"),
-        ("stdin", "per = \"part\"; stdin"),
+        ("stdin", "per = \"stripe-object\"; stdin"),
     ] {
         let errors = Rule::read("g", &text.replacen(from, to, 1)).unwrap_err();
         assert!(
-            errors.to_string().contains("with when = \"growing\""),
+            errors.to_string().contains("with when = \"streaming\""),
             "{errors}"
         );
     }

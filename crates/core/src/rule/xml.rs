@@ -4,25 +4,25 @@
 //! The parser knows elements, attributes, text, comments and the five named characters. There are no definitions, so no part of a document
 //! can expand to more than its own text.
 
-use crate::script::{Data, Group, Position, Setting, Value};
+use crate::script::{Position, ScriptValue, Setting, SettingGroup, ValueData};
 
 /// Maximum nesting depth of elements.
 const DEPTH_MAX: usize = 8;
 
 /// Fault in a document, and its position.
-pub(super) type Wrong = (Position, String);
+pub(super) type XmlFault = (Position, String);
 
-struct Element {
+struct XmlElement {
     name: String,
     at: Position,
     attributes: Vec<(String, String)>,
-    children: Vec<Element>,
+    children: Vec<XmlElement>,
     text: String,
 }
 
 /// Returns the settings of a document.
-pub(super) fn read(text: &str) -> Result<Group, Wrong> {
-    let mut reader = Reader {
+pub(super) fn read(text: &str) -> Result<SettingGroup, XmlFault> {
+    let mut reader = XmlReader {
         rest: text.trim_start_matches('\u{feff}'),
         at: Position::START,
     };
@@ -38,17 +38,17 @@ pub(super) fn read(text: &str) -> Result<Group, Wrong> {
     settings(&root)
 }
 
-fn settings(root: &Element) -> Result<Group, Wrong> {
+fn settings(root: &XmlElement) -> Result<SettingGroup, XmlFault> {
     known(root, "rule", &["name", "workdir"])?;
-    let mut rule = Group::default();
-    let mut task = Group::default();
+    let mut rule = SettingGroup::default();
+    let mut task = SettingGroup::default();
     for (name, value) in &root.attributes {
         rule.settings
-            .push(setting(name, root.at, Data::Text(value.clone())));
+            .push(setting(name, root.at, ValueData::Text(value.clone())));
     }
     let (mut args, mut outputs) = (Vec::new(), Vec::new());
     for child in &root.children {
-        let plain = || Data::Text(child.text.trim().to_owned());
+        let plain = || ValueData::Text(child.text.trim().to_owned());
         match child.name.as_str() {
             "pattern" => rule.settings.push(setting("pattern", child.at, plain())),
             "program" => {
@@ -58,7 +58,7 @@ fn settings(root: &Element) -> Result<Group, Wrong> {
             "argument" => args.push(value(child.at, plain())),
             "arguments" => {
                 let words = child.text.split_whitespace();
-                args.extend(words.map(|word| value(child.at, Data::Text(word.to_owned()))));
+                args.extend(words.map(|word| value(child.at, ValueData::Text(word.to_owned()))));
             }
             "output" => {
                 known(child, "output", &["local", "stdout"])?;
@@ -85,16 +85,16 @@ fn settings(root: &Element) -> Result<Group, Wrong> {
     }
     if !args.is_empty() {
         task.settings
-            .push(setting("args", root.at, Data::Array(args)));
+            .push(setting("args", root.at, ValueData::Array(args)));
     }
     task.settings
-        .push(setting("output", root.at, Data::Array(outputs)));
+        .push(setting("output", root.at, ValueData::Array(outputs)));
     rule.settings
-        .push(setting("task", root.at, Data::Group(task)));
+        .push(setting("task", root.at, ValueData::Group(task)));
     Ok(rule)
 }
 
-fn known(element: &Element, name: &str, attributes: &[&str]) -> Result<(), Wrong> {
+fn known(element: &XmlElement, name: &str, attributes: &[&str]) -> Result<(), XmlFault> {
     if element.name != name {
         return Err((
             element.at,
@@ -108,16 +108,16 @@ fn known(element: &Element, name: &str, attributes: &[&str]) -> Result<(), Wrong
     }
 }
 
-fn attribute<'a>(element: &'a Element, name: &str) -> Option<&'a str> {
+fn attribute<'a>(element: &'a XmlElement, name: &str) -> Option<&'a str> {
     let found = element.attributes.iter().find(|(given, _)| given == name);
     found.map(|(_, value)| value.as_str())
 }
 
-fn value(at: Position, data: Data) -> Value {
-    Value { data, at }
+fn value(at: Position, data: ValueData) -> ScriptValue {
+    ScriptValue { data, at }
 }
 
-fn setting(name: &str, at: Position, data: Data) -> Setting {
+fn setting(name: &str, at: Position, data: ValueData) -> Setting {
     Setting {
         name: name.to_owned(),
         at,
@@ -125,12 +125,12 @@ fn setting(name: &str, at: Position, data: Data) -> Setting {
     }
 }
 
-struct Reader<'a> {
+struct XmlReader<'a> {
     rest: &'a str,
     at: Position,
 }
 
-impl Reader<'_> {
+impl XmlReader<'_> {
     fn skip(&mut self, bytes: usize) -> String {
         let (gone, rest) = self.rest.split_at(bytes);
         for c in gone.chars() {
@@ -147,7 +147,7 @@ impl Reader<'_> {
         gone
     }
 
-    fn expect(&mut self, text: &str) -> Result<(), Wrong> {
+    fn expect(&mut self, text: &str) -> Result<(), XmlFault> {
         if self.rest.starts_with(text) {
             self.skip(text.len());
             return Ok(());
@@ -158,7 +158,7 @@ impl Reader<'_> {
     }
 
     /// Skips a text up to and including `end`.
-    fn skip_past(&mut self, end: &str, what: &str) -> Result<String, Wrong> {
+    fn skip_past(&mut self, end: &str, what: &str) -> Result<String, XmlFault> {
         let at = self.at;
         let found = self.rest.find(end);
         let found = found.ok_or_else(|| (at, format!("this {what} is never closed")))?;
@@ -172,7 +172,7 @@ impl Reader<'_> {
         self.skip(spaces);
     }
 
-    fn prologue(&mut self) -> Result<(), Wrong> {
+    fn prologue(&mut self) -> Result<(), XmlFault> {
         self.spaces();
         if self.rest.starts_with("<?xml") {
             self.skip_past("?>", "declaration")?;
@@ -181,7 +181,7 @@ impl Reader<'_> {
     }
 
     /// Skips spaces and comments.
-    fn between(&mut self) -> Result<(), Wrong> {
+    fn between(&mut self) -> Result<(), XmlFault> {
         loop {
             self.spaces();
             if !self.rest.starts_with("<!--") {
@@ -191,7 +191,7 @@ impl Reader<'_> {
         }
     }
 
-    fn name(&mut self) -> Result<String, Wrong> {
+    fn name(&mut self) -> Result<String, XmlFault> {
         let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
         let end = self.rest.find(|c| !is_part(c)).unwrap_or(self.rest.len());
         match end {
@@ -204,7 +204,7 @@ impl Reader<'_> {
         }
     }
 
-    fn element(&mut self, depth: usize) -> Result<Element, Wrong> {
+    fn element(&mut self, depth: usize) -> Result<XmlElement, XmlFault> {
         let at = self.at;
         if depth == DEPTH_MAX {
             return Err((
@@ -213,7 +213,7 @@ impl Reader<'_> {
             ));
         }
         self.expect("<")?;
-        let mut element = Element {
+        let mut element = XmlElement {
             name: self.name()?,
             at,
             attributes: Vec::new(),
@@ -249,7 +249,7 @@ impl Reader<'_> {
         Ok(element)
     }
 
-    fn content(&mut self, element: &mut Element, depth: usize) -> Result<(), Wrong> {
+    fn content(&mut self, element: &mut XmlElement, depth: usize) -> Result<(), XmlFault> {
         loop {
             let from = self.at;
             let end = self.rest.find('<');
@@ -277,7 +277,7 @@ impl Reader<'_> {
 }
 
 /// Returns a text in which named characters are replaced.
-fn plain(text: &str, at: Position) -> Result<String, Wrong> {
+fn plain(text: &str, at: Position) -> Result<String, XmlFault> {
     const NAMES: [(&str, char); 5] = [
         ("amp;", '&'),
         ("lt;", '<'),

@@ -35,16 +35,16 @@ impl std::fmt::Display for Position {
 
 /// Value and its position.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Value {
+pub struct ScriptValue {
     /// Data of the value.
-    pub data: Data,
+    pub data: ValueData,
     /// Position of its first character.
     pub at: Position,
 }
 
 /// Data of a value.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Data {
+pub enum ValueData {
     /// `true` or `false`, in any case.
     Boolean(bool),
     /// Decimal, hexadecimal (`0x`), octal (`0o`) or binary (`0b`), with or without the suffix `L`.
@@ -54,14 +54,14 @@ pub enum Data {
     /// Text; adjacent strings have been joined, and escapes replaced.
     Text(String),
     /// `[ … ]`: plain values of one type.
-    Array(Vec<Value>),
+    Array(Vec<ScriptValue>),
     /// `( … )`: values of any type.
-    List(Vec<Value>),
+    List(Vec<ScriptValue>),
     /// `{ … }`: settings.
-    Group(Group),
+    Group(SettingGroup),
 }
 
-impl Data {
+impl ValueData {
     /// Returns the name of the type in errors.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -79,12 +79,12 @@ impl Data {
 
 /// Settings in the order of the script, each name once.
 #[derive(Clone, Debug, PartialEq, Default)]
-pub struct Group {
+pub struct SettingGroup {
     /// The settings.
     pub settings: Vec<Setting>,
 }
 
-impl Group {
+impl SettingGroup {
     /// Returns the setting with this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Setting> {
@@ -100,7 +100,7 @@ pub struct Setting {
     /// Position of the name.
     pub at: Position,
     /// Value of the setting.
-    pub value: Value,
+    pub value: ScriptValue,
 }
 
 /// Error of a script that is not libconfig.
@@ -112,12 +112,12 @@ pub struct ScriptError {
     /// Position of the error.
     pub at: Position,
     /// Problem.
-    pub problem: Problem,
+    pub problem: ScriptProblem,
 }
 
 /// Problem in a script's text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
+pub enum ScriptProblem {
     /// Another token is expected here.
     #[error("expected {what}, found {found}")]
     Expected {

@@ -2,7 +2,8 @@
 //! always refers to the position where it was found.
 
 use super::{
-    Data, Group, MAX_DEPTH, MAX_SCRIPT_BYTES, Position, Problem, ScriptError, Setting, Value,
+    MAX_DEPTH, MAX_SCRIPT_BYTES, Position, ScriptError, ScriptProblem, ScriptValue, Setting,
+    SettingGroup, ValueData,
 };
 use std::collections::BTreeMap;
 use winnow::combinator::opt;
@@ -17,23 +18,26 @@ use winnow::{LocatingSlice, Parser, Stateful};
 ///
 /// # Errors
 /// The first position at which `text` is not libconfig.
-pub fn parse(file: &str, text: &[u8]) -> Result<Group, ScriptError> {
+pub fn parse(file: &str, text: &[u8]) -> Result<SettingGroup, ScriptError> {
     let error = |at, problem| ScriptError {
         file: file.to_owned(),
         at,
         problem,
     };
     if text.len() > MAX_SCRIPT_BYTES {
-        return Err(error(Position::START, Problem::Length(text.len())));
+        return Err(error(Position::START, ScriptProblem::Length(text.len())));
     }
     let text = std::str::from_utf8(text).map_err(|e| {
         let valid = std::str::from_utf8(&text[..e.valid_up_to()]).unwrap_or_default();
-        error(Cursor::new(valid).at(valid.len()), Problem::Encoding)
+        error(
+            TextCursor::new(valid).at(valid.len()),
+            ScriptProblem::Encoding,
+        )
     })?;
     // Some editors put a byte order mark before the text.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let state = State {
-        cursor: Cursor::new(text),
+    let state = ParserState {
+        cursor: TextCursor::new(text),
         depth: 0,
     };
     let mut input = Stateful {
@@ -41,27 +45,27 @@ pub fn parse(file: &str, text: &[u8]) -> Result<Group, ScriptError> {
         state,
     };
     settings(&mut input, None)
-        .map_err(|failure| error(Cursor::new(text).at(failure.offset), failure.problem))
+        .map_err(|failure| error(TextCursor::new(text).at(failure.offset), failure.problem))
 }
 
-type Input<'s> = Stateful<LocatingSlice<&'s str>, State<'s>>;
-type Parsed<T> = Result<T, Failure>;
+type ParseInput<'s> = Stateful<LocatingSlice<&'s str>, ParserState<'s>>;
+type ParseResult<T> = Result<T, ParseFailure>;
 
 #[derive(Clone, Debug)]
-struct State<'s> {
-    cursor: Cursor<'s>,
+struct ParserState<'s> {
+    cursor: TextCursor<'s>,
     depth: u32,
 }
 
 /// Converts offsets to lines and columns. Offsets are nearly in order, so the cursor continues from the last one.
 #[derive(Clone, Debug)]
-struct Cursor<'s> {
+struct TextCursor<'s> {
     text: &'s str,
     offset: usize,
     position: Position,
 }
 
-impl<'s> Cursor<'s> {
+impl<'s> TextCursor<'s> {
     fn new(text: &'s str) -> Self {
         Self {
             text,
@@ -90,15 +94,15 @@ impl<'s> Cursor<'s> {
 }
 
 #[derive(Debug)]
-struct Failure {
+struct ParseFailure {
     offset: usize,
-    problem: Problem,
+    problem: ScriptProblem,
 }
 
-impl<'s> ParserError<Input<'s>> for Failure {
+impl<'s> ParserError<ParseInput<'s>> for ParseFailure {
     type Inner = Self;
 
-    fn from_input(input: &Input<'s>) -> Self {
+    fn from_input(input: &ParseInput<'s>) -> Self {
         expected(input, "something else")
     }
 
@@ -107,12 +111,12 @@ impl<'s> ParserError<Input<'s>> for Failure {
     }
 }
 
-fn failure(offset: usize, problem: Problem) -> Failure {
-    Failure { offset, problem }
+fn failure(offset: usize, problem: ScriptProblem) -> ParseFailure {
+    ParseFailure { offset, problem }
 }
 
-fn expected(input: &Input<'_>, what: impl Into<String>) -> Failure {
-    let problem = Problem::Expected {
+fn expected(input: &ParseInput<'_>, what: impl Into<String>) -> ParseFailure {
+    let problem = ScriptProblem::Expected {
         what: what.into(),
         found: found(input),
     };
@@ -120,7 +124,7 @@ fn expected(input: &Input<'_>, what: impl Into<String>) -> Failure {
 }
 
 /// Returns the name of the next token, for errors.
-fn found(input: &Input<'_>) -> String {
+fn found(input: &ParseInput<'_>) -> String {
     /// Longer words are cut in errors.
     const SHOWN_CHARS: usize = 24;
     let rest: &str = input;
@@ -137,17 +141,17 @@ fn found(input: &Input<'_>) -> String {
     }
 }
 
-fn next(input: &Input<'_>) -> Option<char> {
+fn next(input: &ParseInput<'_>) -> Option<char> {
     input.chars().next()
 }
 
-fn here(input: &mut Input<'_>) -> Position {
+fn here(input: &mut ParseInput<'_>) -> Position {
     let offset = input.current_token_start();
     input.state.cursor.at(offset)
 }
 
 /// Skips white space and comments.
-fn blank(input: &mut Input<'_>) -> Parsed<()> {
+fn blank(input: &mut ParseInput<'_>) -> ParseResult<()> {
     loop {
         take_while(0.., [' ', '\t', '\n', '\r', '\x0c'])
             .void()
@@ -159,7 +163,7 @@ fn blank(input: &mut Input<'_>) -> Parsed<()> {
             (take_until(2.., "*/"), "*/")
                 .void()
                 .parse_next(input)
-                .map_err(|_: Failure| failure(start, Problem::UnclosedComment))?;
+                .map_err(|_: ParseFailure| failure(start, ScriptProblem::UnclosedComment))?;
         } else {
             return Ok(());
         }
@@ -167,8 +171,8 @@ fn blank(input: &mut Input<'_>) -> Parsed<()> {
 }
 
 /// Parses the settings of a group up to its `}`, which is consumed, or of the whole script up to its end.
-fn settings(input: &mut Input<'_>, open: Option<usize>) -> Parsed<Group> {
-    let mut group = Group::default();
+fn settings(input: &mut ParseInput<'_>, open: Option<usize>) -> ParseResult<SettingGroup> {
+    let mut group = SettingGroup::default();
     let mut names = BTreeMap::new();
     let mut separated = true;
     loop {
@@ -182,7 +186,7 @@ fn settings(input: &mut Input<'_>, open: Option<usize>) -> Parsed<Group> {
             }
             (Some(c), _) if starts_name(c) => {}
             _ if input.starts_with("@include") => {
-                return Err(failure(input.current_token_start(), Problem::Include));
+                return Err(failure(input.current_token_start(), ScriptProblem::Include));
             }
             _ => return Err(expected_setting(input, &group, separated, open.is_some())),
         }
@@ -191,7 +195,7 @@ fn settings(input: &mut Input<'_>, open: Option<usize>) -> Parsed<Group> {
         if let Some(&first) = names.get(&setting.name) {
             return Err(failure(
                 start,
-                Problem::Twice {
+                ScriptProblem::Twice {
                     name: setting.name,
                     first,
                 },
@@ -206,7 +210,12 @@ fn settings(input: &mut Input<'_>, open: Option<usize>) -> Parsed<Group> {
     }
 }
 
-fn expected_setting(input: &Input<'_>, group: &Group, separated: bool, inner: bool) -> Failure {
+fn expected_setting(
+    input: &ParseInput<'_>,
+    group: &SettingGroup,
+    separated: bool,
+    inner: bool,
+) -> ParseFailure {
     let end = if inner { "'}'" } else { "the next setting" };
     match group.settings.last() {
         Some(last) if !separated => expected(
@@ -218,10 +227,10 @@ fn expected_setting(input: &Input<'_>, group: &Group, separated: bool, inner: bo
     }
 }
 
-fn unclosed(input: &Input<'_>, offset: usize, open: char, close: char) -> Failure {
+fn unclosed(input: &ParseInput<'_>, offset: usize, open: char, close: char) -> ParseFailure {
     failure(
         offset,
-        Problem::Unclosed {
+        ScriptProblem::Unclosed {
             open,
             close,
             found: found(input),
@@ -238,7 +247,7 @@ fn in_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '*' | '.')
 }
 
-fn setting(input: &mut Input<'_>) -> Parsed<Setting> {
+fn setting(input: &mut ParseInput<'_>) -> ParseResult<Setting> {
     let at = here(input);
     let name: &str = take_while(1.., in_name).parse_next(input)?;
     blank(input)?;
@@ -257,32 +266,32 @@ fn setting(input: &mut Input<'_>) -> Parsed<Setting> {
     })
 }
 
-fn value(input: &mut Input<'_>, what: &dyn Fn() -> String) -> Parsed<Value> {
+fn value(input: &mut ParseInput<'_>, what: &dyn Fn() -> String) -> ParseResult<ScriptValue> {
     let at = here(input);
     let data = match next(input) {
-        Some('"') => Data::Text(text(input)?),
+        Some('"') => ValueData::Text(text(input)?),
         Some('{') => nested(input, |input, open| {
-            settings(input, Some(open)).map(Data::Group)
+            settings(input, Some(open)).map(ValueData::Group)
         })?,
         Some('(') => nested(input, |input, open| {
-            elements(input, open, '(', ')').map(Data::List)
+            elements(input, open, '(', ')').map(ValueData::List)
         })?,
         Some('[') => nested(input, array)?,
         Some(c) if c.is_ascii_digit() || matches!(c, '+' | '-' | '.') => number(input)?,
         Some(c) if c.is_ascii_alphabetic() => boolean(input, what)?,
         _ => return Err(expected(input, what())),
     };
-    Ok(Value { data, at })
+    Ok(ScriptValue { data, at })
 }
 
 /// Parses an opening bracket and its content, one level deeper.
 fn nested<'s>(
-    input: &mut Input<'s>,
-    rest: impl FnOnce(&mut Input<'s>, usize) -> Parsed<Data>,
-) -> Parsed<Data> {
+    input: &mut ParseInput<'s>,
+    rest: impl FnOnce(&mut ParseInput<'s>, usize) -> ParseResult<ValueData>,
+) -> ParseResult<ValueData> {
     let open = input.current_token_start();
     if input.state.depth == MAX_DEPTH {
-        return Err(failure(open, Problem::Depth));
+        return Err(failure(open, ScriptProblem::Depth));
     }
     any.void().parse_next(input)?;
     input.state.depth += 1;
@@ -292,7 +301,12 @@ fn nested<'s>(
 }
 
 /// Parses the values between brackets, separated by commas; a comma after the last value is allowed.
-fn elements(input: &mut Input<'_>, start: usize, open: char, close: char) -> Parsed<Vec<Value>> {
+fn elements(
+    input: &mut ParseInput<'_>,
+    start: usize,
+    open: char,
+    close: char,
+) -> ParseResult<Vec<ScriptValue>> {
     let mut values = Vec::new();
     let mut separated = true;
     loop {
@@ -318,13 +332,18 @@ fn elements(input: &mut Input<'_>, start: usize, open: char, close: char) -> Par
     }
 }
 
-fn array(input: &mut Input<'_>, open: usize) -> Parsed<Data> {
+fn array(input: &mut ParseInput<'_>, open: usize) -> ParseResult<ValueData> {
     let before = input.state.cursor.clone();
     let values = elements(input, open, '[', ']')?;
     let Some(first) = values.first() else {
-        return Ok(Data::Array(values));
+        return Ok(ValueData::Array(values));
     };
-    let plain = |data: &Data| !matches!(data, Data::Array(_) | Data::List(_) | Data::Group(_));
+    let plain = |data: &ValueData| {
+        !matches!(
+            data,
+            ValueData::Array(_) | ValueData::List(_) | ValueData::Group(_)
+        )
+    };
     let expected = if plain(&first.data) {
         first.data.kind()
     } else {
@@ -334,9 +353,9 @@ fn array(input: &mut Input<'_>, open: usize) -> Parsed<Data> {
         .iter()
         .find(|value| !plain(&value.data) || value.data.kind() != expected);
     match wrong {
-        None => Ok(Data::Array(values)),
+        None => Ok(ValueData::Array(values)),
         Some(value) => {
-            let problem = Problem::Mixed {
+            let problem = ScriptProblem::Mixed {
                 expected,
                 found: value.data.kind(),
             };
@@ -346,7 +365,7 @@ fn array(input: &mut Input<'_>, open: usize) -> Parsed<Data> {
 }
 
 /// Returns the offset of a position at or after the cursor's.
-fn offset_of(mut cursor: Cursor<'_>, at: Position) -> usize {
+fn offset_of(mut cursor: TextCursor<'_>, at: Position) -> usize {
     let mut offset = cursor.offset;
     for c in cursor.text[offset..].chars() {
         if cursor.at(offset) >= at {
@@ -357,7 +376,7 @@ fn offset_of(mut cursor: Cursor<'_>, at: Position) -> usize {
     offset
 }
 
-fn boolean(input: &mut Input<'_>, what: &dyn Fn() -> String) -> Parsed<Data> {
+fn boolean(input: &mut ParseInput<'_>, what: &dyn Fn() -> String) -> ParseResult<ValueData> {
     let word = input.split(|c| !in_name(c)).next().unwrap_or_default();
     let value = if word.eq_ignore_ascii_case("true") {
         true
@@ -367,7 +386,7 @@ fn boolean(input: &mut Input<'_>, what: &dyn Fn() -> String) -> Parsed<Data> {
         return Err(expected(input, format!("{} (text needs quotes)", what())));
     };
     take_while(1.., in_name).void().parse_next(input)?;
-    Ok(Data::Boolean(value))
+    Ok(ValueData::Boolean(value))
 }
 
 /// Returns whether a character can be part of a number; the number is checked after it is cut out.
@@ -375,18 +394,18 @@ fn in_number(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.' | '_')
 }
 
-fn number(input: &mut Input<'_>) -> Parsed<Data> {
+fn number(input: &mut ParseInput<'_>) -> ParseResult<ValueData> {
     let start = input.current_token_start();
     let word: &str = take_while(1.., in_number).parse_next(input)?;
     integer(word)
         .or_else(|| float(word))
-        .unwrap_or_else(|| Err(Problem::Number(word.to_owned())))
+        .unwrap_or_else(|| Err(ScriptProblem::Number(word.to_owned())))
         .map_err(|problem| failure(start, problem))
 }
 
 /// Parses an integer; `None` if the word is no integer at all.
-fn integer(word: &str) -> Option<Result<Data, Problem>> {
-    let range = || Problem::Range(word.to_owned());
+fn integer(word: &str) -> Option<Result<ValueData, ScriptProblem>> {
+    let range = || ScriptProblem::Range(word.to_owned());
     let bare = word
         .strip_suffix("LL")
         .or_else(|| word.strip_suffix('L'))
@@ -405,25 +424,25 @@ fn integer(word: &str) -> Option<Result<Data, Problem>> {
     } else {
         i64::from_str_radix(digits, radix).map_err(|_| range())
     };
-    Some(number.map(Data::Integer))
+    Some(number.map(ValueData::Integer))
 }
 
 /// Parses a float; `None` if the word is no float.
-fn float(word: &str) -> Option<Result<Data, Problem>> {
+fn float(word: &str) -> Option<Result<ValueData, ScriptProblem>> {
     let plain = |c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.' | 'e' | 'E');
     if !word.chars().all(plain) {
         return None;
     }
     let number: f64 = word.parse().ok()?;
     Some(if number.is_finite() {
-        Ok(Data::Float(number))
+        Ok(ValueData::Float(number))
     } else {
-        Err(Problem::Range(word.to_owned()))
+        Err(ScriptProblem::Range(word.to_owned()))
     })
 }
 
 /// Parses one or more adjacent strings.
-fn text(input: &mut Input<'_>) -> Parsed<String> {
+fn text(input: &mut ParseInput<'_>) -> ParseResult<String> {
     let mut all = String::new();
     while next(input) == Some('"') {
         one_text(input, &mut all)?;
@@ -432,7 +451,7 @@ fn text(input: &mut Input<'_>) -> Parsed<String> {
     Ok(all)
 }
 
-fn one_text(input: &mut Input<'_>, all: &mut String) -> Parsed<()> {
+fn one_text(input: &mut ParseInput<'_>, all: &mut String) -> ParseResult<()> {
     let start = input.current_token_start();
     any.void().parse_next(input)?;
     loop {
@@ -440,7 +459,7 @@ fn one_text(input: &mut Input<'_>, all: &mut String) -> Parsed<()> {
         all.push_str(plain);
         let offset = input.current_token_start();
         match opt(any).parse_next(input)? {
-            None => return Err(failure(start, Problem::UnclosedText)),
+            None => return Err(failure(start, ScriptProblem::UnclosedText)),
             Some('"') => return Ok(()),
             Some(_) => escape(input, offset, all)?,
         }
@@ -448,7 +467,7 @@ fn one_text(input: &mut Input<'_>, all: &mut String) -> Parsed<()> {
 }
 
 /// Parses the character after a backslash. As in libconfig, a backslash before any other character stands for itself.
-fn escape(input: &mut Input<'_>, offset: usize, all: &mut String) -> Parsed<()> {
+fn escape(input: &mut ParseInput<'_>, offset: usize, all: &mut String) -> ParseResult<()> {
     let plain = match next(input) {
         Some('n') => '\n',
         Some('t') => '\t',
@@ -465,7 +484,7 @@ fn escape(input: &mut Input<'_>, offset: usize, all: &mut String) -> Parsed<()> 
             let code = code.and_then(|code| u8::from_str_radix(code, 16).ok());
             let c = code
                 .filter(u8::is_ascii)
-                .ok_or_else(|| failure(offset, Problem::Escape))?;
+                .ok_or_else(|| failure(offset, ScriptProblem::Escape))?;
             (any, any).void().parse_next(input)?;
             char::from(c)
         }

@@ -1,15 +1,15 @@
 //! Printer of a tree of values as libconfig, which parses back to the same tree.
 
-use super::{Data, Group, Value};
+use super::{ScriptValue, SettingGroup, ValueData};
 use std::fmt::{Display, Formatter, Result, Write};
 
-impl Display for Group {
+impl Display for SettingGroup {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         settings(f, self, 0)
     }
 }
 
-impl Display for Value {
+impl Display for ScriptValue {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         value(f, self, 0)
     }
@@ -19,7 +19,7 @@ fn indent(f: &mut Formatter<'_>, level: usize) -> Result {
     (0..level).try_for_each(|_| f.write_str("  "))
 }
 
-fn settings(f: &mut Formatter<'_>, group: &Group, level: usize) -> Result {
+fn settings(f: &mut Formatter<'_>, group: &SettingGroup, level: usize) -> Result {
     for setting in &group.settings {
         indent(f, level)?;
         write!(f, "{} = ", setting.name)?;
@@ -29,17 +29,17 @@ fn settings(f: &mut Formatter<'_>, group: &Group, level: usize) -> Result {
     Ok(())
 }
 
-fn value(f: &mut Formatter<'_>, printed: &Value, level: usize) -> Result {
+fn value(f: &mut Formatter<'_>, printed: &ScriptValue, level: usize) -> Result {
     match &printed.data {
-        Data::Boolean(boolean) => write!(f, "{boolean}"),
+        ValueData::Boolean(boolean) => write!(f, "{boolean}"),
         // libconfig requires the suffix for numbers that do not fit in 32 bits.
-        Data::Integer(number) if i32::try_from(*number).is_err() => write!(f, "{number}L"),
-        Data::Integer(number) => write!(f, "{number}"),
-        Data::Float(number) => write!(f, "{number:?}"),
-        Data::Text(text) => quoted(f, text),
-        Data::Array(values) => elements(f, values, ["[ ", " ]"], level),
-        Data::List(values) => elements(f, values, ["( ", " )"], level),
-        Data::Group(group) => {
+        ValueData::Integer(number) if i32::try_from(*number).is_err() => write!(f, "{number}L"),
+        ValueData::Integer(number) => write!(f, "{number}"),
+        ValueData::Float(number) => write!(f, "{number:?}"),
+        ValueData::Text(text) => quoted(f, text),
+        ValueData::Array(values) => elements(f, values, ["[ ", " ]"], level),
+        ValueData::List(values) => elements(f, values, ["( ", " )"], level),
+        ValueData::Group(group) => {
             f.write_str("{\n")?;
             settings(f, group, level + 1)?;
             indent(f, level)?;
@@ -48,7 +48,12 @@ fn value(f: &mut Formatter<'_>, printed: &Value, level: usize) -> Result {
     }
 }
 
-fn elements(f: &mut Formatter<'_>, values: &[Value], ends: [&str; 2], level: usize) -> Result {
+fn elements(
+    f: &mut Formatter<'_>,
+    values: &[ScriptValue],
+    ends: [&str; 2],
+    level: usize,
+) -> Result {
     f.write_str(ends[0])?;
     for (index, element) in values.iter().enumerate() {
         if index > 0 {

@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-fn read(text: &str) -> Group {
+fn read(text: &str) -> SettingGroup {
     parse("job.conf", text.as_bytes()).unwrap()
 }
 
@@ -11,18 +11,18 @@ fn error(text: &str) -> String {
     parse("job.conf", text.as_bytes()).unwrap_err().to_string()
 }
 
-fn data<'g>(group: &'g Group, name: &str) -> &'g Data {
+fn data<'g>(group: &'g SettingGroup, name: &str) -> &'g ValueData {
     &group.get(name).unwrap().value.data
 }
 
-fn texts(data: &Data) -> Vec<&str> {
-    let (Data::Array(values) | Data::List(values)) = data else {
+fn texts(data: &ValueData) -> Vec<&str> {
+    let (ValueData::Array(values) | ValueData::List(values)) = data else {
         panic!("{data:?}")
     };
     values
         .iter()
         .map(|v| {
-            if let Data::Text(text) = &v.data {
+            if let ValueData::Text(text) = &v.data {
                 text.as_str()
             } else {
                 "?"
@@ -34,13 +34,13 @@ fn texts(data: &Data) -> Vec<&str> {
 #[test]
 fn script_parses_listing_of_the_paper() {
     let group = read(include_str!("listing1.conf"));
-    assert_eq!(data(&group, "name"), &Data::Text("getmax".into()));
-    let Data::List(tasks) = data(&group, "tasks") else {
+    assert_eq!(data(&group, "name"), &ValueData::Text("getmax".into()));
+    let ValueData::List(tasks) = data(&group, "tasks") else {
         panic!()
     };
     assert_eq!(tasks.len(), 3);
     assert_eq!(tasks[2].at, Position { line: 8, column: 3 });
-    let Data::Group(reduce) = &tasks[2].data else {
+    let ValueData::Group(reduce) = &tasks[2].data else {
         panic!()
     };
     assert_eq!(texts(data(reduce, "input")), ["1.max", "2.max"]);
@@ -56,7 +56,7 @@ fn script_parses_listing_of_the_paper() {
 #[test]
 fn script_ignores_byte_order_mark() {
     let group = read("\u{feff}name = \"a\";");
-    assert_eq!(data(&group, "name"), &Data::Text("a".into()));
+    assert_eq!(data(&group, "name"), &ValueData::Text("a".into()));
     assert_eq!(
         group.get("name").unwrap().at,
         Position { line: 1, column: 1 }
@@ -81,7 +81,7 @@ fn script_parses_numbers_of_every_form() {
         .into_iter()
         .chain([("l", 5), ("m", 15), ("n", i64::MIN)])
     {
-        assert_eq!(data(&group, name), &Data::Integer(number), "{name}");
+        assert_eq!(data(&group, name), &ValueData::Integer(number), "{name}");
     }
     for (name, number) in [
         ("g", 1.5),
@@ -90,7 +90,7 @@ fn script_parses_numbers_of_every_form() {
         ("j", 5.0),
         ("k", 0.02),
     ] {
-        assert_eq!(data(&group, name), &Data::Float(number), "{name}");
+        assert_eq!(data(&group, name), &ValueData::Float(number), "{name}");
     }
 }
 
@@ -99,9 +99,12 @@ fn script_joins_strings_and_decodes_escapes() {
     let group = read(
         "a = \"one \" /* and */ \"two\" # x\n \"\\t\\\"\\\\\\x41\\n\"; b = \"\\w+\\d\"; c = \"é\n\";",
     );
-    assert_eq!(data(&group, "a"), &Data::Text("one two\t\"\\A\n".into()));
-    assert_eq!(data(&group, "b"), &Data::Text("\\w+\\d".into()));
-    assert_eq!(data(&group, "c"), &Data::Text("é\n".into()));
+    assert_eq!(
+        data(&group, "a"),
+        &ValueData::Text("one two\t\"\\A\n".into())
+    );
+    assert_eq!(data(&group, "b"), &ValueData::Text("\\w+\\d".into()));
+    assert_eq!(data(&group, "c"), &ValueData::Text("é\n".into()));
 }
 
 #[test]
@@ -109,17 +112,20 @@ fn script_parses_comments_separators_and_empty_brackets() {
     let group = read(
         "# one\n// two\n/* three\n*/ a : TRUE b = False, c = { x = 1 y = 2, z = 3; }; d = (); e = [ ]; f = [1,2,]; g = {}",
     );
-    assert_eq!(data(&group, "a"), &Data::Boolean(true));
-    assert_eq!(data(&group, "b"), &Data::Boolean(false));
-    let Data::Group(c) = data(&group, "c") else {
+    assert_eq!(data(&group, "a"), &ValueData::Boolean(true));
+    assert_eq!(data(&group, "b"), &ValueData::Boolean(false));
+    let ValueData::Group(c) = data(&group, "c") else {
         panic!()
     };
     assert_eq!(c.settings.len(), 3);
-    assert_eq!(data(&group, "d"), &Data::List(vec![]));
-    assert_eq!(data(&group, "e"), &Data::Array(vec![]));
-    assert!(matches!(data(&group, "f"), Data::Array(v) if v.len() == 2));
-    assert_eq!(data(&group, "g"), &Data::Group(Group::default()));
-    assert_eq!(read(""), Group::default());
+    assert_eq!(data(&group, "d"), &ValueData::List(vec![]));
+    assert_eq!(data(&group, "e"), &ValueData::Array(vec![]));
+    assert!(matches!(data(&group, "f"), ValueData::Array(v) if v.len() == 2));
+    assert_eq!(
+        data(&group, "g"),
+        &ValueData::Group(SettingGroup::default())
+    );
+    assert_eq!(read(""), SettingGroup::default());
     assert_eq!(
         read("a.*/ = 1".replace(".*/", "-b_*").as_str()).settings[0].name,
         "a-b_*"
@@ -258,18 +264,21 @@ fn script_depth_and_length_are_bounded() {
     let long = vec![b' '; MAX_SCRIPT_BYTES + 1];
     assert!(matches!(
         parse("job.conf", &long).unwrap_err().problem,
-        Problem::Length(_)
+        ScriptProblem::Length(_)
     ));
 }
 
 /// Removes positions, which differ between a tree and its printed form; all other data must be equal.
-fn without_positions(group: &mut Group) {
-    fn value(v: &mut Value) {
+fn without_positions(group: &mut SettingGroup) {
+    fn value(v: &mut ScriptValue) {
         v.at = Position::START;
         match &mut v.data {
-            Data::Array(values) | Data::List(values) => values.iter_mut().for_each(value),
-            Data::Group(group) => without_positions(group),
-            Data::Boolean(_) | Data::Integer(_) | Data::Float(_) | Data::Text(_) => {}
+            ValueData::Array(values) | ValueData::List(values) => values.iter_mut().for_each(value),
+            ValueData::Group(group) => without_positions(group),
+            ValueData::Boolean(_)
+            | ValueData::Integer(_)
+            | ValueData::Float(_)
+            | ValueData::Text(_) => {}
         }
     }
     for setting in &mut group.settings {
@@ -278,44 +287,45 @@ fn without_positions(group: &mut Group) {
     }
 }
 
-fn at_start(data: Data) -> Value {
-    Value {
+fn at_start(data: ValueData) -> ScriptValue {
+    ScriptValue {
         data,
         at: Position::START,
     }
 }
 
-fn values(data: Vec<Data>) -> Vec<Value> {
+fn values(data: Vec<ValueData>) -> Vec<ScriptValue> {
     data.into_iter().map(at_start).collect()
 }
 
-fn group_of(settings: std::collections::BTreeMap<String, Data>) -> Group {
+fn group_of(settings: std::collections::BTreeMap<String, ValueData>) -> SettingGroup {
     let setting = |(name, data)| Setting {
         name,
         at: Position::START,
         value: at_start(data),
     };
-    Group {
+    SettingGroup {
         settings: settings.into_iter().map(setting).collect(),
     }
 }
 
-fn any_data() -> impl Strategy<Value = Data> {
-    let text = prop_oneof!["\\PC{0,12}", "[ -~\\n\\t\"\\\\\\x00-\\x1f]{0,12}"].prop_map(Data::Text);
-    let float = prop::num::f64::NORMAL.prop_map(Data::Float);
+fn any_data() -> impl Strategy<Value = ValueData> {
+    let text =
+        prop_oneof!["\\PC{0,12}", "[ -~\\n\\t\"\\\\\\x00-\\x1f]{0,12}"].prop_map(ValueData::Text);
+    let float = prop::num::f64::NORMAL.prop_map(ValueData::Float);
     let leaf = prop_oneof![
-        any::<bool>().prop_map(Data::Boolean),
-        any::<i64>().prop_map(Data::Integer),
+        any::<bool>().prop_map(ValueData::Boolean),
+        any::<i64>().prop_map(ValueData::Integer),
         float.clone(),
         text.clone(),
-        prop::collection::vec(text, 0..4).prop_map(|v| Data::Array(values(v))),
-        prop::collection::vec(float, 0..4).prop_map(|v| Data::Array(values(v))),
+        prop::collection::vec(text, 0..4).prop_map(|v| ValueData::Array(values(v))),
+        prop::collection::vec(float, 0..4).prop_map(|v| ValueData::Array(values(v))),
     ];
     leaf.prop_recursive(5, 60, 6, |inner| {
         prop_oneof![
-            prop::collection::vec(inner.clone(), 0..6).prop_map(|v| Data::List(values(v))),
+            prop::collection::vec(inner.clone(), 0..6).prop_map(|v| ValueData::List(values(v))),
             prop::collection::btree_map("[A-Za-z*][-A-Za-z0-9_*]{0,8}", inner, 0..6)
-                .prop_map(|map| Data::Group(group_of(map))),
+                .prop_map(|map| ValueData::Group(group_of(map))),
         ]
     })
 }

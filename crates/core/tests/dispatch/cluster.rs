@@ -8,9 +8,9 @@ use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::*;
 use tidemill_core::id::*;
 use tidemill_core::label::*;
-use tidemill_core::layout::{Layout, Part, Selection, Striped, UNIT_GRAIN};
+use tidemill_core::layout::{Layout, Part, Selection, StripedLayout, UNIT_GRAIN};
 use tidemill_core::object::Placed;
-use tidemill_core::resources::{Ledger, Needs, Offers};
+use tidemill_core::resources::{Needs, Offers, ResourceLedger};
 use tidemill_core::time::{Span, Time};
 
 /// SplitMix64.
@@ -94,7 +94,7 @@ pub(crate) struct Faults {
 }
 
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct DispatchWorld {
     pub(crate) dispatcher: Dispatcher,
     pub(crate) now: Time,
     pub(crate) dice: Dice,
@@ -130,7 +130,7 @@ pub(crate) fn view(role: Role, cores: u32) -> NodeView {
     }
 }
 
-impl World {
+impl DispatchWorld {
     pub(crate) fn new(
         seed: u64,
         faults: Faults,
@@ -180,7 +180,7 @@ impl World {
         let size = UNIT_GRAIN * nodes.len() as u64;
         let whole = self.file(nodes[0], size);
         let unit = UNIT_GRAIN;
-        let layout = Layout::Striped(Striped { unit, size, parts });
+        let layout = Layout::Striped(StripedLayout { unit, size, parts });
         self.parted.insert(whole.object, layout.clone());
         let object = whole.object;
         self.on(Event::Parted { object, layout });
@@ -275,7 +275,7 @@ impl World {
                 }
                 self.forward(*node, action);
             }
-            Action::Abort { node, .. } | Action::Recall { node, .. } => {
+            Action::Abort { node, .. } | Action::Reschedule { node, .. } => {
                 self.forward(*node, action);
             }
             Action::Publish { task, outputs, .. } => {
@@ -333,7 +333,7 @@ impl World {
         kept.reopened = false;
     }
 
-    fn join(&mut self, outputs: &[Placed], layouts: &[Striped]) {
+    fn join(&mut self, outputs: &[Placed], layouts: &[StripedLayout]) {
         for part in layouts.iter().flat_map(|layout| &layout.parts) {
             let first = part.replicas.first().map(|replica| replica.node);
             assert_eq!(self.objects.get(&part.object).copied(), first, "{part:?}");
@@ -433,15 +433,16 @@ impl World {
             for task in &mut job.tasks {
                 let kept = self.tasks.get(&task.task).cloned().unwrap_or_default();
                 task.ended = match kept.state {
-                    Some(TaskState::Done) => kept.published.map(Ended::Done),
-                    Some(TaskState::Failed) => Some(Ended::Failed),
+                    Some(TaskState::Done) => kept.published.map(RecoveredState::Done),
+                    Some(TaskState::Failed) => Some(RecoveredState::Failed),
                     Some(TaskState::Sent | TaskState::Running) => {
-                        kept.label.map(|(label, node, objects)| Ended::Sent {
-                            label,
-                            node,
-                            objects,
-                            tries: kept.tries - 1,
-                        })
+                        kept.label
+                            .map(|(label, node, objects)| RecoveredState::Sent {
+                                label,
+                                node,
+                                objects,
+                                tries: kept.tries - 1,
+                            })
                     }
                     _ => None,
                 };
@@ -551,13 +552,13 @@ impl World {
                     self.end(id, label, failed(FailureKind::Cancelled));
                 }
             }
-            Action::Recall { label, .. } => {
+            Action::Reschedule { label, .. } => {
                 let waits = machine
                     .labels
                     .get(&label)
                     .is_some_and(|(_, p)| matches!(p, Progress::Queued));
                 if waits {
-                    self.end(id, label, failed(FailureKind::Recalled));
+                    self.end(id, label, failed(FailureKind::Rescheduled));
                 }
             }
             other => panic!("{other:?} is not for nodes"),
@@ -617,7 +618,7 @@ impl World {
         }
         for input in &analysis.inputs {
             if !self.machines[&input.node].connected && input.node != id {
-                // Nodes try for a while to pull an input.
+                // Nodes try for a while to fetch an input.
                 return self.dice.chance(10).then(|| failed(FailureKind::Input));
             }
             match self.objects.get(&input.object) {
@@ -650,7 +651,7 @@ impl World {
                 true => UNIT_GRAIN * 2,
                 false => self.dice.roll(1 << 20),
             };
-            sealed.push(Sealed::file(output.object, size));
+            sealed.push(SealedOutput::file(output.object, size));
         }
         Some(Box::new(Outcome {
             result: Ok(sealed),
@@ -770,7 +771,7 @@ impl World {
 
 /// Program that some tasks need.
 pub(crate) const PROGRAM: &str = "simulate";
-/// Output of components.
+/// Output of task instances.
 pub(crate) const PART: &str = "part";
 pub(crate) const GPUS_MAX: u64 = 2;
 pub(crate) const MEMORY_BYTES: u64 = 100;
@@ -792,8 +793,8 @@ impl Machine {
     }
 
     /// Returns the free resources; the running labels must never take more than the node offers.
-    fn ledger(&self) -> Ledger {
-        let mut ledger = Ledger::new(self.view.offers.clone());
+    fn ledger(&self) -> ResourceLedger {
+        let mut ledger = ResourceLedger::new(self.view.offers.clone());
         for (label, progress) in self.labels.values() {
             if matches!(progress, Progress::Running) {
                 assert!(ledger.take(needs_of(label)), "{label:?} has too little");
@@ -846,7 +847,7 @@ pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
         path: format!("/t{id}/in{index}"),
         origin,
         selection: Selection::WHOLE,
-        pipelined: false,
+        streaming: false,
     };
     TaskSpec {
         task: TaskId(id),
@@ -868,8 +869,8 @@ pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
         needs: Needs::default(),
         programs: vec![],
         limits: Limits::default(),
-        surroundings: tidemill_core::surroundings::Surroundings::default(),
-        share: Share::All,
+        runtime_environment: tidemill_core::runtime_environment::RuntimeEnvironment::default(),
+        share: TaskRole::All,
         ended: None,
     }
 }

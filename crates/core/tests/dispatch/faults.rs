@@ -1,11 +1,11 @@
 //! Property tests of the dispatcher: random jobs on a random cluster under crashes, restarts, cancelled jobs, failing kernels, and messages
-//! that are lost, repeated and reordered. After every event all of the dispatcher's invariants are checked (see `cluster::World::on`).
+//! that are lost, repeated and reordered. After every event all of the dispatcher's invariants are checked (see `cluster::DispatchWorld::on`).
 
-use crate::cluster::{self, Dice, Faults, World, job, task};
+use crate::cluster::{self, Dice, DispatchWorld, Faults, job, task};
 use proptest::test_runner::{Config as Cases, RngAlgorithm, TestRng, TestRunner};
 use tidemill_core::dispatch::Config;
 use tidemill_core::event::{
-    Action, Event, InputSpec, JobSpec, JobState, Origin, OutputSpec, Role, Share, TaskSpec,
+    Action, Event, InputSpec, JobSpec, JobState, Origin, OutputSpec, Role, TaskRole, TaskSpec,
 };
 use tidemill_core::id::{Inode, JobId, NodeId, TaskId};
 use tidemill_core::label::{FailureKind, Kernel};
@@ -13,12 +13,12 @@ use tidemill_core::layout::Selection;
 use tidemill_core::policy;
 
 /// Returns the number of labels that nodes returned.
-fn given_back(world: &World) -> usize {
-    world.log.iter().filter(|action| matches!(action, Action::Task { failure: Some(failure), .. } if failure.kind == FailureKind::Recalled)).count()
+fn given_back(world: &DispatchWorld) -> usize {
+    world.log.iter().filter(|action| matches!(action, Action::Task { failure: Some(failure), .. } if failure.kind == FailureKind::Rescheduled)).count()
 }
 
 #[test]
-fn faults_of_these_seeds_recall_labels() {
+fn faults_of_these_seeds_reschedule_labels() {
     let given_back = (0..40)
         .map(|seed| given_back(&run(seed, ALL, 400)))
         .sum::<usize>();
@@ -62,12 +62,12 @@ fn cluster(dice: &mut Dice) -> Vec<(u32, Role, u32)> {
         .map(|id| (id, Role::Store, 1 + dice.roll(3) as u32))
         .collect();
     if dice.chance(50) {
-        machines.push((99, Role::Host, 2));
+        machines.push((99, Role::ServerCores, 2));
     }
     machines
 }
 
-fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
+fn random_job(world: &mut DispatchWorld, id: u64, stores: u64) -> JobSpec {
     let count = 1 + world.dice.roll(25);
     let mut tasks = Vec::new();
     for number in 0..count {
@@ -111,30 +111,30 @@ fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
         tasks.push(spec);
     }
     if world.dice.chance(30) {
-        components(world, id * 1000 + count, stores, &mut tasks);
+        instances(world, id * 1000 + count, stores, &mut tasks);
     }
     let policy = policy::NAMES[world.dice.roll(policy::NAMES.len() as u64) as usize];
     job(id, policy, tasks)
 }
 
-/// Adds the components of a striped file, the task that joins their outputs, and one that reads the joined file.
-fn components(world: &mut World, first: u64, stores: u64, tasks: &mut Vec<TaskSpec>) {
+/// Adds the task instances of a striped file, the task that joins their outputs, and one that reads the joined file.
+fn instances(world: &mut DispatchWorld, first: u64, stores: u64, tasks: &mut Vec<TaskSpec>) {
     let width = 1 + world.dice.roll(4);
     let lies = |_| NodeId(world.dice.roll(stores) as u32);
     let lies: Vec<NodeId> = (0..width).map(lies).collect();
     let file = Origin::File(world.striped(&lies));
     let mut makers = vec![file];
     for part in 0..width {
-        let mut component = task(first + part, "a", vec![file]);
-        component.share = Share::Component;
-        component.inputs[0].selection = Selection::part(part as u32);
-        component.outputs[0].name = cluster::PART.to_owned();
-        component.outputs[0].part = true;
-        makers.push(Origin::Task(component.task, 0));
-        tasks.push(component);
+        let mut instance = task(first + part, "a", vec![file]);
+        instance.share = TaskRole::Instance;
+        instance.inputs[0].selection = Selection::part(part as u32);
+        instance.outputs[0].name = cluster::PART.to_owned();
+        instance.outputs[0].part = true;
+        makers.push(Origin::Task(instance.task, 0));
+        tasks.push(instance);
     }
     let mut join = task(first + width, "a", makers);
-    join.share = Share::Join;
+    join.share = TaskRole::Join;
     let joined = Origin::Task(join.task, 0);
     tasks.push(join);
     tasks.push(task(first + width + 1, "max", vec![joined]));
@@ -158,7 +158,7 @@ fn want(dice: &mut Dice, spec: &mut TaskSpec) {
     }
 }
 
-fn origin(world: &mut World, job: u64, number: u64, stores: u64) -> Origin {
+fn origin(world: &mut DispatchWorld, job: u64, number: u64, stores: u64) -> Origin {
     match world.dice.roll(10) {
         0 => Origin::Awaited,
         1..=6 if number > 0 => Origin::Task(TaskId(job * 1000 + world.dice.roll(number)), 0),
@@ -171,14 +171,14 @@ fn origin(world: &mut World, job: u64, number: u64, stores: u64) -> Origin {
 }
 
 /// Runs random jobs to their end and returns all actions.
-fn run(seed: u64, faults: Faults, steps: u64) -> World {
+fn run(seed: u64, faults: Faults, steps: u64) -> DispatchWorld {
     let mut dice = Dice(seed);
     let machines = cluster(&mut dice);
     let stores = machines
         .iter()
         .filter(|(_, role, _)| *role == Role::Store)
         .count() as u64;
-    let mut world = World::new(dice.roll(u64::MAX), faults, Config::default(), &machines);
+    let mut world = DispatchWorld::new(dice.roll(u64::MAX), faults, Config::default(), &machines);
     for (id, ..) in &machines {
         if world.dice.chance(80) {
             world.connect(NodeId(*id));
@@ -296,7 +296,7 @@ fn crashes_with_restart_fail_no_job() {
 
 #[test]
 fn events_with_unknown_ids_are_ignored() {
-    let mut world = World::new(1, QUIET, Config::default(), &[(0, Role::Store, 1)]);
+    let mut world = DispatchWorld::new(1, QUIET, Config::default(), &[(0, Role::Store, 1)]);
     world.on(Event::Cancel { job: JobId(7) });
     world.on(Event::NodeDown { node: NodeId(5) });
     let label = tidemill_core::id::LabelId(99);

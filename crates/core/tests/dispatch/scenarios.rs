@@ -1,27 +1,27 @@
 //! Scenarios of the dispatcher: each test checks its behaviour for one kind of job, node or event.
 
-use crate::cluster::{Dice, World, failed, job, task, view};
+use crate::cluster::{Dice, DispatchWorld, failed, job, task, view};
 use crate::faults::QUIET;
 use std::collections::BTreeMap;
 use tidemill_core::dispatch::{
-    COPY_LABELS_BYTES_MAX, COPY_LABELS_MAX, COPY_LABELS_MIN, Config, ERRANDS_MAX, LOSSES_MAX,
-    QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, UNKNOWN_RUN,
+    COPY_LABELS_BYTES_MAX, COPY_LABELS_MAX, COPY_LABELS_MIN, Config, LOSSES_MAX,
+    MAINTENANCE_TASKS_MAX, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, UNKNOWN_RUN,
 };
 use tidemill_core::event::*;
 use tidemill_core::id::*;
 use tidemill_core::label::*;
-use tidemill_core::layout::{Layout, Part, Selection, Striped};
+use tidemill_core::layout::{Layout, Part, Selection, StripedLayout};
 use tidemill_core::object::Placed;
 use tidemill_core::time::Span;
 
 /// Returns a cluster of storage nodes 0.. with one core each, all online.
-fn cluster(nodes: u32) -> World {
+fn cluster(nodes: u32) -> DispatchWorld {
     let machines: Vec<_> = (0..nodes).map(|id| (id, Role::Store, 1)).collect();
     with_machines(&machines)
 }
 
-fn with_machines(machines: &[(u32, Role, u32)]) -> World {
-    let mut world = World::new(1, QUIET, Config::default(), machines);
+fn with_machines(machines: &[(u32, Role, u32)]) -> DispatchWorld {
+    let mut world = DispatchWorld::new(1, QUIET, Config::default(), machines);
     for &(id, role, cores) in machines {
         world.on(Event::NodeUp {
             node: NodeId(id),
@@ -31,7 +31,7 @@ fn with_machines(machines: &[(u32, Role, u32)]) -> World {
     world
 }
 
-impl World {
+impl DispatchWorld {
     /// Returns the node and the label of a task's latest try.
     fn sent(&self, task: u64) -> Option<(u32, Label)> {
         let mut found = None;
@@ -61,7 +61,7 @@ impl World {
     }
 
     /// Returns the last reported failure of a task.
-    fn told(&self, task: u64) -> Option<Failure> {
+    fn failure(&self, task: u64) -> Option<Failure> {
         self.log.iter().rev().find_map(|action| match action {
             Action::Task {
                 task: id,
@@ -83,7 +83,7 @@ impl World {
             Ok(size) => {
                 let outputs = analysis(label).outputs.iter();
                 Ok(outputs
-                    .map(|output| Sealed::file(output.object, size))
+                    .map(|output| SealedOutput::file(output.object, size))
                     .collect())
             }
             Err(kind) => failed(kind).result,
@@ -110,8 +110,8 @@ impl World {
         self.on(Event::NodeDown { node: NodeId(node) });
     }
 
-    fn sleep(&mut self, node: u32) {
-        self.on(Event::NodeAsleep { node: NodeId(node) });
+    fn suspend(&mut self, node: u32) {
+        self.on(Event::NodeSuspended { node: NodeId(node) });
     }
 
     /// Returns the suspended nodes that are needed.
@@ -180,23 +180,23 @@ fn chain_is_sent_to_its_data_as_one_mini_dag() {
     );
 }
 
-/// A task with a pipelined input runs on the node of the task that feeds it if a core is free there, whatever the policy chooses. A
-/// label that is rescheduled because its feeder failed does not count as a try.
+/// A task with a streaming input runs on the node of the task that streams it if a core is free there, whatever the policy chooses. A
+/// label that is rescheduled because its producer failed does not count as a try.
 #[test]
-fn fed_task_runs_on_node_of_its_feeder() {
+fn streaming_task_runs_on_node_of_its_producer() {
     let mut world = with_machines(&[(0, Role::Store, 2), (1, Role::Store, 2)]);
-    let mut fed = task(2, "b", vec![from(1)]);
-    fed.inputs[0].pipelined = true;
+    let mut streaming = task(2, "b", vec![from(1)]);
+    streaming.inputs[0].streaming = true;
     let mut after = task(3, "c", vec![from(2)]);
-    after.inputs[0].pipelined = true;
-    let tasks = vec![task(1, "a", vec![]), fed, after];
+    after.inputs[0].streaming = true;
+    let tasks = vec![task(1, "a", vec![]), streaming, after];
     world.submit(job(1, "round-robin", tasks));
     let (node, first) = world.sent(1).unwrap();
     let (beside, second) = world.sent(2).unwrap();
     assert_eq!((node, beside), (0, 0));
-    assert_eq!(analysis(&second).pipelined, [0]);
+    assert_eq!(analysis(&second).streaming, [0]);
     assert_eq!(
-        (&second.after[..], &analysis(&first).pipelined[..]),
+        (&second.after[..], &analysis(&first).streaming[..]),
         (&[first.id][..], &[][..])
     );
     world.begin(1);
@@ -208,8 +208,9 @@ fn fed_task_runs_on_node_of_its_feeder() {
         1
     );
     world.finish_label(0, &second, Err(FailureKind::Dependency));
-    let tries =
-        |world: &World, task: usize| world.dispatcher.tasks(JobId(1)).nth(task).unwrap().tries;
+    let tries = |world: &DispatchWorld, task: usize| {
+        world.dispatcher.tasks(JobId(1)).nth(task).unwrap().tries
+    };
     assert_eq!((tries(&world, 0), tries(&world, 1)), (2, 1));
     world.begin(1);
     world.begin(2);
@@ -256,7 +257,7 @@ fn failed_dependency_cancels_task_and_others_continue() {
         world.states(1),
         [TaskState::Failed, TaskState::Cancelled, TaskState::Sent]
     );
-    assert!(world.told(2).unwrap().message.contains("`t1`"));
+    assert!(world.failure(2).unwrap().message.contains("`t1`"));
     assert_eq!(world.job_state(1), JobState::Running);
     world.finish(3, Ok(1));
     assert_eq!(world.job_state(1), JobState::Failed);
@@ -277,7 +278,7 @@ fn retryable_failure_is_retried_with_new_ids_up_to_limit() {
         world.finish(1, Err(FailureKind::Exit(2)));
     }
     assert_eq!(world.states(1), [TaskState::Failed]);
-    assert_eq!(world.told(1).unwrap().kind, FailureKind::Exit(2));
+    assert_eq!(world.failure(1).unwrap().kind, FailureKind::Exit(2));
 }
 
 #[test]
@@ -374,8 +375,11 @@ fn work_waits_if_its_only_input_is_on_a_lost_node() {
     world.begin(1);
     world.lose(0);
     assert_eq!(world.states(1), [TaskState::Waiting]);
-    let told = world.told(1).unwrap().message;
-    assert!(told.contains("`in0`") && told.contains("node 0"), "{told}");
+    let reported = world.failure(1).unwrap().message;
+    assert!(
+        reported.contains("`in0`") && reported.contains("node 0"),
+        "{reported}"
+    );
     // The node reconnects and continues with its label: the same label, not another try.
     world.gain(0);
     assert_eq!(world.states(1), [TaskState::Sent]);
@@ -386,21 +390,21 @@ fn work_waits_if_its_only_input_is_on_a_lost_node() {
 }
 
 #[test]
-fn errand_is_resent_until_its_node_has_done_it() {
+fn maintenance_task_is_resent_until_its_node_has_done_it() {
     let mut world = cluster(2);
     let node = NodeId(1);
     let remove = |object| Operation::Remove {
         objects: vec![ObjectId(object)],
     };
     let copy = Operation::Copy {
-        from: Input {
+        from: LabelInput {
             name: String::new(),
             object: ObjectId(7),
             node: NodeId(0),
             size: 5,
             selection: Selection::WHOLE,
         },
-        to: Output {
+        to: LabelOutput {
             name: String::new(),
             object: ObjectId(8),
             inode: Inode(9),
@@ -409,27 +413,27 @@ fn errand_is_resent_until_its_node_has_done_it() {
         },
         part: None,
     };
-    let errand = |operation| Event::Errand {
+    let maintenance_task = |operation| Event::MaintenanceTask {
         node,
         owner: Owner::default(),
         operation,
     };
-    world.on(errand(copy.clone()));
+    world.on(maintenance_task(copy.clone()));
     for object in 0..10 {
-        world.on(errand(remove(object)));
+        world.on(maintenance_task(remove(object)));
     }
     let sent = world.wanted(node);
     assert_eq!(
         sent.len(),
-        1 + ERRANDS_MAX,
+        1 + MAINTENANCE_TASKS_MAX,
         "the others are asked for again"
     );
-    assert!(!world.dispatcher.takes_errand(node, Lane::Remove));
+    assert!(!world.dispatcher.takes_maintenance_task(node, Lane::Remove));
     assert_eq!(sent[0].operation, copy);
     assert_eq!(sent[1].operation, remove(0));
     // The label belongs to this node even while the node is lost.
     world.lose(1);
-    world.on(errand(remove(20)));
+    world.on(maintenance_task(remove(20)));
     assert_eq!(world.wanted(node), sent);
     world.gain(1);
     assert_eq!(world.wanted(node), sent);
@@ -442,7 +446,7 @@ fn errand_is_resent_until_its_node_has_done_it() {
         });
         assert_eq!(world.wanted(node).len(), left);
     }
-    assert!(world.dispatcher.takes_errand(node, Lane::Remove));
+    assert!(world.dispatcher.takes_maintenance_task(node, Lane::Remove));
     world.dispatcher.check();
 }
 
@@ -456,14 +460,14 @@ fn node_gets_many_small_replicas_or_few_large_ones() {
         let mut world = cluster(2);
         let node = NodeId(1);
         let copy = |object| Operation::Copy {
-            from: Input {
+            from: LabelInput {
                 name: String::new(),
                 object: ObjectId(object),
                 node: NodeId(0),
                 size,
                 selection: Selection::WHOLE,
             },
-            to: Output {
+            to: LabelOutput {
                 name: String::new(),
                 object: ObjectId(object),
                 inode: Inode(9),
@@ -472,37 +476,41 @@ fn node_gets_many_small_replicas_or_few_large_ones() {
             },
             part: None,
         };
-        let errand = |operation| Event::Errand {
+        let maintenance_task = |operation| Event::MaintenanceTask {
             node,
             owner: Owner::default(),
             operation,
         };
         for object in 0..2 * COPY_LABELS_MAX as u64 {
-            world.on(errand(copy(object)));
+            world.on(maintenance_task(copy(object)));
         }
         let sent = world.wanted(node);
         assert_eq!(sent.len(), expected, "{size}");
         // Removals wait for none of the replicas.
-        world.on(errand(Operation::Remove {
+        world.on(maintenance_task(Operation::Remove {
             objects: vec![ObjectId(1)],
         }));
         assert_eq!(world.wanted(node).len(), expected + 1);
         // Labels that were under way before a restart count.
         let mut again = cluster(2);
         for label in sent {
-            again.on(Event::ErrandSent {
+            again.on(Event::MaintenanceSent {
                 node,
                 label: label.id,
                 operation: label.operation,
             });
         }
-        assert!(!again.dispatcher.takes_errand(node, Lane::Copy));
-        assert!(again.dispatcher.takes_errand(NodeId(0), Lane::Copy));
+        assert!(!again.dispatcher.takes_maintenance_task(node, Lane::Copy));
+        assert!(
+            again
+                .dispatcher
+                .takes_maintenance_task(NodeId(0), Lane::Copy)
+        );
     }
 }
 
 /// t1 reads a file on node 1 and runs on node 0 (pinned), t2 follows on node 1.
-fn with_intermediate_on_node_0(reader_node: u32) -> World {
+fn with_intermediate_on_node_0(reader_node: u32) -> DispatchWorld {
     let mut world = cluster(2);
     let raw = world.file(NodeId(1), 10);
     let gate = task(9, "gate", vec![Origin::Awaited]);
@@ -542,10 +550,10 @@ fn lost_intermediate_still_needed_is_recomputed() {
 }
 
 #[test]
-fn suspended_node_is_woken_and_its_data_not_recomputed() {
+fn suspended_node_is_resumed_and_its_data_not_recomputed() {
     let mut world = with_intermediate_on_node_0(1);
     assert!(world.needed().is_empty());
-    world.sleep(0);
+    world.suspend(0);
     // A task that has not ended reads the object.
     assert_eq!(world.needed(), [0]);
     let placed = world.file(NodeId(1), 1);
@@ -559,14 +567,14 @@ fn suspended_node_is_woken_and_its_data_not_recomputed() {
         (states[0], states[2]),
         (TaskState::Done, TaskState::Waiting)
     );
-    let told = world.told(2).unwrap().message;
-    assert!(told.contains("suspended"), "{told}");
+    let reported = world.failure(2).unwrap().message;
+    assert!(reported.contains("suspended"), "{reported}");
     world.gain(0);
     world.finish(2, Ok(10));
     assert_eq!(world.job_state(1), JobState::Done);
     assert_eq!(world.count(publishes(1)), 1);
     // A replica on an online node is sufficient; a node to which a task is pinned is needed nevertheless.
-    world.sleep(0);
+    world.suspend(0);
     assert!(world.needed().is_empty());
     let mut pinned = task(3, "c", vec![Origin::File(placed)]);
     pinned.node = Some(NodeId(0));
@@ -579,14 +587,14 @@ fn suspended_node_is_woken_and_its_data_not_recomputed() {
 
 /// No online node can run the task. A suspended node that can run it is wanted; the others are not.
 #[test]
-fn task_that_only_suspended_nodes_can_run_wakes_one() {
+fn task_that_only_suspended_nodes_can_run_resumes_one() {
     let mut world = with_machines(&[
         (0, Role::Store, 1),
         (1, Role::Store, 4),
         (2, Role::Store, 1),
     ]);
-    world.sleep(1);
-    world.sleep(2);
+    world.suspend(1);
+    world.suspend(2);
     let raw = world.file(NodeId(0), 10);
     let mut wide = task(1, "a", vec![Origin::File(raw)]);
     wide.needs.cores = 4;
@@ -711,17 +719,18 @@ fn every_replica_counts_as_local() {
 const UNIT: u64 = 1 << 20;
 
 /// Creates a file whose bytes are distributed over these parts.
-fn striped(world: &mut World, parts: &[(u32, u64)]) -> Placed {
-    let place = |world: &mut World, (node, size): (u32, u64)| world.file(NodeId(node), size);
+fn striped(world: &mut DispatchWorld, parts: &[(u32, u64)]) -> Placed {
+    let place =
+        |world: &mut DispatchWorld, (node, size): (u32, u64)| world.file(NodeId(node), size);
     let parts: Vec<Placed> = parts.iter().map(|&part| place(world, part)).collect();
     let sizes: Vec<u64> = parts.iter().map(|part| part.size).collect();
-    let size = Striped::size_of(UNIT, &sizes).unwrap();
+    let size = StripedLayout::size_of(UNIT, &sizes).unwrap();
     let whole = world.file(parts[0].node, size);
     let parts = parts.iter();
     let parts = parts.map(|part| Part::on(part.object, part.size, part.node));
     world.on(Event::Parted {
         object: whole.object,
-        layout: Layout::Striped(Striped {
+        layout: Layout::Striped(StripedLayout {
             unit: UNIT,
             size,
             parts: parts.collect(),
@@ -738,7 +747,7 @@ fn selecting(id: u64, file: Placed, selection: &Selection) -> TaskSpec {
 }
 
 /// Returns the selection in the label of a task, and the node of its input.
-fn sent_selection(world: &World, id: u64) -> (u32, Selection) {
+fn sent_selection(world: &DispatchWorld, id: u64) -> (u32, Selection) {
     let sent = world.sent(id).unwrap();
     let Operation::Analyse(analysis) = &sent.1.operation else {
         panic!("a task is analysed")
@@ -894,7 +903,7 @@ fn task_that_crashes_nodes_repeatedly_fails() {
         world.gain(0);
     }
     assert_eq!(world.states(1), [TaskState::Failed]);
-    assert_eq!(world.told(1).unwrap().kind, FailureKind::NodeLost);
+    assert_eq!(world.failure(1).unwrap().kind, FailureKind::NodeLost);
 }
 
 #[test]
@@ -923,7 +932,8 @@ fn queue_of_node_is_bounded_and_rest_placed_late() {
         .collect();
     world.submit(job(1, "input-locality", tasks));
     let bound = QUEUE_FACTOR.max(QUEUE_MIN);
-    let sent = |world: &World| world.dispatcher.job(JobId(1)).unwrap().tasks[&TaskState::Sent];
+    let sent =
+        |world: &DispatchWorld| world.dispatcher.job(JobId(1)).unwrap().tasks[&TaskState::Sent];
     assert_eq!(sent(&world), bound);
     world.finish(1, Ok(1));
     assert_eq!(sent(&world), bound);
@@ -954,7 +964,7 @@ fn short_tasks_fill_queue_further_up_to_a_limit() {
 #[test]
 fn node_load_includes_tasks_waiting_for_queue_space() {
     let mut world = cluster(1);
-    let loads = |world: &World| world.dispatcher.loads(world.now).collect::<Vec<_>>();
+    let loads = |world: &DispatchWorld| world.dispatcher.loads(world.now).collect::<Vec<_>>();
     assert_eq!(
         (loads(&world)[0].queued, loads(&world)[0].left),
         (0, Span(0))
@@ -978,7 +988,7 @@ fn idle_node_gets_tasks_waiting_for_a_full_one() {
     let tasks = (1..=20).map(|id| task(id, "a", vec![])).collect();
     world.submit(job(1, "min-wait", tasks));
     world.gain(1);
-    let on = |world: &World, node: u32| {
+    let on = |world: &DispatchWorld, node: u32| {
         (1..=20)
             .filter(|&id| world.sent(id).is_some_and(|(at, _)| at == node))
             .count()
@@ -1032,10 +1042,13 @@ fn cancelled_job_aborts_labels_and_discards_late_results() {
 }
 
 #[test]
-fn hybrid_alone_sends_reduce_tasks_to_host() {
+fn hybrid_alone_sends_reduce_tasks_to_server_cores() {
     for (policy, expected) in [("hybrid", 9), ("min-wait", 0)] {
-        let mut world =
-            with_machines(&[(0, Role::Store, 1), (1, Role::Store, 1), (9, Role::Host, 2)]);
+        let mut world = with_machines(&[
+            (0, Role::Store, 1),
+            (1, Role::Store, 1),
+            (9, Role::ServerCores, 2),
+        ]);
         let files: Vec<_> = (0..3).map(|id| world.file(NodeId(id % 2), 10)).collect();
         let reduce = task(1, "sum", files.into_iter().map(Origin::File).collect());
         world.submit(job(1, policy, vec![reduce]));
@@ -1044,9 +1057,9 @@ fn hybrid_alone_sends_reduce_tasks_to_host() {
 }
 
 #[test]
-fn hybrid_sends_unaligned_rest_of_wave_to_host() {
+fn hybrid_sends_unaligned_rest_of_wave_to_server_cores() {
     let mut machines: Vec<_> = (0..4).map(|id| (id, Role::Store, 1)).collect();
-    machines.push((9, Role::Host, 2));
+    machines.push((9, Role::ServerCores, 2));
     let mut world = with_machines(&machines);
     let mut tasks = Vec::new();
     for id in 1..=10 {
@@ -1128,7 +1141,7 @@ fn unknown_kernels_spread_after_their_shared_dependency() {
 }
 
 /// Sends five tasks to node 0, which runs the first, before node 1 connects and is idle.
-fn queue_beside_an_idle_node(policy: &str) -> World {
+fn queue_beside_an_idle_node(policy: &str) -> DispatchWorld {
     let mut world = cluster(2);
     world.lose(1);
     let large = world.file(NodeId(0), 1_000_000_000);
@@ -1152,7 +1165,7 @@ fn cores_not_used_by_a_chain_are_free() {
     world.submit(job(1, "min-wait", (1..=8).map(link).collect()));
     assert!((1..=8).all(|id| world.sent(id).unwrap().0 == 0));
     world.begin(1);
-    let free = |world: &World| -> Vec<u32> {
+    let free = |world: &DispatchWorld| -> Vec<u32> {
         let nodes = world.dispatcher.nodes(world.now);
         let waits = nodes.filter(|node| node.wait.0 == 0);
         waits.map(|node| node.node.0).collect()
@@ -1172,56 +1185,60 @@ fn cores_not_used_by_a_chain_are_free() {
     assert_eq!(free(&world), [world.sent(11).unwrap().0]);
 }
 
-fn recalled(world: &World) -> Vec<u64> {
+fn rescheduled(world: &DispatchWorld) -> Vec<u64> {
     let all = world.log.iter().filter_map(|action| match action {
-        Action::Recall { label, .. } => Some(label.0),
+        Action::Reschedule { label, .. } => Some(label.0),
         _ => None,
     });
     all.collect()
 }
 
 #[test]
-fn label_on_busy_node_is_recalled_to_an_idle_one() {
+fn label_on_busy_node_is_rescheduled_to_an_idle_one() {
     let mut world = queue_beside_an_idle_node("min-wait");
     let last = world.sent(15).unwrap().1;
-    assert_eq!(recalled(&world), [last.id.0], "one for one idle node");
+    assert_eq!(rescheduled(&world), [last.id.0], "one for one idle node");
     assert_eq!(
         world.states(2)[4],
         TaskState::Sent,
         "until it is given back"
     );
-    world.finish_label(0, &last, Err(FailureKind::Recalled));
+    world.finish_label(0, &last, Err(FailureKind::Rescheduled));
     let (node, label) = world.sent(15).unwrap();
     assert_eq!((node, label.id == last.id), (1, false));
-    assert_eq!(world.told(15).unwrap().kind, FailureKind::Recalled);
+    assert_eq!(world.failure(15).unwrap().kind, FailureKind::Rescheduled);
     let task = world.dispatcher.tasks(JobId(2)).nth(4).unwrap();
     assert_eq!((task.state, task.tries), (TaskState::Sent, 1));
 }
 
 #[test]
-fn label_that_began_before_recall_runs_on() {
+fn label_that_began_before_reschedule_runs_on() {
     let mut world = queue_beside_an_idle_node("min-wait");
     let (node, last) = world.sent(15).unwrap();
     world.begin(15);
     assert_eq!(world.states(2)[4], TaskState::Running);
     let next = world.sent(14).unwrap().1.id.0;
-    assert_eq!(recalled(&world), [last.id.0, next], "another one instead");
+    assert_eq!(
+        rescheduled(&world),
+        [last.id.0, next],
+        "another one instead"
+    );
     world.finish(15, Ok(1));
     assert_eq!(world.sent(15).unwrap(), (node, last));
     assert_eq!(world.states(2)[4], TaskState::Done);
 }
 
 #[test]
-fn recall_respects_placement_by_input_locality() {
+fn reschedule_respects_placement_by_input_locality() {
     let world = queue_beside_an_idle_node("input-locality");
-    assert_eq!(recalled(&world), [] as [u64; 0]);
+    assert_eq!(rescheduled(&world), [] as [u64; 0]);
 }
 
 #[test]
-fn pulled_input_counts_as_local_until_node_restarts() {
+fn fetched_input_counts_as_local_until_node_restarts() {
     let mut world = cluster(2);
     let raw = world.file(NodeId(0), 1_000_000);
-    let costs = |world: &World, id: u64| -> Vec<u64> {
+    let costs = |world: &DispatchWorld, id: u64| -> Vec<u64> {
         let mut decisions = world.log.iter().filter_map(|action| match action {
             Action::Decided(decision) if decision.task.0 == id => Some(decision),
             _ => None,
@@ -1277,9 +1294,13 @@ fn task_is_sent_only_to_node_that_has_its_program() {
     let tool = || vec!["tool".to_owned()];
     let unknown = world.dispatcher.unknown_programs();
     assert_eq!(unknown, [(NodeId(0), tool()), (NodeId(1), tool())]);
-    assert_eq!(world.sent(1), None, "nobody has said that it has it");
+    assert_eq!(
+        world.sent(1),
+        None,
+        "no element has reported that it has it"
+    );
     assert!(world.sent(2).is_some(), "others do not wait for that");
-    let says = |world: &mut World, node, has: bool| {
+    let says = |world: &mut DispatchWorld, node, has: bool| {
         let (found, missing) = if has {
             (tool(), vec![])
         } else {
@@ -1299,7 +1320,7 @@ fn task_is_sent_only_to_node_that_has_its_program() {
     // The node is lost. A new node is asked for its programs before it gets a task, and the programs of a reconnected node must be
     // reported again.
     world.on(Event::NodeDown { node: NodeId(1) });
-    let told = world.log.iter().rev().find_map(|action| match action {
+    let reported = world.log.iter().rev().find_map(|action| match action {
         Action::Task {
             task: TaskId(1),
             failure: Some(failure),
@@ -1307,8 +1328,8 @@ fn task_is_sent_only_to_node_that_has_its_program() {
         } => Some(failure.message.clone()),
         _ => None,
     });
-    let told = told.unwrap();
-    assert!(told.contains("the program `tool`"), "{told}");
+    let reported = reported.unwrap();
+    assert!(reported.contains("the program `tool`"), "{reported}");
     for (node, has) in [(5, true), (0, true)] {
         world.on(Event::NodeUp {
             node: NodeId(node),

@@ -1,9 +1,9 @@
 //! Locations of the chunks of a dataset, from six kinds of index.
 
-use super::file::File;
-use super::message::{Index, IndexKind};
+use super::file::Hdf5File;
+use super::message::{Hdf5Index, IndexKind};
 use super::tree;
-use crate::bytes::{Cursor, Source};
+use crate::bytes::{Cursor, LimitedBytes};
 use crate::select::grid;
 use crate::{Bytes, Chunk, Chunked, Error, Result, Variable};
 
@@ -13,8 +13,8 @@ pub const CHUNKS_MAX: u64 = 1 << 20;
 const BLOCKS_MAX: usize = 64;
 
 /// Table that is being filled.
-struct Table<'a> {
-    index: &'a Index,
+struct ChunkTable<'a> {
+    index: &'a Hdf5Index,
     shape: &'a [u64],
     /// Number of chunks along each dimension of the variable, which may be longer than the dataset (a netCDF dimension that grew).
     counts: Vec<u64>,
@@ -28,7 +28,7 @@ struct Table<'a> {
 pub fn chunks(
     variable: &Variable,
     chunked: &Chunked,
-    index: &Index,
+    index: &Hdf5Index,
     bytes: &dyn Bytes,
 ) -> Result<Vec<Chunk>> {
     let counts = grid(variable, chunked)?;
@@ -40,14 +40,14 @@ pub fn chunks(
             what,
         });
     }
-    let source = Source::new(bytes);
-    let mut file = File {
+    let source = LimitedBytes::new(bytes);
+    let mut file = Hdf5File {
         source,
         base: index.base,
         offsets: index.offsets.into(),
         lengths: index.lengths.into(),
     };
-    let mut table = Table {
+    let mut table = ChunkTable {
         index,
         shape: &chunked.shape,
         counts,
@@ -90,7 +90,7 @@ pub fn chunks(
     Ok(table.chunks)
 }
 
-impl Table<'_> {
+impl ChunkTable<'_> {
     /// Records a chunk by its place in the grid; a chunk outside of the array is ignored.
     fn add(&mut self, place: &[u64], offset: u64, size: u64, mut mask: u32) -> Result<()> {
         if place
@@ -130,7 +130,7 @@ impl Table<'_> {
         Ok(())
     }
 
-    fn tree1(&mut self, file: &mut File<'_>, address: u64) -> Result<()> {
+    fn tree1(&mut self, file: &mut Hdf5File<'_>, address: u64) -> Result<()> {
         let base = file.base;
         let key_len = 8 + 8 * (self.counts.len() + 1);
         tree::each1(file, address, key_len, &mut |_, mut key, child| {
@@ -145,7 +145,7 @@ impl Table<'_> {
         })
     }
 
-    fn tree2(&mut self, file: &mut File<'_>, address: u64) -> Result<()> {
+    fn tree2(&mut self, file: &mut Hdf5File<'_>, address: u64) -> Result<()> {
         let (base, offsets) = (file.base, file.offsets);
         let rank = self.counts.len();
         tree::each2(file, address, |record, len| {
@@ -217,7 +217,7 @@ impl Table<'_> {
         cursor: &mut Cursor,
         first: u64,
         count: u64,
-        array: &Array,
+        array: &ChunkArray,
     ) -> Result<()> {
         let undefined = u64::MAX >> (64 - 8 * array.offsets);
         for number in first..first.saturating_add(count) {
@@ -235,11 +235,11 @@ impl Table<'_> {
         Ok(())
     }
 
-    fn fixed(&mut self, file: &mut File<'_>, address: u64) -> Result<()> {
+    fn fixed(&mut self, file: &mut Hdf5File<'_>, address: u64) -> Result<()> {
         let mut head = file.some(address, 64, "HDF5 fixed array")?;
         head.expect(b"FAHD")?;
         head.skip(2)?;
-        let array = Array::new(&mut head, file, None)?;
+        let array = ChunkArray::new(&mut head, file, None)?;
         let page_bits = head.u8()?;
         let count = file.length(&mut head)?;
         let Some(block) = file.address(&mut head)? else {
@@ -263,16 +263,16 @@ impl Table<'_> {
     /// were written: they are before the pages, or elsewhere (`bits`, from one of them on).
     #[expect(
         clippy::too_many_arguments,
-        reason = "a block of either array, said in full"
+        reason = "a block of either array, written in full"
     )]
     fn block(
         &mut self,
-        file: &mut File<'_>,
+        file: &mut Hdf5File<'_>,
         start: u64,
         first: u64,
         count: u64,
         page: u64,
-        array: &Array,
+        array: &ChunkArray,
         bits: Option<(&[u8], u64)>,
     ) -> Result<()> {
         let what = "HDF5 array of chunks";
@@ -316,13 +316,13 @@ impl Table<'_> {
         Ok(())
     }
 
-    fn extensible(&mut self, file: &mut File<'_>, address: u64) -> Result<()> {
+    fn extensible(&mut self, file: &mut Hdf5File<'_>, address: u64) -> Result<()> {
         let what = "HDF5 extensible array";
         let mut head = file.some(address, 128, what)?;
         head.expect(b"EAHD")?;
         head.skip(2)?;
         let unlimited = self.index.most.iter().position(|most| *most == u64::MAX);
-        let array = Array::new(&mut head, file, unlimited)?;
+        let array = ChunkArray::new(&mut head, file, unlimited)?;
         let shape = Extensible {
             bits: head.u8()?,
             in_index: head.u8()?,
@@ -367,12 +367,12 @@ impl Table<'_> {
 
     fn super_block(
         &mut self,
-        file: &mut File<'_>,
+        file: &mut Hdf5File<'_>,
         address: u64,
         mut number: u64,
         block: usize,
         shape: &Extensible,
-        array: &Array,
+        array: &ChunkArray,
     ) -> Result<()> {
         let (blocks, count) = shape.sizes(block);
         // The bits of each block follow those of the previous block, but the bytes for them are counted block by block.
@@ -409,16 +409,16 @@ impl Table<'_> {
 
     #[expect(
         clippy::too_many_arguments,
-        reason = "a block of an array, said in full"
+        reason = "a block of an array, written in full"
     )]
     fn data_block(
         &mut self,
-        file: &mut File<'_>,
+        file: &mut Hdf5File<'_>,
         address: u64,
         number: u64,
         count: u64,
         shape: &Extensible,
-        array: &Array,
+        array: &ChunkArray,
         bits: Option<(&[u8], u64)>,
     ) -> Result<()> {
         file.cursor(address, 4, "HDF5 extensible array")?
@@ -437,14 +437,14 @@ impl Table<'_> {
 }
 
 /// Elements of an array of chunks.
-struct Array {
+struct ChunkArray {
     element: usize,
     offsets: usize,
     unlimited: Option<usize>,
 }
 
-impl Array {
-    fn new(head: &mut Cursor, file: &File<'_>, unlimited: Option<usize>) -> Result<Self> {
+impl ChunkArray {
+    fn new(head: &mut Cursor, file: &Hdf5File<'_>, unlimited: Option<usize>) -> Result<Self> {
         // The length of an element determines its kind; it is stored after the kind.
         let element = usize::from(head.u8()?);
         match element.checked_sub(file.offsets) {

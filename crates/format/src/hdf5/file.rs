@@ -1,6 +1,6 @@
 //! Bytes of an HDF5 file by its own addresses, and object headers.
 
-use crate::bytes::{Cursor, Source};
+use crate::bytes::{Cursor, LimitedBytes};
 use crate::{Bytes, Error, Result};
 
 const SIGNATURE: &[u8] = b"\x89HDF\r\n\x1a\n";
@@ -17,8 +17,8 @@ pub(super) fn signature(bytes: &dyn Bytes) -> Option<u64> {
 }
 
 /// File, with the sizes of addresses and lengths according to its superblock.
-pub(super) struct File<'a> {
-    pub(super) source: Source<'a>,
+pub(super) struct Hdf5File<'a> {
+    pub(super) source: LimitedBytes<'a>,
     /// Offset of address 0 in the file.
     pub(super) base: u64,
     /// Size of an address, in bytes.
@@ -28,12 +28,12 @@ pub(super) struct File<'a> {
 }
 
 /// One message of an object header.
-pub(super) struct Message {
+pub(super) struct HeaderMessage {
     pub(super) kind: u16,
     pub(super) body: Cursor,
 }
 
-impl<'a> File<'a> {
+impl<'a> Hdf5File<'a> {
     /// Opens a file; also returns the address of its root group.
     pub(super) fn open(bytes: &'a dyn Bytes) -> Result<(Self, u64)> {
         let what = "HDF5 superblock";
@@ -42,7 +42,7 @@ impl<'a> File<'a> {
             offset: 0,
             why: "no signature".into(),
         })?;
-        let mut source = Source::new(bytes);
+        let mut source = LimitedBytes::new(bytes);
         let len = (source.size() - start).min(128);
         let mut block = source.cursor(start, len, what)?;
         block.skip(8)?;
@@ -121,13 +121,18 @@ impl<'a> File<'a> {
     }
 
     /// Returns all messages of the object at `address`, and resolves shared messages.
-    pub(super) fn object(&mut self, address: u64) -> Result<Vec<Message>> {
+    pub(super) fn object(&mut self, address: u64) -> Result<Vec<HeaderMessage>> {
         let mut messages = Vec::new();
         self.messages(address, &mut messages, true)?;
         Ok(messages)
     }
 
-    fn messages(&mut self, address: u64, into: &mut Vec<Message>, follow: bool) -> Result<()> {
+    fn messages(
+        &mut self,
+        address: u64,
+        into: &mut Vec<HeaderMessage>,
+        follow: bool,
+    ) -> Result<()> {
         let what = "HDF5 object header";
         let mut start = self.some(address, 64, what)?;
         let mut pieces = Vec::new();
@@ -190,7 +195,7 @@ impl<'a> File<'a> {
         ordered: bool,
         continued: bool,
         pieces: &mut Vec<(u64, u64)>,
-        into: &mut Vec<Message>,
+        into: &mut Vec<HeaderMessage>,
         follow: bool,
     ) -> Result<()> {
         let head = if version == 1 {
@@ -223,14 +228,19 @@ impl<'a> File<'a> {
                         self.shared(kind, &mut body, into)?;
                     }
                 }
-                _ => into.push(Message { kind, body }),
+                _ => into.push(HeaderMessage { kind, body }),
             }
         }
         Ok(())
     }
 
     /// Reads a message that is stored in another object's header.
-    fn shared(&mut self, kind: u16, body: &mut Cursor, into: &mut Vec<Message>) -> Result<()> {
+    fn shared(
+        &mut self,
+        kind: u16,
+        body: &mut Cursor,
+        into: &mut Vec<HeaderMessage>,
+    ) -> Result<()> {
         let address = self.shared_address(body)?;
         let mut there = Vec::new();
         self.messages(address, &mut there, false)?;

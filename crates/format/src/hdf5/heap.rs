@@ -1,6 +1,6 @@
 //! Heaps: local (names of old groups), global (text of any length) and fractal (many links or attributes).
 
-use super::file::File;
+use super::file::Hdf5File;
 use super::tree;
 use crate::bytes::Cursor;
 use crate::{Error, Result};
@@ -15,7 +15,7 @@ pub(super) struct LocalHeap {
 }
 
 impl LocalHeap {
-    pub(super) fn open(file: &mut File<'_>, address: u64) -> Result<Self> {
+    pub(super) fn open(file: &mut Hdf5File<'_>, address: u64) -> Result<Self> {
         let mut head = file.some(address, 64, "HDF5 local heap")?;
         head.expect(b"HEAP")?;
         head.skip(4)?;
@@ -27,7 +27,7 @@ impl LocalHeap {
         Ok(Self { data, size })
     }
 
-    pub(super) fn name(&self, file: &mut File<'_>, offset: u64) -> Result<String> {
+    pub(super) fn name(&self, file: &mut Hdf5File<'_>, offset: u64) -> Result<String> {
         let left = self.size.saturating_sub(offset).min(1024);
         file.some(
             self.data.saturating_add(offset),
@@ -40,7 +40,7 @@ impl LocalHeap {
 
 /// Returns an object of a global heap, text of any length or a list, if it has at most `len_max` bytes.
 pub(super) fn global(
-    file: &mut File<'_>,
+    file: &mut Hdf5File<'_>,
     address: u64,
     index: u16,
     len_max: u64,
@@ -88,7 +88,7 @@ pub(super) struct FractalHeap {
 }
 
 impl FractalHeap {
-    pub(super) fn open(file: &mut File<'_>, address: u64) -> Result<Self> {
+    pub(super) fn open(file: &mut Hdf5File<'_>, address: u64) -> Result<Self> {
         let mut head = file.some(address, 256, "HDF5 fractal heap")?;
         head.expect(b"FRHP")?;
         head.skip(1)?;
@@ -136,7 +136,7 @@ impl FractalHeap {
     /// Returns the object with this id; `None` if it is larger than `len_max`.
     pub(super) fn object(
         &self,
-        file: &mut File<'_>,
+        file: &mut Hdf5File<'_>,
         id: &[u8],
         len_max: u64,
     ) -> Result<Option<Cursor>> {
@@ -195,7 +195,7 @@ impl FractalHeap {
     }
 
     /// Returns the address of a byte of the heap.
-    fn managed(&self, file: &mut File<'_>, wanted: u64) -> Result<Option<u64>> {
+    fn managed(&self, file: &mut Hdf5File<'_>, wanted: u64) -> Result<Option<u64>> {
         let Some(mut address) = self.root else {
             return Ok(None);
         };

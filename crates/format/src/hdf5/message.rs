@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::file::File;
+use super::file::Hdf5File;
 use crate::bytes::Cursor;
-use crate::{DataType, Error, Filter, Kind, Member, Order, RANK_MAX, Result};
+use crate::{CompoundMember, DataKind, DataType, Endian, Error, Filter, RANK_MAX, Result};
 
 /// Maximum depth of nested types.
 const DEPTH_MAX: usize = 16;
@@ -17,14 +17,14 @@ const PARAMETERS_MAX: usize = 1024;
 
 /// Current and maximum sizes of an array (`u64::MAX`: no limit).
 #[derive(Debug, Clone, Default)]
-pub(super) struct Space {
+pub(super) struct Dataspace {
     pub(super) sizes: Vec<u64>,
     pub(super) most: Vec<u64>,
     /// Whether the array has no element, not even without dimensions.
     pub(super) null: bool,
 }
 
-impl Space {
+impl Dataspace {
     pub(super) fn elements(&self) -> u64 {
         if self.null {
             0
@@ -36,7 +36,7 @@ impl Space {
     }
 }
 
-pub(super) fn space(file: &File<'_>, body: &mut Cursor) -> Result<Space> {
+pub(super) fn space(file: &Hdf5File<'_>, body: &mut Cursor) -> Result<Dataspace> {
     let version = body.u8()?;
     let rank = usize::from(body.u8()?);
     let flags = body.u8()?;
@@ -62,7 +62,7 @@ pub(super) fn space(file: &File<'_>, body: &mut Cursor) -> Result<Space> {
             }
         }
     }
-    Ok(Space {
+    Ok(Dataspace {
         sizes,
         most,
         null: version == 2 && kind == 2,
@@ -79,11 +79,11 @@ pub(super) fn data_type(body: &mut Cursor, depth: usize) -> Result<DataType> {
         return Err(body.corrupt("types within types without an end"));
     }
     let mut order = if bits & 1 == 0 {
-        Order::Little
+        Endian::Little
     } else {
-        Order::Big
+        Endian::Big
     };
-    let other = |name: &str| Kind::Other(name.into());
+    let other = |name: &str| DataKind::Other(name.into());
     let kind = match class {
         0 => integer(body, bits, size)?,
         1 => float(body, bits, size)?,
@@ -91,10 +91,10 @@ pub(super) fn data_type(body: &mut Cursor, depth: usize) -> Result<DataType> {
             body.skip(2)?;
             other("time")
         }
-        3 => Kind::Text,
+        3 => DataKind::Text,
         4 => {
             body.skip(4)?;
-            Kind::Uint
+            DataKind::Uint
         }
         5 => {
             body.skip((bits & 255) as usize)?;
@@ -134,12 +134,12 @@ pub(super) fn data_type(body: &mut Cursor, depth: usize) -> Result<DataType> {
     Ok(DataType { kind, size, order })
 }
 
-fn integer(body: &mut Cursor, bits: u32, size: u32) -> Result<Kind> {
+fn integer(body: &mut Cursor, bits: u32, size: u32) -> Result<DataKind> {
     let place = (body.u16()?, u32::from(body.u16()?));
     Ok(match (place == (0, size.saturating_mul(8)), bits & 8) {
-        (false, _) => Kind::Other("integer of odd size".into()),
-        (true, 0) => Kind::Uint,
-        (true, _) => Kind::Int,
+        (false, _) => DataKind::Other("integer of odd size".into()),
+        (true, 0) => DataKind::Uint,
+        (true, _) => DataKind::Int,
     })
 }
 
@@ -157,15 +157,15 @@ fn enumeration(body: &mut Cursor, version: u8, names: u32, depth: usize) -> Resu
     Ok(base)
 }
 
-fn complex(part: &DataType, size: u32) -> Kind {
-    if part.kind == Kind::Float && part.size.checked_mul(2) == Some(size) {
-        Kind::Complex
+fn complex(part: &DataType, size: u32) -> DataKind {
+    if part.kind == DataKind::Float && part.size.checked_mul(2) == Some(size) {
+        DataKind::Complex
     } else {
-        Kind::Other("complex".into())
+        DataKind::Other("complex".into())
     }
 }
 
-fn float(body: &mut Cursor, bits: u32, size: u32) -> Result<Kind> {
+fn float(body: &mut Cursor, bits: u32, size: u32) -> Result<DataKind> {
     let (offset, precision) = (body.u16()?, body.u16()?);
     let places = (body.u8()?, body.u8()?, body.u8()?, body.u8()?);
     let bias = body.u32()?;
@@ -178,9 +178,9 @@ fn float(body: &mut Cursor, bits: u32, size: u32) -> Result<Kind> {
     };
     let whole = offset == 0 && u32::from(precision) == size.saturating_mul(8) && bits & 0x40 == 0;
     Ok(if ieee && whole {
-        Kind::Float
+        DataKind::Float
     } else {
-        Kind::Other("floating-point number of odd size".into())
+        DataKind::Other("floating-point number of odd size".into())
     })
 }
 
@@ -190,7 +190,7 @@ fn compound(
     count: u32,
     size: u32,
     depth: usize,
-) -> Result<(Kind, Order)> {
+) -> Result<(DataKind, Endian)> {
     let count = count as usize;
     if count > MEMBERS_MAX {
         return Err(body.corrupt(format!("{count} members")));
@@ -216,7 +216,7 @@ fn compound(
         if rank > 0 || u64::from(offset) + u64::from(data_type.size) > u64::from(size) {
             return Err(body.corrupt(format!("member {name} does not fit")));
         }
-        members.push(Member {
+        members.push(CompoundMember {
             name,
             offset,
             data_type,
@@ -226,33 +226,33 @@ fn compound(
         // h5py writes complex numbers in this form.
         [real, imaginary]
             if (real.name.as_str(), imaginary.name.as_str()) == ("r", "i")
-                && real.data_type.kind == Kind::Float
+                && real.data_type.kind == DataKind::Float
                 && real.data_type == imaginary.data_type
                 && real.data_type.size.checked_mul(2) == Some(size) =>
         {
-            (Kind::Complex, real.data_type.order)
+            (DataKind::Complex, real.data_type.order)
         }
-        _ => (Kind::Compound(members), Order::Little),
+        _ => (DataKind::Compound(members), Endian::Little),
     })
 }
 
 /// Location of a dataset's bytes.
 #[derive(Debug, Clone)]
-pub(super) enum Layout {
+pub(super) enum DatasetLayout {
     /// In the message itself, at this offset of the file.
     Compact(u64),
     /// At an address, if any byte was written.
     Contiguous(Option<u64>),
     Chunked {
         shape: Vec<u64>,
-        index: Index,
+        index: Hdf5Index,
     },
     Virtual,
 }
 
 /// Location of a dataset's chunk index in an HDF5 file; addresses are offsets in the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Index {
+pub struct Hdf5Index {
     /// Kind and location of the index; no location if no chunk was written.
     pub(super) kind: IndexKind,
     /// Current and maximum sizes of the dataset itself, which determine the numbers of chunks.
@@ -284,7 +284,7 @@ pub(super) enum IndexKind {
     Tree2(u64),
 }
 
-pub(super) fn layout(file: &File<'_>, body: &mut Cursor) -> Result<Layout> {
+pub(super) fn layout(file: &Hdf5File<'_>, body: &mut Cursor) -> Result<DatasetLayout> {
     let version = body.u8()?;
     match version {
         1 | 2 => layout_old(file, body),
@@ -293,7 +293,7 @@ pub(super) fn layout(file: &File<'_>, body: &mut Cursor) -> Result<Layout> {
     }
 }
 
-fn layout_old(file: &File<'_>, body: &mut Cursor) -> Result<Layout> {
+fn layout_old(file: &Hdf5File<'_>, body: &mut Cursor) -> Result<DatasetLayout> {
     let rank = usize::from(body.u8()?);
     let class = body.u8()?;
     body.skip(5)?;
@@ -308,9 +308,9 @@ fn layout_old(file: &File<'_>, body: &mut Cursor) -> Result<Layout> {
     match class {
         0 => {
             body.skip(4)?;
-            Ok(Layout::Compact(body.offset()))
+            Ok(DatasetLayout::Compact(body.offset()))
         }
-        1 => Ok(Layout::Contiguous(address)),
+        1 => Ok(DatasetLayout::Contiguous(address)),
         2 => chunked(
             file,
             body,
@@ -322,13 +322,13 @@ fn layout_old(file: &File<'_>, body: &mut Cursor) -> Result<Layout> {
     }
 }
 
-fn layout_new(file: &File<'_>, body: &mut Cursor, version: u8) -> Result<Layout> {
+fn layout_new(file: &Hdf5File<'_>, body: &mut Cursor, version: u8) -> Result<DatasetLayout> {
     match body.u8()? {
         0 => {
             body.skip(2)?;
-            Ok(Layout::Compact(body.offset()))
+            Ok(DatasetLayout::Compact(body.offset()))
         }
-        1 => Ok(Layout::Contiguous(file.address(body)?)),
+        1 => Ok(DatasetLayout::Contiguous(file.address(body)?)),
         2 if version == 3 => {
             let rank = usize::from(body.u8()?);
             let address = file.address(body)?;
@@ -374,18 +374,18 @@ fn layout_new(file: &File<'_>, body: &mut Cursor, version: u8) -> Result<Layout>
             };
             chunked(file, body, dimensions, index, flags & 1 != 0)
         }
-        3 => Ok(Layout::Virtual),
+        3 => Ok(DatasetLayout::Virtual),
         class => Err(body.corrupt(format!("a layout of class {class}"))),
     }
 }
 
 fn chunked(
-    file: &File<'_>,
+    file: &Hdf5File<'_>,
     body: &Cursor,
     mut dimensions: Vec<u64>,
     kind: IndexKind,
     partial_unfiltered: bool,
-) -> Result<Layout> {
+) -> Result<DatasetLayout> {
     let all = dimensions
         .iter()
         .try_fold(1_u64, |all, size| all.checked_mul(*size));
@@ -395,7 +395,7 @@ fn chunked(
     };
     // The last number is the size of an element in bytes.
     dimensions.pop();
-    let index = Index {
+    let index = Hdf5Index {
         kind,
         sizes: Vec::new(),
         most: Vec::new(),
@@ -405,7 +405,7 @@ fn chunked(
         offsets: u8::try_from(file.offsets).unwrap_or(8),
         lengths: u8::try_from(file.lengths).unwrap_or(8),
     };
-    Ok(Layout::Chunked {
+    Ok(DatasetLayout::Chunked {
         shape: dimensions,
         index,
     })

@@ -14,11 +14,11 @@ mod tree;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Bytes, Dimension, Error, Format, Group, Header, NAMES_MAX, Result, Value, Variable};
-use file::File;
-use object::{Dataset, Object};
+use file::Hdf5File;
+use object::{Dataset, Hdf5Object};
 
 pub use chunks::{CHUNKS_MAX, chunks};
-pub use message::Index;
+pub use message::Hdf5Index;
 
 /// Maximum depth of nested groups.
 const DEPTH_MAX: usize = 64;
@@ -37,11 +37,11 @@ pub fn is(bytes: &dyn Bytes) -> bool {
 /// # Errors
 /// If the file has another format, is corrupt, or exceeds the limits of any real file.
 pub fn read(bytes: &dyn Bytes) -> Result<Header> {
-    let (mut file, root) = File::open(bytes)?;
-    let mut walk = Walk {
+    let (mut file, root) = Hdf5File::open(bytes)?;
+    let mut walk = GroupWalk {
         seen: BTreeSet::from([root]),
         left: vec![(String::new(), root, 0)],
-        ..Walk::default()
+        ..GroupWalk::default()
     };
     while let Some((path, address, depth)) = walk.left.pop() {
         walk.object(&mut file, path, address, depth)?;
@@ -67,7 +67,7 @@ pub fn read(bytes: &dyn Bytes) -> Result<Header> {
 }
 
 #[derive(Default)]
-struct Walk {
+struct GroupWalk {
     seen: BTreeSet<u64>,
     left: Vec<(String, u64, usize)>,
     netcdf: bool,
@@ -76,22 +76,22 @@ struct Walk {
     datasets: Vec<Dataset>,
 }
 
-impl Walk {
+impl GroupWalk {
     fn object(
         &mut self,
-        file: &mut File<'_>,
+        file: &mut Hdf5File<'_>,
         path: String,
         address: u64,
         depth: usize,
     ) -> Result<()> {
         let order = self.seen.len() - self.left.len();
         match object::read(file, &path, address)? {
-            Object::Dataset(mut dataset) => {
+            Hdf5Object::Dataset(mut dataset) => {
                 dataset.order = order;
                 self.datasets.push(*dataset);
             }
-            Object::Other => {}
-            Object::Group {
+            Hdf5Object::Other => {}
+            Hdf5Object::Group {
                 links,
                 attributes,
                 netcdf,
@@ -135,7 +135,7 @@ impl Walk {
 }
 
 /// Description of a dimension in its scale.
-struct Scale {
+struct DimensionScale {
     name: String,
     size: u64,
     unlimited: bool,
@@ -149,7 +149,7 @@ fn base(path: &str) -> &str {
 /// Scales of a file, by their addresses and by the numbers that the netCDF library gives dimensions.
 #[derive(Default)]
 struct Scales {
-    by_address: BTreeMap<u64, Scale>,
+    by_address: BTreeMap<u64, DimensionScale>,
     by_number: BTreeMap<i64, u64>,
 }
 
@@ -168,7 +168,7 @@ impl Scales {
             .unwrap_or(first);
         self.by_address.insert(
             dataset.address,
-            Scale {
+            DimensionScale {
                 name,
                 size: own.size,
                 unlimited: own.unlimited,
@@ -180,7 +180,7 @@ impl Scales {
     }
 
     /// Returns the scale of a dataset's dimension.
-    fn of(&mut self, dataset: &Dataset, position: usize) -> Option<&mut Scale> {
+    fn of(&mut self, dataset: &Dataset, position: usize) -> Option<&mut DimensionScale> {
         let listed = dataset.dimension_list.get(position).copied().flatten();
         let numbered = dataset
             .coordinates
@@ -195,7 +195,7 @@ impl Scales {
 
 /// Gives dimensions the names of the scales that are attached to them, and their lengths, which may exceed the present length of a
 /// dataset.
-fn name_dimensions(file: &mut File<'_>, datasets: Vec<Dataset>) -> Result<Vec<Variable>> {
+fn name_dimensions(file: &mut Hdf5File<'_>, datasets: Vec<Dataset>) -> Result<Vec<Variable>> {
     let mut scales = Scales::default();
     datasets
         .iter()

@@ -1,13 +1,13 @@
 //! Objects: groups with their links, datasets, and the attributes of both.
 
-use super::file::{File, Message};
+use super::file::{Hdf5File, HeaderMessage};
 use super::heap::{self, FractalHeap, LocalHeap};
-use super::message::{self, Layout};
+use super::message::{self, DatasetLayout};
 use super::{is_only_dimension, tree};
 use crate::bytes::Cursor;
 use crate::model::{ATTRIBUTE_BYTES_MAX, values};
 use crate::{
-    Attribute, Chunked, DataType, Dimension, Error, Filter, Index, Kind, NAMES_MAX, Result,
+    Attribute, Chunked, DataKind, DataType, Dimension, Error, Filter, Index, NAMES_MAX, Result,
     Storage, Value, Variable,
 };
 
@@ -24,7 +24,7 @@ const RESERVED: [&str; 8] = [
 ];
 
 /// Object at an address.
-pub(super) enum Object {
+pub(super) enum Hdf5Object {
     Group {
         links: Vec<(String, u64)>,
         attributes: Vec<Attribute>,
@@ -51,36 +51,36 @@ pub(super) struct Dataset {
     pub(super) dimension_list: Vec<Option<u64>>,
 }
 
-pub(super) fn read(file: &mut File<'_>, path: &str, address: u64) -> Result<Object> {
+pub(super) fn read(file: &mut Hdf5File<'_>, path: &str, address: u64) -> Result<Hdf5Object> {
     let mut messages = file.object(address)?;
-    let mut attributes = Attributes::default();
+    let mut attributes = ObjectAttributes::default();
     attributes.read(file, &mut messages)?;
     let has = |kind| messages.iter().any(|message| message.kind == kind);
     if has(0x01) && has(0x03) && has(0x08) {
         return dataset(file, path, address, messages, attributes)
-            .map(|dataset| Object::Dataset(Box::new(dataset)));
+            .map(|dataset| Hdf5Object::Dataset(Box::new(dataset)));
     }
     if has(0x02) || has(0x06) || has(0x11) || has(0x0a) {
         let links = links(file, messages)?;
-        return Ok(Object::Group {
+        return Ok(Hdf5Object::Group {
             links,
             attributes: attributes.kept,
             netcdf: attributes.netcdf,
         });
     }
-    Ok(Object::Other)
+    Ok(Hdf5Object::Other)
 }
 
 fn dataset(
-    file: &mut File<'_>,
+    file: &mut Hdf5File<'_>,
     path: &str,
     address: u64,
-    messages: Vec<Message>,
-    attributes: Attributes,
+    messages: Vec<HeaderMessage>,
+    attributes: ObjectAttributes,
 ) -> Result<Dataset> {
     let (mut space, mut data_type, mut layout) = (None, None, None);
     let (mut fill, mut pipeline, mut external) = (None, None, false);
-    for Message { kind, mut body } in messages {
+    for HeaderMessage { kind, mut body } in messages {
         match kind {
             0x01 => space = Some(message::space(file, &mut body)?),
             0x03 => data_type = Some(message::data_type(&mut body, 0)?),
@@ -140,23 +140,23 @@ fn dataset(
 }
 
 fn storage(
-    file: &File<'_>,
-    layout: Layout,
-    space: &message::Space,
+    file: &Hdf5File<'_>,
+    layout: DatasetLayout,
+    space: &message::Dataspace,
     data_type: &DataType,
     filters: Vec<Filter>,
     address: u64,
 ) -> Result<Storage> {
     Ok(match layout {
-        Layout::Compact(offset) => Storage::Contiguous { offset },
-        Layout::Contiguous(Some(address)) => Storage::Contiguous {
+        DatasetLayout::Compact(offset) => Storage::Contiguous { offset },
+        DatasetLayout::Contiguous(Some(address)) => Storage::Contiguous {
             offset: file.base.saturating_add(address),
         },
-        Layout::Contiguous(None) => Storage::Absent,
-        Layout::Virtual => {
+        DatasetLayout::Contiguous(None) => Storage::Absent,
+        DatasetLayout::Virtual => {
             Storage::Elsewhere("a virtual dataset, whose bytes are in other datasets".into())
         }
-        Layout::Chunked { shape, mut index } => {
+        DatasetLayout::Chunked { shape, mut index } => {
             let element = u64::from(data_type.size);
             let bytes = shape
                 .iter()
@@ -184,7 +184,7 @@ fn storage(
 }
 
 #[derive(Default)]
-struct Attributes {
+struct ObjectAttributes {
     kept: Vec<Attribute>,
     netcdf: bool,
     scale: bool,
@@ -202,8 +202,8 @@ struct Raw {
     elements: u64,
 }
 
-impl Attributes {
-    fn read(&mut self, file: &mut File<'_>, messages: &mut [Message]) -> Result<()> {
+impl ObjectAttributes {
+    fn read(&mut self, file: &mut Hdf5File<'_>, messages: &mut [HeaderMessage]) -> Result<()> {
         for message in messages {
             match message.kind {
                 0x0c => self.one(file, &mut message.body)?,
@@ -214,7 +214,7 @@ impl Attributes {
         Ok(())
     }
 
-    fn dense(&mut self, file: &mut File<'_>, body: &mut Cursor) -> Result<()> {
+    fn dense(&mut self, file: &mut Hdf5File<'_>, body: &mut Cursor) -> Result<()> {
         body.skip(1)?;
         let flags = body.u8()?;
         body.skip(if flags & 1 == 0 { 0 } else { 2 })?;
@@ -234,7 +234,7 @@ impl Attributes {
         Ok(())
     }
 
-    fn one(&mut self, file: &mut File<'_>, body: &mut Cursor) -> Result<()> {
+    fn one(&mut self, file: &mut Hdf5File<'_>, body: &mut Cursor) -> Result<()> {
         file.source.charge(64)?;
         let raw = raw(file, body)?;
         if raw.name == "DIMENSION_LIST" {
@@ -267,7 +267,7 @@ impl Attributes {
 }
 
 /// Returns the ids of a heap's objects, from a tree of names whose records have `before` bytes before the id.
-fn ids(file: &mut File<'_>, names: u64, before: usize, len: usize) -> Result<Vec<Vec<u8>>> {
+fn ids(file: &mut Hdf5File<'_>, names: u64, before: usize, len: usize) -> Result<Vec<Vec<u8>>> {
     let mut ids = Vec::new();
     tree::each2(file, names, |record, _| {
         record.skip(before)?;
@@ -283,7 +283,7 @@ fn ids(file: &mut File<'_>, names: u64, before: usize, len: usize) -> Result<Vec
     Ok(ids)
 }
 
-fn raw(file: &mut File<'_>, body: &mut Cursor) -> Result<Raw> {
+fn raw(file: &mut Hdf5File<'_>, body: &mut Cursor) -> Result<Raw> {
     let version = body.u8()?;
     let flags = body.u8()?;
     let lens = (body.usize(2)?, body.usize(2)?, body.usize(2)?);
@@ -322,9 +322,9 @@ fn raw(file: &mut File<'_>, body: &mut Cursor) -> Result<Raw> {
     })
 }
 
-fn value(file: &mut File<'_>, mut raw: Raw) -> Result<Value> {
+fn value(file: &mut Hdf5File<'_>, mut raw: Raw) -> Result<Value> {
     file.source.charge(raw.elements.saturating_mul(32))?;
-    if raw.data_type.kind != Kind::Other("text".into()) {
+    if raw.data_type.kind != DataKind::Other("text".into()) {
         return Ok(values(&raw.data_type, &raw.body.take_all()?));
     }
     let mut texts = Vec::new();
@@ -339,7 +339,7 @@ fn value(file: &mut File<'_>, mut raw: Raw) -> Result<Value> {
 }
 
 /// Returns the data of an element of variable length; empty if it exceeds the limit.
-fn listed(file: &mut File<'_>, body: &mut Cursor, element: u64) -> Result<Vec<u8>> {
+fn listed(file: &mut Hdf5File<'_>, body: &mut Cursor, element: u64) -> Result<Vec<u8>> {
     let len = u64::from(body.u32()?).saturating_mul(element);
     let address = file.address(body)?;
     let index = u16::try_from(body.u32()?).unwrap_or(u16::MAX);
@@ -352,9 +352,9 @@ fn listed(file: &mut File<'_>, body: &mut Cursor, element: u64) -> Result<Vec<u8
 }
 
 /// Returns the first scale of each dimension.
-fn references(file: &mut File<'_>, mut raw: Raw) -> Result<Vec<Option<u64>>> {
+fn references(file: &mut Hdf5File<'_>, mut raw: Raw) -> Result<Vec<Option<u64>>> {
     let mut scales = Vec::new();
-    if raw.data_type.kind != Kind::Other("list".into()) {
+    if raw.data_type.kind != DataKind::Other("list".into()) {
         return Ok(scales);
     }
     for _ in 0..raw.elements.min(crate::RANK_MAX as u64) {
@@ -369,9 +369,9 @@ fn references(file: &mut File<'_>, mut raw: Raw) -> Result<Vec<Option<u64>>> {
     Ok(scales)
 }
 
-fn links(file: &mut File<'_>, messages: Vec<Message>) -> Result<Vec<(String, u64)>> {
+fn links(file: &mut Hdf5File<'_>, messages: Vec<HeaderMessage>) -> Result<Vec<(String, u64)>> {
     let mut links = Vec::new();
-    for Message { kind, mut body } in messages {
+    for HeaderMessage { kind, mut body } in messages {
         match kind {
             0x02 => {
                 body.skip(1)?;
@@ -413,7 +413,7 @@ fn links(file: &mut File<'_>, messages: Vec<Message>) -> Result<Vec<(String, u64
 }
 
 /// Returns the name and address of a link; `None` for a link to another name or file.
-fn link(file: &File<'_>, body: &mut Cursor) -> Result<Option<(u64, String, u64)>> {
+fn link(file: &Hdf5File<'_>, body: &mut Cursor) -> Result<Option<(u64, String, u64)>> {
     body.skip(1)?;
     let flags = body.u8()?;
     let kind = if flags & 8 == 0 { 0 } else { body.u8()? };
@@ -428,7 +428,7 @@ fn link(file: &File<'_>, body: &mut Cursor) -> Result<Option<(u64, String, u64)>
 }
 
 /// Returns the names and addresses in a node of an old group.
-fn symbols(file: &mut File<'_>, heap: &LocalHeap, address: u64) -> Result<Vec<(String, u64)>> {
+fn symbols(file: &mut Hdf5File<'_>, heap: &LocalHeap, address: u64) -> Result<Vec<(String, u64)>> {
     let what = "HDF5 symbol table node";
     let mut head = file.cursor(address, 8, what)?;
     head.expect(b"SNOD")?;

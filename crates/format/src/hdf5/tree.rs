@@ -1,6 +1,6 @@
 //! B-trees: version 1 (old groups, old indices of chunks) and version 2 (many links, attributes, chunks).
 
-use super::file::File;
+use super::file::Hdf5File;
 use super::heap::bytes_for;
 use crate::bytes::Cursor;
 use crate::{Error, Result};
@@ -10,20 +10,20 @@ const LEVELS_MAX: u8 = 32;
 
 /// Calls `leaf` for each child of the leaves of a tree of version 1, with the key before it.
 pub(super) fn each1(
-    file: &mut File<'_>,
+    file: &mut Hdf5File<'_>,
     address: u64,
     key_len: usize,
-    leaf: &mut dyn FnMut(&mut File<'_>, Cursor, u64) -> Result<()>,
+    leaf: &mut dyn FnMut(&mut Hdf5File<'_>, Cursor, u64) -> Result<()>,
 ) -> Result<()> {
     each1_below(file, address, key_len, None, leaf)
 }
 
 fn each1_below(
-    file: &mut File<'_>,
+    file: &mut Hdf5File<'_>,
     address: u64,
     key_len: usize,
     level: Option<u8>,
-    leaf: &mut dyn FnMut(&mut File<'_>, Cursor, u64) -> Result<()>,
+    leaf: &mut dyn FnMut(&mut Hdf5File<'_>, Cursor, u64) -> Result<()>,
 ) -> Result<()> {
     let what = "HDF5 B-tree";
     let head_len = 8 + 2 * file.offsets;
@@ -59,7 +59,7 @@ struct Tree2 {
 
 /// Calls `each` for all records of a tree of version 2, with their length.
 pub(super) fn each2(
-    file: &mut File<'_>,
+    file: &mut Hdf5File<'_>,
     address: u64,
     mut each: impl FnMut(&mut Cursor, usize) -> Result<()>,
 ) -> Result<()> {
@@ -101,7 +101,7 @@ pub(super) fn each2(
 impl Tree2 {
     fn node(
         &self,
-        file: &mut File<'_>,
+        file: &mut Hdf5File<'_>,
         address: u64,
         count: u64,
         level: u8,

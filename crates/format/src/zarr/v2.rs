@@ -2,12 +2,16 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::{Index, Node, Reader, Said, attributes, dimensions, filled, joined};
-use crate::{Chunked, DataType, Error, Filter, Kind, Member, Order, Result, Storage, Variable};
+use super::{
+    MetadataFile, ZarrIndex, ZarrNode, ZarrReader, attributes, dimensions, filled, joined,
+};
+use crate::{
+    Chunked, CompoundMember, DataKind, DataType, Endian, Error, Filter, Result, Storage, Variable,
+};
 
-type Object = Map<String, Json>;
+type JsonObject = Map<String, Json>;
 
-pub(super) fn nodes(reader: &mut Reader<'_>) -> Result<Vec<(String, Node)>> {
+pub(super) fn nodes(reader: &mut ZarrReader<'_>) -> Result<Vec<(String, ZarrNode)>> {
     let mut found = Vec::new();
     if let Some(all) = reader.json(".zmetadata")? {
         let all = all
@@ -17,13 +21,17 @@ pub(super) fn nodes(reader: &mut Reader<'_>) -> Result<Vec<(String, Node)>> {
             .unwrap_or_default();
         for (key, json) in &all {
             let (path, name) = key.rsplit_once('/').unwrap_or(("", key));
-            let said = all.get(&joined(path, ".zattrs")).and_then(Json::as_object);
+            let attributes_json = all.get(&joined(path, ".zattrs")).and_then(Json::as_object);
             match (name, json.as_object()) {
-                (".zarray", Some(json)) => found.push((path.into(), array(path, json, said)?)),
+                (".zarray", Some(json)) => {
+                    found.push((path.into(), array(path, json, attributes_json)?))
+                }
                 (".zgroup", _) => found.push((
                     path.into(),
-                    Node::Group(attributes(
-                        said.map(|all| Json::Object(all.clone())).as_ref(),
+                    ZarrNode::Group(attributes(
+                        attributes_json
+                            .map(|all| Json::Object(all.clone()))
+                            .as_ref(),
                     )),
                 )),
                 _ => {}
@@ -32,16 +40,19 @@ pub(super) fn nodes(reader: &mut Reader<'_>) -> Result<Vec<(String, Node)>> {
         return Ok(found);
     }
     reader.walk(|reader, path| {
-        let said = |reader: &mut Reader<'_>| reader.json(&joined(path, ".zattrs"));
+        let attributes_json = |reader: &mut ZarrReader<'_>| reader.json(&joined(path, ".zattrs"));
         if let Some(json) = reader.json(&joined(path, ".zarray"))? {
-            let said = said(reader)?;
-            found.push((path.into(), array(path, &json, said.as_ref())?));
+            let attributes_json = attributes_json(reader)?;
+            found.push((path.into(), array(path, &json, attributes_json.as_ref())?));
             return Ok(false);
         }
         let group = reader.json(&joined(path, ".zgroup"))?.is_some();
         if group {
-            let said = said(reader)?.map(Json::Object);
-            found.push((path.into(), Node::Group(attributes(said.as_ref()))));
+            let attributes_json = attributes_json(reader)?.map(Json::Object);
+            found.push((
+                path.into(),
+                ZarrNode::Group(attributes(attributes_json.as_ref())),
+            ));
         } else if path.is_empty() {
             let why =
                 "neither zarr.json nor .zgroup nor .zarray is there: this directory is no Zarr"
@@ -56,12 +67,12 @@ pub(super) fn nodes(reader: &mut Reader<'_>) -> Result<Vec<(String, Node)>> {
     Ok(found)
 }
 
-fn array(path: &str, json: &Object, attributes_said: Option<&Object>) -> Result<Node> {
-    let said = Said {
+fn array(path: &str, json: &JsonObject, attributes_json: Option<&JsonObject>) -> Result<ZarrNode> {
+    let metadata = MetadataFile {
         file: joined(path, ".zarray"),
         json,
     };
-    let sizes = said.numbers(json.get("shape"), "shape")?;
+    let sizes = metadata.numbers(json.get("shape"), "shape")?;
     let rank = sizes.len();
     if rank > crate::RANK_MAX {
         return Err(Error::Limit {
@@ -69,12 +80,12 @@ fn array(path: &str, json: &Object, attributes_said: Option<&Object>) -> Result<
             limit: crate::RANK_MAX as u64,
         });
     }
-    let shape = said.chunk_shape(json.get("chunks"), "chunks", rank)?;
-    let data_type = data_type(&said, json.get("dtype"))?;
-    let names = attributes_said
+    let shape = metadata.chunk_shape(json.get("chunks"), "chunks", rank)?;
+    let data_type = data_type(&metadata, json.get("dtype"))?;
+    let names = attributes_json
         .and_then(|all| all.get("_ARRAY_DIMENSIONS"))
         .and_then(Json::as_array);
-    let filters = filters(&said, rank, data_type.size)?;
+    let filters = filters(&metadata, rank, data_type.size)?;
     let separator = json
         .get("dimension_separator")
         .and_then(Json::as_str)
@@ -82,22 +93,22 @@ fn array(path: &str, json: &Object, attributes_said: Option<&Object>) -> Result<
     let separator = match separator {
         "." => '.',
         "/" => '/',
-        other => return Err(said.wrong(format!("dimension_separator {other:?}"))),
+        other => return Err(metadata.wrong(format!("dimension_separator {other:?}"))),
     };
-    let index = Index {
+    let index = ZarrIndex {
         prefix: joined(path, ""),
         separator,
         scalar: "0".into(),
         shard: None,
     };
     let (fill, unreadable) = filled(&data_type, json);
-    Ok(Node::Array(Box::new(Variable {
+    Ok(ZarrNode::Array(Box::new(Variable {
         path: path.into(),
         dimensions: dimensions(sizes, names),
         fill,
         data_type,
         attributes: attributes(
-            attributes_said
+            attributes_json
                 .map(|all| Json::Object(all.clone()))
                 .as_ref(),
         ),
@@ -109,8 +120,8 @@ fn array(path: &str, json: &Object, attributes_said: Option<&Object>) -> Result<
     })))
 }
 
-fn filters(said: &Said<'_>, rank: usize, element: u32) -> Result<Vec<Filter>> {
-    let json = said.json;
+fn filters(metadata: &MetadataFile<'_>, rank: usize, element: u32) -> Result<Vec<Filter>> {
+    let json = metadata.json;
     let mut filters = Vec::new();
     if json.get("order").and_then(Json::as_str) == Some("F") && rank > 1 {
         filters.push(Filter::Transpose {
@@ -125,15 +136,15 @@ fn filters(said: &Said<'_>, rank: usize, element: u32) -> Result<Vec<Filter>> {
         .chain(json.get("compressor"))
     {
         if !filter.is_null() {
-            filters.push(codec(said, filter, element)?);
+            filters.push(codec(metadata, filter, element)?);
         }
     }
     Ok(filters)
 }
 
 /// Returns the codec with numcodecs' name.
-pub(super) fn codec(said: &Said<'_>, json: &Json, element: u32) -> Result<Filter> {
-    let name = said.text(json.get("id"), "the id of a codec")?;
+pub(super) fn codec(metadata: &MetadataFile<'_>, json: &Json, element: u32) -> Result<Filter> {
+    let name = metadata.text(json.get("id"), "the id of a codec")?;
     Ok(match name {
         "zlib" => Filter::Deflate,
         "gzip" => Filter::Gzip,
@@ -162,61 +173,61 @@ pub(super) fn codec(said: &Said<'_>, json: &Json, element: u32) -> Result<Filter
 }
 
 /// Parses a type in numpy's notation: `<f4`, `|S8`, or a list of names and types.
-fn data_type(said: &Said<'_>, json: Option<&Json>) -> Result<DataType> {
+fn data_type(metadata: &MetadataFile<'_>, json: Option<&Json>) -> Result<DataType> {
     if let Some(Json::Array(list)) = json {
         let (mut members, mut size) = (Vec::new(), 0_u32);
         for member in list {
-            let name = said
+            let name = metadata
                 .text(member.get(0), "the name of a member of dtype")?
                 .to_owned();
             let data_type = simple(
-                said,
-                said.text(member.get(1), "the type of a member of dtype")?,
+                metadata,
+                metadata.text(member.get(1), "the type of a member of dtype")?,
             )?;
-            members.push(Member {
+            members.push(CompoundMember {
                 name,
                 offset: size,
                 data_type: data_type.clone(),
             });
             size = size
                 .checked_add(data_type.size)
-                .ok_or_else(|| said.wrong("a dtype that is too large"))?;
+                .ok_or_else(|| metadata.wrong("a dtype that is too large"))?;
         }
         return Ok(DataType {
-            kind: Kind::Compound(members),
+            kind: DataKind::Compound(members),
             size: size.max(1),
-            order: Order::Little,
+            order: Endian::Little,
         });
     }
-    simple(said, said.text(json, "dtype")?)
+    simple(metadata, metadata.text(json, "dtype")?)
 }
 
-fn simple(said: &Said<'_>, text: &str) -> Result<DataType> {
-    simple_type(text).ok_or_else(|| said.wrong(format!("dtype {text:?}")))
+fn simple(metadata: &MetadataFile<'_>, text: &str) -> Result<DataType> {
+    simple_type(text).ok_or_else(|| metadata.wrong(format!("dtype {text:?}")))
 }
 
 /// Parses a type in numpy's notation, except a list.
 pub(crate) fn simple_type(text: &str) -> Option<DataType> {
     let mut letters = text.chars();
     let order = match letters.next() {
-        Some('>') => Order::Big,
-        Some('<' | '|' | '=') => Order::Little,
+        Some('>') => Endian::Big,
+        Some('<' | '|' | '=') => Endian::Little,
         _ => return None,
     };
     let kind = letters.next();
     let digits: String = letters.take_while(char::is_ascii_digit).collect();
     let mut size: u32 = digits.parse().unwrap_or(0);
-    let other = |name: &str| Kind::Other(name.into());
+    let other = |name: &str| DataKind::Other(name.into());
     let kind = match kind {
-        Some('i') => Kind::Int,
-        Some('u') => Kind::Uint,
-        Some('f') => Kind::Float,
-        Some('c') => Kind::Complex,
-        Some('b') => Kind::Bool,
-        Some('S') => Kind::Text,
+        Some('i') => DataKind::Int,
+        Some('u') => DataKind::Uint,
+        Some('f') => DataKind::Float,
+        Some('c') => DataKind::Complex,
+        Some('b') => DataKind::Bool,
+        Some('S') => DataKind::Text,
         Some('M' | 'm') => {
             size = 8;
-            Kind::Int
+            DataKind::Int
         }
         Some('O') => {
             size = 8;
@@ -230,10 +241,10 @@ pub(crate) fn simple_type(text: &str) -> Option<DataType> {
         _ => return None,
     };
     let fits = match kind {
-        Kind::Int | Kind::Uint => matches!(size, 1 | 2 | 4 | 8),
-        Kind::Float => matches!(size, 2 | 4 | 8),
-        Kind::Complex => matches!(size, 8 | 16),
-        Kind::Bool => size == 1,
+        DataKind::Int | DataKind::Uint => matches!(size, 1 | 2 | 4 | 8),
+        DataKind::Float => matches!(size, 2 | 4 | 8),
+        DataKind::Complex => matches!(size, 8 | 16),
+        DataKind::Bool => size == 1,
         _ => size > 0,
     };
     fits.then_some(DataType { kind, size, order })

@@ -2,12 +2,20 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::{Index, Node, Reader, Said, Shard, attributes, dimensions, filled, joined, v2};
-use crate::{Chunked, DataType, Error, Filter, Kind, Order, RANK_MAX, Result, Storage, Variable};
+use super::{
+    MetadataFile, Shard, ZarrIndex, ZarrNode, ZarrReader, attributes, dimensions, filled, joined,
+    v2,
+};
+use crate::{
+    Chunked, DataKind, DataType, Endian, Error, Filter, RANK_MAX, Result, Storage, Variable,
+};
 
-type Object = Map<String, Json>;
+type JsonObject = Map<String, Json>;
 
-pub(super) fn nodes(reader: &mut Reader<'_>, root: Object) -> Result<Vec<(String, Node)>> {
+pub(super) fn nodes(
+    reader: &mut ZarrReader<'_>,
+    root: JsonObject,
+) -> Result<Vec<(String, ZarrNode)>> {
     let all = root
         .get("consolidated_metadata")
         .and_then(|all| all.get("metadata"))
@@ -30,31 +38,31 @@ pub(super) fn nodes(reader: &mut Reader<'_>, root: Object) -> Result<Vec<(String
         };
         let Some(json) = json else { return Ok(false) };
         let node = node(path, &json)?;
-        let group = matches!(node, Node::Group(_));
+        let group = matches!(node, ZarrNode::Group(_));
         found.push((path.into(), node));
         Ok(group)
     })?;
     Ok(found)
 }
 
-fn node(path: &str, json: &Object) -> Result<Node> {
-    let said = Said {
+fn node(path: &str, json: &JsonObject) -> Result<ZarrNode> {
+    let metadata = MetadataFile {
         file: joined(path, "zarr.json"),
         json,
     };
     if json.get("zarr_format").and_then(Json::as_u64) != Some(3) {
-        return Err(said.wrong("zarr_format is not 3"));
+        return Err(metadata.wrong("zarr_format is not 3"));
     }
-    match said.text(json.get("node_type"), "node_type")? {
-        "group" => Ok(Node::Group(attributes(json.get("attributes")))),
-        "array" => array(path, &said),
-        other => Err(said.wrong(format!("node_type {other:?}"))),
+    match metadata.text(json.get("node_type"), "node_type")? {
+        "group" => Ok(ZarrNode::Group(attributes(json.get("attributes")))),
+        "array" => array(path, &metadata),
+        other => Err(metadata.wrong(format!("node_type {other:?}"))),
     }
 }
 
-fn array(path: &str, said: &Said<'_>) -> Result<Node> {
-    let json = said.json;
-    let sizes = said.numbers(json.get("shape"), "shape")?;
+fn array(path: &str, metadata: &MetadataFile<'_>) -> Result<ZarrNode> {
+    let json = metadata.json;
+    let sizes = metadata.numbers(json.get("shape"), "shape")?;
     let rank = sizes.len();
     if rank > RANK_MAX {
         return Err(Error::Limit {
@@ -64,7 +72,7 @@ fn array(path: &str, said: &Said<'_>) -> Result<Node> {
     }
     let transformers = json.get("storage_transformers").and_then(Json::as_array);
     if transformers.is_some_and(|all| !all.is_empty()) {
-        return Err(said.wrong("storage_transformers, of which none is known"));
+        return Err(metadata.wrong("storage_transformers, of which none is known"));
     }
     let configuration = |name: &str| json.get(name).and_then(|part| part.get("configuration"));
     let grid = json
@@ -72,28 +80,28 @@ fn array(path: &str, said: &Said<'_>) -> Result<Node> {
         .and_then(|grid| grid.get("name"))
         .and_then(Json::as_str);
     if grid != Some("regular") {
-        return Err(said.wrong(format!(
+        return Err(metadata.wrong(format!(
             "chunk_grid {grid:?}, and only regular ones are read"
         )));
     }
     let grid = configuration("chunk_grid").and_then(|grid| grid.get("chunk_shape"));
-    let outer = said.chunk_shape(grid, "chunk_grid", rank)?;
-    let mut data_type = data_type(said, json.get("data_type"))?;
+    let outer = metadata.chunk_shape(grid, "chunk_grid", rank)?;
+    let mut data_type = data_type(metadata, json.get("data_type"))?;
     let codecs = json
         .get("codecs")
         .and_then(Json::as_array)
-        .ok_or_else(|| said.wrong("no codecs"))?;
-    let (codecs, shape, shard) = match sharding(said, codecs)? {
+        .ok_or_else(|| metadata.wrong("no codecs"))?;
+    let (codecs, shape, shard) = match sharding(metadata, codecs)? {
         None => (codecs, outer, None),
-        Some(inner) => sharded(said, inner, outer)?,
+        Some(inner) => sharded(metadata, inner, outer)?,
     };
     let mut filters = Vec::new();
     for json in codecs {
-        codec(said, json, rank, &mut data_type, &mut filters)?;
+        codec(metadata, json, rank, &mut data_type, &mut filters)?;
     }
     let names = json.get("dimension_names").and_then(Json::as_array);
     let (fill, unreadable) = filled(&data_type, json);
-    Ok(Node::Array(Box::new(Variable {
+    Ok(ZarrNode::Array(Box::new(Variable {
         path: path.into(),
         dimensions: dimensions(sizes, names),
         fill,
@@ -102,13 +110,13 @@ fn array(path: &str, said: &Said<'_>) -> Result<Node> {
         storage: unreadable.unwrap_or(Storage::Chunked(Chunked {
             shape,
             filters,
-            index: super::super::Index::Zarr(index(path, said, shard)?),
+            index: super::super::Index::Zarr(index(path, metadata, shard)?),
         })),
     })))
 }
 
-fn index(path: &str, said: &Said<'_>, shard: Option<Shard>) -> Result<Index> {
-    let encoding = said.json.get("chunk_key_encoding");
+fn index(path: &str, metadata: &MetadataFile<'_>, shard: Option<Shard>) -> Result<ZarrIndex> {
+    let encoding = metadata.json.get("chunk_key_encoding");
     let separator = encoding
         .and_then(|one| one.get("configuration"))
         .and_then(|one| one.get("separator"));
@@ -120,7 +128,7 @@ fn index(path: &str, said: &Said<'_>, shard: Option<Shard>) -> Result<Index> {
         None | Some("default") => {
             let separator = if separator == Some(".") { '.' } else { '/' };
             // Without dimensions the name is only `c`.
-            Ok(Index {
+            Ok(ZarrIndex {
                 prefix: joined(path, &format!("c{separator}")),
                 separator,
                 scalar: String::new(),
@@ -129,14 +137,14 @@ fn index(path: &str, said: &Said<'_>, shard: Option<Shard>) -> Result<Index> {
         }
         Some("v2") => {
             let separator = if separator == Some("/") { '/' } else { '.' };
-            Ok(Index {
+            Ok(ZarrIndex {
                 prefix: joined(path, ""),
                 separator,
                 scalar: "0".into(),
                 shard,
             })
         }
-        Some(other) => Err(said.wrong(format!("chunk_key_encoding {other:?}"))),
+        Some(other) => Err(metadata.wrong(format!("chunk_key_encoding {other:?}"))),
     }
 }
 
@@ -146,7 +154,7 @@ fn name(json: &Json) -> Option<&str> {
 }
 
 /// Returns the configuration of a sharding codec, which must be the only codec.
-fn sharding<'a>(said: &Said<'_>, codecs: &'a [Json]) -> Result<Option<&'a Json>> {
+fn sharding<'a>(metadata: &MetadataFile<'_>, codecs: &'a [Json]) -> Result<Option<&'a Json>> {
     let Some(one) = codecs
         .iter()
         .find(|codec| name(codec) == Some("sharding_indexed"))
@@ -154,38 +162,38 @@ fn sharding<'a>(said: &Said<'_>, codecs: &'a [Json]) -> Result<Option<&'a Json>>
         return Ok(None);
     };
     if codecs.len() > 1 {
-        return Err(said.wrong("codecs beside sharding_indexed are not read"));
+        return Err(metadata.wrong("codecs beside sharding_indexed are not read"));
     }
     one.get("configuration")
         .map(Some)
-        .ok_or_else(|| said.wrong("sharding_indexed without a configuration"))
+        .ok_or_else(|| metadata.wrong("sharding_indexed without a configuration"))
 }
 
 fn sharded<'a>(
-    said: &Said<'_>,
+    metadata: &MetadataFile<'_>,
     json: &'a Json,
     outer: Vec<u64>,
 ) -> Result<(&'a Vec<Json>, Vec<u64>, Option<Shard>)> {
-    let inner = said.chunk_shape(json.get("chunk_shape"), "sharding_indexed", outer.len())?;
+    let inner = metadata.chunk_shape(json.get("chunk_shape"), "sharding_indexed", outer.len())?;
     if outer
         .iter()
         .zip(&inner)
         .any(|(outer, inner)| outer % inner != 0)
     {
-        return Err(said.wrong(format!(
+        return Err(metadata.wrong(format!(
             "shards of {outer:?} are no whole chunks of {inner:?}"
         )));
     }
     let codecs = json
         .get("codecs")
         .and_then(Json::as_array)
-        .ok_or_else(|| said.wrong("sharding_indexed without codecs"))?;
-    if sharding(said, codecs).is_err()
+        .ok_or_else(|| metadata.wrong("sharding_indexed without codecs"))?;
+    if sharding(metadata, codecs).is_err()
         || codecs
             .iter()
             .any(|codec| name(codec) == Some("sharding_indexed"))
     {
-        return Err(said.wrong("shards within shards are not read"));
+        return Err(metadata.wrong("shards within shards are not read"));
     }
     let of_index = json
         .get("index_codecs")
@@ -200,7 +208,9 @@ fn sharded<'a>(
         _ => false,
     };
     if !of_index.iter().all(known) {
-        return Err(said.wrong("index_codecs other than bytes (little) and crc32c are not read"));
+        return Err(
+            metadata.wrong("index_codecs other than bytes (little) and crc32c are not read")
+        );
     }
     let shard = Shard {
         chunks: outer
@@ -215,7 +225,7 @@ fn sharded<'a>(
 }
 
 fn codec(
-    said: &Said<'_>,
+    metadata: &MetadataFile<'_>,
     json: &Json,
     rank: usize,
     data_type: &mut DataType,
@@ -223,19 +233,19 @@ fn codec(
 ) -> Result<()> {
     let configuration = json.get("configuration");
     let of = |key: &str| configuration.and_then(|all| all.get(key));
-    let name = name(json).ok_or_else(|| said.wrong("a codec without a name"))?;
+    let name = name(json).ok_or_else(|| metadata.wrong("a codec without a name"))?;
     match name {
         "bytes" => {
             if of("endian").and_then(Json::as_str) == Some("big") {
-                data_type.order = Order::Big;
+                data_type.order = Endian::Big;
             }
         }
         "transpose" => {
-            let order = said.numbers(of("order"), "the order of transpose")?;
+            let order = metadata.numbers(of("order"), "the order of transpose")?;
             let mut sorted = order.clone();
             sorted.sort_unstable();
             if !sorted.iter().copied().eq(0..rank as u64) {
-                return Err(said.wrong(format!("transpose to {order:?}")));
+                return Err(metadata.wrong(format!("transpose to {order:?}")));
             }
             filters.push(Filter::Transpose {
                 order: order
@@ -256,38 +266,38 @@ fn codec(
                 .cloned()
                 .unwrap_or_default();
             old.insert("id".into(), id.into());
-            filters.push(v2::codec(said, &Json::Object(old), data_type.size)?);
+            filters.push(v2::codec(metadata, &Json::Object(old), data_type.size)?);
         }
     }
     Ok(())
 }
 
-fn data_type(said: &Said<'_>, json: Option<&Json>) -> Result<DataType> {
+fn data_type(metadata: &MetadataFile<'_>, json: Option<&Json>) -> Result<DataType> {
     let name = json
         .and_then(name)
-        .ok_or_else(|| said.wrong("no data_type"))?;
+        .ok_or_else(|| metadata.wrong("no data_type"))?;
     let (kind, size) = match name {
-        "bool" => (Kind::Bool, 1),
-        "int8" => (Kind::Int, 1),
-        "int16" => (Kind::Int, 2),
-        "int32" => (Kind::Int, 4),
-        "int64" => (Kind::Int, 8),
-        "uint8" => (Kind::Uint, 1),
-        "uint16" => (Kind::Uint, 2),
-        "uint32" => (Kind::Uint, 4),
-        "uint64" => (Kind::Uint, 8),
-        "float16" => (Kind::Float, 2),
-        "float32" => (Kind::Float, 4),
-        "float64" => (Kind::Float, 8),
-        "complex64" => (Kind::Complex, 8),
-        "complex128" => (Kind::Complex, 16),
-        "numpy.datetime64" | "numpy.timedelta64" => (Kind::Int, 8),
+        "bool" => (DataKind::Bool, 1),
+        "int8" => (DataKind::Int, 1),
+        "int16" => (DataKind::Int, 2),
+        "int32" => (DataKind::Int, 4),
+        "int64" => (DataKind::Int, 8),
+        "uint8" => (DataKind::Uint, 1),
+        "uint16" => (DataKind::Uint, 2),
+        "uint32" => (DataKind::Uint, 4),
+        "uint64" => (DataKind::Uint, 8),
+        "float16" => (DataKind::Float, 2),
+        "float32" => (DataKind::Float, 4),
+        "float64" => (DataKind::Float, 8),
+        "complex64" => (DataKind::Complex, 8),
+        "complex128" => (DataKind::Complex, 16),
+        "numpy.datetime64" | "numpy.timedelta64" => (DataKind::Int, 8),
         // Such a type is useless for computations, but no reason to refuse the whole file.
-        other => (Kind::Other(other.into()), 8),
+        other => (DataKind::Other(other.into()), 8),
     };
     Ok(DataType {
         kind,
         size,
-        order: Order::Little,
+        order: Endian::Little,
     })
 }

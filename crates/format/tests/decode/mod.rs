@@ -5,14 +5,15 @@
 use std::io::Read;
 
 use tidemill_format::{
-    Bytes as _, Filter, Order, Piece, Range, Span, Storage, Store, Variable, pieces,
+    Bytes as _, Endian, FileSpan, Filter, IndexRange, Storage, Variable, VariableExtent,
+    VariableSource, pieces,
 };
 
-fn bytes_of(span: &Span, store: Store<'_>) -> Vec<u8> {
+fn bytes_of(span: &FileSpan, store: VariableSource<'_>) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(span.size).unwrap()];
     match (store, &span.file) {
-        (Store::File(file), None) => file.read_at(span.offset, &mut bytes).unwrap(),
-        (Store::Directory(_), None) => {
+        (VariableSource::File(file), None) => file.read_at(span.offset, &mut bytes).unwrap(),
+        (VariableSource::Directory(_), None) => {
             // All bytes are in the zip file, whose name only the tests know.
             let zip = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/three.zarr.zip");
             std::fs::File::open(zip)
@@ -20,7 +21,7 @@ fn bytes_of(span: &Span, store: Store<'_>) -> Vec<u8> {
                 .read_at(span.offset, &mut bytes)
                 .unwrap();
         }
-        (Store::Directory(directory), Some(path)) => {
+        (VariableSource::Directory(directory), Some(path)) => {
             directory.read_at(path, span.offset, &mut bytes).unwrap()
         }
         _ => panic!("{span:?}"),
@@ -82,7 +83,7 @@ fn position(index: &[u64], shape: &[u64], filters: &[Filter]) -> usize {
 }
 
 /// Returns all indices of some ranges; the last dimension is the fastest.
-fn indices(ranges: &[Range]) -> Vec<Vec<u64>> {
+fn indices(ranges: &[IndexRange]) -> Vec<Vec<u64>> {
     ranges.iter().fold(vec![vec![]], |all, range| {
         let with = |index: Vec<u64>| {
             (0..range.count())
@@ -93,10 +94,10 @@ fn indices(ranges: &[Range]) -> Vec<Vec<u64>> {
 }
 
 fn put(
-    piece: &Piece,
+    piece: &VariableExtent,
     variable: &Variable,
     filters: &[Filter],
-    store: Store<'_>,
+    store: VariableSource<'_>,
     counts: &[u64],
     into: &mut [u8],
 ) -> Option<()> {
@@ -109,10 +110,10 @@ fn put(
         Some(bytes) => Some(bytes?),
         None => None,
     };
-    let firsts: Vec<Range> = piece
+    let firsts: Vec<IndexRange> = piece
         .within
         .iter()
-        .map(|range| Range::all(range.count()))
+        .map(|range| IndexRange::all(range.count()))
         .collect();
     for (index, relative) in indices(&piece.within).into_iter().zip(indices(&firsts)) {
         let to = relative
@@ -140,12 +141,12 @@ fn put(
 /// Returns the values of a selection in hexadecimal, least significant byte first.
 pub(crate) fn values(
     variable: &Variable,
-    ranges: &[Range],
-    store: Store<'_>,
+    ranges: &[IndexRange],
+    store: VariableSource<'_>,
     piece_bytes: u64,
 ) -> Option<String> {
     let size = variable.data_type.size as usize;
-    let counts: Vec<u64> = ranges.iter().map(Range::count).collect();
+    let counts: Vec<u64> = ranges.iter().map(IndexRange::count).collect();
     let all = usize::try_from(counts.iter().product::<u64>()).unwrap();
     let mut values = vec![0xee; all * size];
     let filters = match &variable.storage {
@@ -163,11 +164,11 @@ pub(crate) fn values(
         )?;
     }
     let word = match variable.data_type.kind {
-        tidemill_format::Kind::Text => 1,
-        tidemill_format::Kind::Complex => size / 2,
+        tidemill_format::DataKind::Text => 1,
+        tidemill_format::DataKind::Complex => size / 2,
         _ => size,
     };
-    if variable.data_type.order == Order::Big {
+    if variable.data_type.order == Endian::Big {
         values.chunks_exact_mut(word).for_each(<[u8]>::reverse);
     }
     Some(values.iter().map(|byte| format!("{byte:02x}")).collect())

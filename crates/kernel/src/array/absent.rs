@@ -7,7 +7,7 @@ use tidemill_format::{Format, Variable};
 use super::error::ArrayError;
 use super::{Dtype, Literal, with_type};
 use crate::loops::number::Number;
-use crate::reduction::{Keep, keep_of, kept, type_of};
+use crate::reduction::{KeepRule, keep_of, kept, type_of};
 
 /// Missing values of a variable, and the value that replaces them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,7 +15,7 @@ pub struct Absent {
     /// Type in which values are read.
     pub dtype: Dtype,
     /// Rule for values that count.
-    pub keep: Keep,
+    pub keep: KeepRule,
     /// Value that replaces the others; `None`: NaN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub becomes: Option<Literal>,
@@ -37,7 +37,7 @@ pub fn absent(
         return Ok(None);
     };
     let keep = keep_of(&meaning);
-    if keep == Keep::default() {
+    if keep == KeepRule::default() {
         return Ok(Some((dtype, None)));
     }
     let becomes =
@@ -61,7 +61,7 @@ pub fn absent(
 }
 
 /// Returns a value of the type that does not count; `None`: NaN, which never counts.
-fn stand_in<T: Number>(keep: &Keep) -> Result<Option<Literal>, ArrayError> {
+fn stand_in<T: Number>(keep: &KeepRule) -> Result<Option<Literal>, ArrayError> {
     if !T::INTEGER {
         return Ok(None);
     }
@@ -123,10 +123,10 @@ impl Absent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::array::{Held, HeldPiece};
-    use tidemill_format::{Attribute, DataType, Kind, Order, Storage, Value};
+    use crate::array::{HeldChunk, VariablePart};
+    use tidemill_format::{Attribute, DataKind, DataType, Endian, Storage, Value};
 
-    fn variable(kind: Kind, size: u32, said: &[(&str, Value)]) -> Variable {
+    fn variable(kind: DataKind, size: u32, attributes: &[(&str, Value)]) -> Variable {
         let attribute = |(name, value): &(&str, Value)| Attribute {
             name: (*name).into(),
             value: value.clone(),
@@ -137,27 +137,27 @@ mod tests {
             data_type: DataType {
                 kind,
                 size,
-                order: Order::Big,
+                order: Endian::Big,
             },
-            attributes: said.iter().map(attribute).collect(),
+            attributes: attributes.iter().map(attribute).collect(),
             storage: Storage::Absent,
             fill: None,
         }
     }
 
-    /// Returns the values that a component gets from big-endian values of 8 bytes.
+    /// Returns the values that a task instance gets from big-endian values of 8 bytes.
     fn decoded(absent: Absent, stored: &[[u8; 8]]) -> Vec<[u8; 8]> {
-        let held = Held {
+        let held = VariablePart {
             variable: "x".into(),
             dtype: absent.dtype.name().into(),
             element: 8,
             swap: Some(8),
             shape: vec![stored.len() as u64],
-            chunk: None,
+            chunk_shape: None,
             codecs: Vec::new(),
             more: 0,
             absent: Some(absent),
-            pieces: vec![HeldPiece {
+            chunks: vec![HeldChunk {
                 start: vec![0],
                 shape: vec![stored.len() as u64],
                 offset: 0,
@@ -168,7 +168,7 @@ mod tests {
         };
         // The description is sent to a node in this form.
         let sent = serde_json::to_string(&held).unwrap();
-        let held: Held = serde_json::from_str(&sent).unwrap();
+        let held: VariablePart = serde_json::from_str(&sent).unwrap();
         let mut out = Vec::new();
         held.decode(&stored.concat(), &mut out).unwrap();
         let values = out.chunks_exact(8).map(|value| value.try_into().unwrap());
@@ -178,12 +178,12 @@ mod tests {
     #[test]
     fn absent_integers_become_one_exact_missing_value() {
         let big = (1_i64 << 53) + 1;
-        let said = [
+        let attributes = [
             ("_FillValue", Value::Int(vec![big])),
             ("missing_value", Value::Int(vec![-9, i64::MAX])),
             ("valid_min", Value::Int(vec![-99])),
         ];
-        let found = absent(&variable(Kind::Int, 8, &said), Format::Hdf5);
+        let found = absent(&variable(DataKind::Int, 8, &attributes), Format::Hdf5);
         let (dtype, found) = found.unwrap().unwrap();
         let found = found.unwrap();
         assert_eq!((dtype, found.missing()), (Dtype::Int64, big.to_string()));
@@ -206,11 +206,11 @@ mod tests {
 
     #[test]
     fn values_outside_valid_range_become_missing() {
-        let said = [
+        let attributes = [
             ("_Unsigned", Value::Text("true".into())),
             ("valid_max", Value::Int(vec![-2])),
         ];
-        let found = absent(&variable(Kind::Int, 8, &said), Format::Netcdf4);
+        let found = absent(&variable(DataKind::Int, 8, &attributes), Format::Netcdf4);
         let (dtype, found) = found.unwrap().unwrap();
         let found = found.unwrap();
         assert_eq!(
@@ -224,11 +224,11 @@ mod tests {
 
     #[test]
     fn absent_floats_become_nan() {
-        let said = [
+        let attributes = [
             ("_FillValue", Value::Float(vec![1e20])),
             ("valid_range", Value::Float(vec![-1.0, 2e20])),
         ];
-        let found = absent(&variable(Kind::Float, 8, &said), Format::Netcdf4);
+        let found = absent(&variable(DataKind::Float, 8, &attributes), Format::Netcdf4);
         let (_, found) = found.unwrap().unwrap();
         let found = found.unwrap();
         assert_eq!(found.missing(), "nan");
@@ -244,14 +244,14 @@ mod tests {
     #[test]
     fn ambiguous_missing_values_are_refused() {
         let text = [("missing_value", Value::Text("-9".into()))];
-        let refused = absent(&variable(Kind::Int, 2, &text), Format::Netcdf4);
+        let refused = absent(&variable(DataKind::Int, 2, &text), Format::Netcdf4);
         assert!(refused.unwrap_err().contains("missing_value"));
         let infinite = [("_FillValue", Value::Float(vec![f64::NEG_INFINITY]))];
-        let refused = absent(&variable(Kind::Float, 8, &infinite), Format::Netcdf4);
+        let refused = absent(&variable(DataKind::Float, 8, &infinite), Format::Netcdf4);
         assert!(refused.unwrap_err().contains("`reduce`"));
-        let plain = absent(&variable(Kind::Float, 4, &[]), Format::Hdf5);
+        let plain = absent(&variable(DataKind::Float, 4, &[]), Format::Hdf5);
         assert_eq!(plain, Ok(Some((Dtype::Float32, None))));
-        let complex = absent(&variable(Kind::Complex, 8, &[]), Format::Hdf5);
+        let complex = absent(&variable(DataKind::Complex, 8, &[]), Format::Hdf5);
         assert_eq!(complex, Ok(None));
     }
 }

@@ -8,7 +8,7 @@ mod tests;
 
 use super::error::ArrayError;
 use super::{CODECS_MAX, RAW_BYTES_MAX};
-use bits::Packed;
+use bits::BitCompression;
 use libdeflater::{DecompressionError, Decompressor};
 use serde::{Deserialize, Serialize};
 use tidemill_format::Filter;
@@ -80,7 +80,7 @@ impl Codec {
     fn check(self) -> Result<(), ArrayError> {
         match self {
             Self::Shuffle(0) | Self::Bitshuffle { element: 0, .. } => Err(ArrayError::ElementSize),
-            Self::Bitshuffle { packed, .. } if Packed::numbered(packed).is_none() => {
+            Self::Bitshuffle { packed, .. } if BitCompression::numbered(packed).is_none() => {
                 Err(ArrayError::Unsupported("bitshuffle with this compression"))
             }
             _ => Ok(()),
@@ -173,13 +173,13 @@ impl Decoder {
         to: &mut Vec<u8>,
     ) -> Result<usize, ArrayError> {
         // If the size is unknown, larger and larger buffers are tried.
-        let mut room =
+        let mut space =
             bytes.unwrap_or_else(|| input.len().saturating_mul(4).clamp(64 << 10, RAW_BYTES_MAX));
         loop {
-            if to.len() < room {
-                to.resize(room, 0);
+            if to.len() < space {
+                to.resize(space, 0);
             }
-            match self.attempt(codec, input, &mut to[..room]) {
+            match self.attempt(codec, input, &mut to[..space]) {
                 Ok(made) => {
                     let expected = bytes.unwrap_or(made);
                     return match made == expected {
@@ -190,25 +190,30 @@ impl Decoder {
                         }),
                     };
                 }
-                Err(Failed::Room) if bytes.is_none() && room < RAW_BYTES_MAX => {
-                    room = room.saturating_mul(4).min(RAW_BYTES_MAX);
+                Err(DecodeFailure::Space) if bytes.is_none() && space < RAW_BYTES_MAX => {
+                    space = space.saturating_mul(4).min(RAW_BYTES_MAX);
                 }
-                Err(Failed::Room) if bytes.is_none() => return Err(ArrayError::TooLarge),
-                Err(Failed::Room) => {
+                Err(DecodeFailure::Space) if bytes.is_none() => return Err(ArrayError::TooLarge),
+                Err(DecodeFailure::Space) => {
                     let why = "it decodes to more bytes than shape and dtype make";
                     return Err(corrupt(codec, why));
                 }
-                Err(Failed::Data(why)) => return Err(corrupt(codec, why)),
+                Err(DecodeFailure::Data(why)) => return Err(corrupt(codec, why)),
             }
         }
     }
 
-    fn attempt(&mut self, codec: Codec, input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
+    fn attempt(
+        &mut self,
+        codec: Codec,
+        input: &[u8],
+        to: &mut [u8],
+    ) -> Result<usize, DecodeFailure> {
         let bad = |error| match error {
             DecompressionError::BadData => {
-                Failed::Data("the bytes are corrupt, or are no such data")
+                DecodeFailure::Data("the bytes are corrupt, or are no such data")
             }
-            DecompressionError::InsufficientSpace => Failed::Room,
+            DecompressionError::InsufficientSpace => DecodeFailure::Space,
         };
         let inflate = self.inflate.get_or_insert_with(Decompressor::new);
         match codec {
@@ -221,48 +226,48 @@ impl Decoder {
                 block,
                 packed,
             } => {
-                let packed = Packed::numbered(packed).unwrap_or(Packed::No);
+                let packed = BitCompression::numbered(packed).unwrap_or(BitCompression::No);
                 let block = usize::try_from(block).unwrap_or(0);
                 bits::decode(input, to, (element.into(), block, packed), self)
             }
             Codec::Lz4(true) => unlz4_blocks(input, to),
             Codec::Lz4(false) => match input.split_first_chunk::<4>() {
                 Some((length, block)) => unlz4(block, to, u64::from(u32::from_le_bytes(*length))),
-                None => Err(Failed::Data(CORRUPT)),
+                None => Err(DecodeFailure::Data(CORRUPT)),
             },
             Codec::Bzip2 => unbzip2(input, to),
             _ => self.unzstd(input, to),
         }
     }
 
-    fn unzstd(&mut self, input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
+    fn unzstd(&mut self, input: &[u8], to: &mut [u8]) -> Result<usize, DecodeFailure> {
         // Declared sizes only allow a smaller buffer; the buffer limits the output.
         let declared = zstd::zstd_safe::get_frame_content_size(input)
             .ok()
             .flatten();
         if declared.is_some_and(|size| size > to.len() as u64) {
-            return Err(Failed::Room);
+            return Err(DecodeFailure::Space);
         }
         let decoder = match self.zstd.take() {
             Some(decoder) => decoder,
             None => zstd::bulk::Decompressor::new()
-                .map_err(|_| Failed::Data("there is no memory for the decoder"))?,
+                .map_err(|_| DecodeFailure::Data("there is no memory for the decoder"))?,
         };
         let made = self.zstd.insert(decoder).decompress_to_buffer(input, to);
         made.map_err(|error| match error.to_string().contains("too small") {
-            true => Failed::Room,
-            false => Failed::Data("the bytes are corrupt, or are no such data"),
+            true => DecodeFailure::Space,
+            false => DecodeFailure::Data("the bytes are corrupt, or are no such data"),
         })
     }
 }
 
 /// Decompressors of data within other formats; each gets the buffer that it may fill.
-trait Within {
+trait InnerDecompressor {
     fn zlib(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize>;
     fn zstd(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize>;
 }
 
-impl Within for Decoder {
+impl InnerDecompressor for Decoder {
     fn zlib(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize> {
         self.attempt(Codec::Zlib, input, to).ok()
     }
@@ -281,9 +286,9 @@ fn before(steps: &[Codec], raw: usize) -> Option<usize> {
     })
 }
 
-enum Failed {
+enum DecodeFailure {
     /// The buffer is too small.
-    Room,
+    Space,
     Data(&'static str),
 }
 
@@ -328,7 +333,7 @@ fn checked(bytes: &[u8], is: fn(&[u8], u32) -> Result<(), u32>) -> Result<usize,
     let Some((data, stored)) = bytes.split_last_chunk::<4>() else {
         return Err(corrupt(
             Codec::Fletcher32,
-            "there is no room for a checksum",
+            "there is no space for a checksum",
         ));
     };
     let expected = u32::from_le_bytes(*stored);
@@ -378,24 +383,24 @@ pub(super) fn crc32c(data: &[u8]) -> u32 {
 const CORRUPT: &str = "the bytes are corrupt, or are no such data";
 
 /// Decompresses one block of LZ4 to `length` bytes.
-fn unlz4(block: &[u8], to: &mut [u8], length: u64) -> Result<usize, Failed> {
-    let length = usize::try_from(length).map_err(|_| Failed::Room)?;
-    let to = to.get_mut(..length).ok_or(Failed::Room)?;
+fn unlz4(block: &[u8], to: &mut [u8], length: u64) -> Result<usize, DecodeFailure> {
+    let length = usize::try_from(length).map_err(|_| DecodeFailure::Space)?;
+    let to = to.get_mut(..length).ok_or(DecodeFailure::Space)?;
     let made = lz4_flex::block::decompress_into(block, to);
     made.ok()
         .filter(|made| *made == length)
-        .ok_or(Failed::Data(CORRUPT))
+        .ok_or(DecodeFailure::Data(CORRUPT))
 }
 
 /// Decompresses HDF5's blocks: the total length, the block length, and each block after its own length. A block that compression did not
 /// shorten is stored unchanged.
-fn unlz4_blocks(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
-    let corrupt = || Failed::Data(CORRUPT);
+fn unlz4_blocks(input: &[u8], to: &mut [u8]) -> Result<usize, DecodeFailure> {
+    let corrupt = || DecodeFailure::Data(CORRUPT);
     let (all, rest) = input.split_first_chunk::<8>().ok_or_else(corrupt)?;
     let (block, mut rest) = rest.split_first_chunk::<4>().ok_or_else(corrupt)?;
-    let all = usize::try_from(u64::from_be_bytes(*all)).map_err(|_| Failed::Room)?;
+    let all = usize::try_from(u64::from_be_bytes(*all)).map_err(|_| DecodeFailure::Space)?;
     let block = u32::from_be_bytes(*block) as usize;
-    let to = to.get_mut(..all).ok_or(Failed::Room)?;
+    let to = to.get_mut(..all).ok_or(DecodeFailure::Space)?;
     if block == 0 && all > 0 {
         return Err(corrupt());
     }
@@ -413,7 +418,7 @@ fn unlz4_blocks(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
     Ok(all)
 }
 
-fn unbzip2(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
+fn unbzip2(input: &[u8], to: &mut [u8]) -> Result<usize, DecodeFailure> {
     use std::io::Read;
     let mut decoder = bzip2::read::BzDecoder::new(input);
     let mut made = 0;
@@ -421,13 +426,13 @@ fn unbzip2(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
         match decoder.read(&mut to[made..]) {
             Ok(0) => return Ok(made),
             Ok(more) => made += more,
-            Err(_) => return Err(Failed::Data(CORRUPT)),
+            Err(_) => return Err(DecodeFailure::Data(CORRUPT)),
         }
     }
     match decoder.read(&mut [0]) {
         Ok(0) => Ok(made),
-        Ok(_) => Err(Failed::Room),
-        Err(_) => Err(Failed::Data(CORRUPT)),
+        Ok(_) => Err(DecodeFailure::Space),
+        Err(_) => Err(DecodeFailure::Data(CORRUPT)),
     }
 }
 

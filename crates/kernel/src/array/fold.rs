@@ -1,56 +1,59 @@
 //! Walks over an array and adds each block to the result.
 
 use super::error::ArrayError;
-use super::pass::{self, Adds, Compensated, Keep};
-use super::plan::{Dimension, Walk, literal};
-use super::state::{Cells, State};
-use super::values::{BLOCK, Values};
-use super::{Missing, Operation, Spec, with_type};
+use super::pass::{self, Adds, Compensated, ValueRule};
+use super::plan::{ArrayWalk, WalkDimension, literal};
+use super::state::{ArrayState, StateCells};
+use super::values::{BLOCK, RawValues};
+use super::{ArrayOperation, ArraySpec, Missing, with_type};
 use crate::loops::number::{Number, bytes_of};
 use crate::loops::simd::Level;
 use std::marker::PhantomData;
 
 /// Destination of values.
-trait Sink<T> {
+trait ValueSink<T> {
     /// Returns the value that stands for missing values.
     fn neutral(&self) -> T;
     /// Adds all values of a block to one cell.
     fn all(&mut self, level: Level, cell: usize, block: &[u8]);
     /// Adds each value to a cell of its own, from `cell` on.
     fn each(&mut self, level: Level, cell: usize, block: &[u8]);
-    fn cells(self: Box<Self>) -> Cells;
+    fn cells(self: Box<Self>) -> StateCells;
 }
 
-pub(super) fn fold(walk: &Walk<'_>, values: &Values<'_>) -> Result<State, ArrayError> {
+pub(super) fn fold(walk: &ArrayWalk<'_>, values: &RawValues<'_>) -> Result<ArrayState, ArrayError> {
     with_type!(walk.spec.dtype, T => fold_as::<T>(walk, values))
 }
 
-fn fold_as<T: Summed>(walk: &Walk<'_>, values: &Values<'_>) -> Result<State, ArrayError> {
+fn fold_as<T: SumValue>(
+    walk: &ArrayWalk<'_>,
+    values: &RawValues<'_>,
+) -> Result<ArrayState, ArrayError> {
     let spec = walk.spec;
-    let sink: Box<dyn Sink<T>> = match spec.operation {
-        Operation::Count => Box::new(Counted),
+    let sink: Box<dyn ValueSink<T>> = match spec.operation {
+        ArrayOperation::Count => Box::new(CountSink),
         _ if keeps_values(spec) => {
-            Box::new(Selected::<T>(vec![0; walk.cells * T::SIZE], PhantomData))
+            Box::new(SelectSink::<T>(vec![0; walk.cells * T::SIZE], PhantomData))
         }
-        Operation::Sum => T::summing(walk.cells),
-        Operation::Min => Box::new(Extreme::<T, false>(vec![T::HIGHEST; walk.cells])),
-        _ => Box::new(Extreme::<T, true>(vec![T::LOWEST; walk.cells])),
+        ArrayOperation::Sum => T::summing(walk.cells),
+        ArrayOperation::Min => Box::new(ExtremeSink::<T, false>(vec![T::HIGHEST; walk.cells])),
+        _ => Box::new(ExtremeSink::<T, true>(vec![T::LOWEST; walk.cells])),
     };
     let counts = match spec.operation {
-        Operation::Select => vec![0; 1],
+        ArrayOperation::Select => vec![0; 1],
         _ => vec![0; walk.cells],
     };
-    let mut fold = Fold {
+    let mut fold = ArrayFold {
         level: Level::best(),
         keep: keep(spec)?,
         keeps_values: keeps_values(spec),
-        one_count: spec.operation == Operation::Select,
+        one_count: spec.operation == ArrayOperation::Select,
         sink,
         counts,
-        rooms: Default::default(),
+        buffers: Default::default(),
     };
     fold.walk(walk, values);
-    Ok(State {
+    Ok(ArrayState {
         operation: spec.operation,
         dtype: spec.dtype,
         shape: walk.shape.clone(),
@@ -61,28 +64,28 @@ fn fold_as<T: Summed>(walk: &Walk<'_>, values: &Values<'_>) -> Result<State, Arr
 
 /// Returns whether the result contains unchanged values of the array, including missing ones. This is also true of a reduction over no
 /// axes.
-fn keeps_values(spec: &Spec) -> bool {
+fn keeps_values(spec: &ArraySpec) -> bool {
     match spec.operation {
-        Operation::Select => true,
-        Operation::Count => false,
+        ArrayOperation::Select => true,
+        ArrayOperation::Count => false,
         _ => spec.axes.as_ref().is_some_and(Vec::is_empty),
     }
 }
 
-fn keep<T: Number>(spec: &Spec) -> Result<Keep<T>, ArrayError> {
+fn keep<T: Number>(spec: &ArraySpec) -> Result<ValueRule<T>, ArrayError> {
     // If one number describes all values, NaN is outside the range of valid values; elsewhere NaN is not missing.
     let nan_is_missing = match spec.operation {
-        Operation::Select => true,
-        Operation::Count => spec.axes.is_none(),
+        ArrayOperation::Select => true,
+        ArrayOperation::Count => spec.axes.is_none(),
         _ => false,
     };
     Ok(match &spec.missing {
-        None => Keep::All,
+        None => ValueRule::All,
         Some(Missing::Values(missing)) => match missing.as_slice() {
-            [one] => Keep::Not(literal(spec, *one)?),
+            [one] => ValueRule::Not(literal(spec, *one)?),
             many => {
                 let many = many.iter().map(|one| literal(spec, *one));
-                Keep::NoneOf(many.collect::<Result<_, _>>()?)
+                ValueRule::NoneOf(many.collect::<Result<_, _>>()?)
             }
         },
         Some(Missing::Outside(least, most)) => {
@@ -90,25 +93,25 @@ fn keep<T: Number>(spec: &Spec) -> Result<Keep<T>, ArrayError> {
             let most = most.map(|most| literal(spec, most)).transpose()?;
             let range = (least.unwrap_or(T::LOWEST), most.unwrap_or(T::HIGHEST));
             match nan_is_missing && !T::INTEGER {
-                true => Keep::Valid(range.0, range.1),
-                false => Keep::Within(range.0, range.1),
+                true => ValueRule::Valid(range.0, range.1),
+                false => ValueRule::Within(range.0, range.1),
             }
         }
     })
 }
 
-struct Fold<T> {
+struct ArrayFold<T> {
     level: Level,
-    keep: Keep<T>,
+    keep: ValueRule<T>,
     keeps_values: bool,
     one_count: bool,
-    sink: Box<dyn Sink<T>>,
+    sink: Box<dyn ValueSink<T>>,
     counts: Vec<i64>,
-    rooms: [Vec<u8>; 3],
+    buffers: [Vec<u8>; 3],
 }
 
-impl<T: Number> Fold<T> {
-    fn walk(&mut self, walk: &Walk<'_>, values: &Values<'_>) {
+impl<T: Number> ArrayFold<T> {
+    fn walk(&mut self, walk: &ArrayWalk<'_>, values: &RawValues<'_>) {
         let empty = walk
             .dimensions
             .iter()
@@ -141,14 +144,14 @@ impl<T: Number> Fold<T> {
 
     fn row(
         &mut self,
-        inner: &Dimension,
-        values: &Values<'_>,
+        inner: &WalkDimension,
+        values: &RawValues<'_>,
         (mut value, mut cell): (isize, isize),
     ) {
         let at_once = (BLOCK - 1) / inner.step.unsigned_abs().max(1) + 1;
         let mut left = inner.length;
-        let [mut read, mut picked, masked] = std::mem::take(&mut self.rooms);
-        self.rooms[2] = masked;
+        let [mut read, mut picked, masked] = std::mem::take(&mut self.buffers);
+        self.buffers[2] = masked;
         while left > 0 {
             let count = left.min(at_once);
             let block = gather::<T>(values, value, (inner.step, count), &mut read, &mut picked);
@@ -159,17 +162,17 @@ impl<T: Number> Fold<T> {
                 cell += count.cast_signed() * inner.cells.unwrap_or(0);
             }
         }
-        [self.rooms[0], self.rooms[1]] = [read, picked];
+        [self.buffers[0], self.buffers[1]] = [read, picked];
     }
 
     /// Adds values that are `cells` apart in the result, or all in one cell.
     fn block(&mut self, block: &[u8], cell: isize, cells: Option<isize>) {
         let (count, cell) = (block.len() / T::SIZE, cell.unsigned_abs());
-        let mut room = std::mem::take(&mut self.rooms[2]);
+        let mut buffer = std::mem::take(&mut self.buffers[2]);
         let (mut values, mut kept) = (block, count as u64);
-        if self.keep != Keep::All {
-            room.resize(BLOCK * T::SIZE, 0);
-            let masked = &mut room[..block.len()];
+        if self.keep != ValueRule::All {
+            buffer.resize(BLOCK * T::SIZE, 0);
+            let masked = &mut buffer[..block.len()];
             kept = pass::mask(self.level, block, &self.keep, self.sink.neutral(), masked);
             if !self.keeps_values {
                 values = masked;
@@ -200,7 +203,7 @@ impl<T: Number> Fold<T> {
                 }
             }
         }
-        self.rooms[2] = room;
+        self.buffers[2] = buffer;
     }
 
     fn count_each(&mut self, block: &[u8], cell: usize, kept: u64) {
@@ -216,7 +219,7 @@ impl<T: Number> Fold<T> {
 
 /// Collects values that are `step` apart into a contiguous block.
 fn gather<'a, T: Number>(
-    values: &'a Values<'_>,
+    values: &'a RawValues<'_>,
     first: isize,
     (step, count): (isize, usize),
     read: &'a mut Vec<u8>,
@@ -241,22 +244,22 @@ fn gather<'a, T: Number>(
     &picked[..count * size]
 }
 
-struct Counted;
+struct CountSink;
 
-impl<T: Number> Sink<T> for Counted {
+impl<T: Number> ValueSink<T> for CountSink {
     fn neutral(&self) -> T {
         T::default()
     }
     fn all(&mut self, _: Level, _: usize, _: &[u8]) {}
     fn each(&mut self, _: Level, _: usize, _: &[u8]) {}
-    fn cells(self: Box<Self>) -> Cells {
-        Cells::Counted
+    fn cells(self: Box<Self>) -> StateCells {
+        StateCells::Counted
     }
 }
 
-struct Selected<T>(Vec<u8>, PhantomData<T>);
+struct SelectSink<T>(Vec<u8>, PhantomData<T>);
 
-impl<T: Number> Sink<T> for Selected<T> {
+impl<T: Number> ValueSink<T> for SelectSink<T> {
     fn neutral(&self) -> T {
         T::default()
     }
@@ -266,14 +269,14 @@ impl<T: Number> Sink<T> for Selected<T> {
     fn each(&mut self, _: Level, cell: usize, block: &[u8]) {
         self.0[cell * T::SIZE..][..block.len()].copy_from_slice(block);
     }
-    fn cells(self: Box<Self>) -> Cells {
-        Cells::Selected(self.0)
+    fn cells(self: Box<Self>) -> StateCells {
+        StateCells::Selected(self.0)
     }
 }
 
-struct Extreme<T, const MAX: bool>(Vec<T>);
+struct ExtremeSink<T, const MAX: bool>(Vec<T>);
 
-impl<T: Number, const MAX: bool> Sink<T> for Extreme<T, MAX> {
+impl<T: Number, const MAX: bool> ValueSink<T> for ExtremeSink<T, MAX> {
     fn neutral(&self) -> T {
         pass::worst::<T, MAX>()
     }
@@ -286,8 +289,8 @@ impl<T: Number, const MAX: bool> Sink<T> for Extreme<T, MAX> {
     fn each(&mut self, level: Level, cell: usize, block: &[u8]) {
         pass::extreme_each::<T, MAX>(level, block, &mut self.0[cell..][..block.len() / T::SIZE]);
     }
-    fn cells(self: Box<Self>) -> Cells {
-        Cells::Extreme(bytes_of(&self.0).to_vec())
+    fn cells(self: Box<Self>) -> StateCells {
+        StateCells::Extreme(bytes_of(&self.0).to_vec())
     }
 }
 
@@ -300,14 +303,14 @@ fn first_nan<T: Number>(block: &[u8]) -> Option<T> {
 }
 
 /// Type with sums.
-trait Summed: Adds {
-    fn summing(cells: usize) -> Box<dyn Sink<Self>>;
+trait SumValue: Adds {
+    fn summing(cells: usize) -> Box<dyn ValueSink<Self>>;
 }
 
-struct Whole(Vec<u64>);
+struct IntegerSums(Vec<u64>);
 struct Rounded(Vec<Compensated>);
 
-impl<T: Adds<Sum = u64>> Sink<T> for Whole {
+impl<T: Adds<Sum = u64>> ValueSink<T> for IntegerSums {
     fn neutral(&self) -> T {
         T::default()
     }
@@ -317,12 +320,12 @@ impl<T: Adds<Sum = u64>> Sink<T> for Whole {
     fn each(&mut self, level: Level, cell: usize, block: &[u8]) {
         pass::add_each::<T>(level, block, &mut self.0[cell..][..block.len() / T::SIZE]);
     }
-    fn cells(self: Box<Self>) -> Cells {
-        Cells::Whole(self.0)
+    fn cells(self: Box<Self>) -> StateCells {
+        StateCells::Whole(self.0)
     }
 }
 
-impl<T: Adds<Sum = f64>> Sink<T> for Rounded {
+impl<T: Adds<Sum = f64>> ValueSink<T> for Rounded {
     fn neutral(&self) -> T {
         T::default()
     }
@@ -337,19 +340,19 @@ impl<T: Adds<Sum = f64>> Sink<T> for Rounded {
     fn each(&mut self, level: Level, cell: usize, block: &[u8]) {
         pass::add_each_float::<T>(level, block, &mut self.0[cell..][..block.len() / T::SIZE]);
     }
-    fn cells(self: Box<Self>) -> Cells {
-        Cells::Rounded(self.0)
+    fn cells(self: Box<Self>) -> StateCells {
+        StateCells::Rounded(self.0)
     }
 }
 
 macro_rules! summed {
     ($sink:ident of $none:expr; $($type:ty),*) => {
-        $(impl Summed for $type {
-            fn summing(cells: usize) -> Box<dyn Sink<Self>> {
+        $(impl SumValue for $type {
+            fn summing(cells: usize) -> Box<dyn ValueSink<Self>> {
                 Box::new($sink(vec![$none; cells]))
             }
         })*
     };
 }
-summed!(Whole of 0; i8, i16, i32, i64, u8, u16, u32, u64);
+summed!(IntegerSums of 0; i8, i16, i32, i64, u8, u16, u32, u64);
 summed!(Rounded of (0.0, 0.0); f32, f64);

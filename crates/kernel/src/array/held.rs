@@ -1,12 +1,12 @@
-//! Values of a variable in the bytes of a file, piece by piece. The pieces are decoded and written one after the other, in the order of
+//! Values of a variable in the bytes of a file, chunk by chunk. The chunks are decoded and written one after the other, in the order of
 //! their indices (the last index is the fastest) and in this machine's byte order.
 //!
-//! The process that has read the file's header sends the locations ([`Held`]); this module trusts none of these data.
+//! The process that has read the file's header sends the locations ([`VariablePart`]); this module trusts none of these data.
 
 use super::absent::{Absent, Replace};
 use super::codec::{self, Decoder};
 use super::error::ArrayError;
-use super::{Codec, DIMENSIONS_MAX, Dtype, Operation, RAW_BYTES_MAX, Spec};
+use super::{ArrayOperation, ArraySpec, Codec, DIMENSIONS_MAX, Dtype, RAW_BYTES_MAX};
 use crate::loops::swap::swap;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ const ELEMENT_BYTES_MAX: u32 = 1 << 16;
 
 /// Description of the part of a variable that some bytes contain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Held {
+pub struct VariablePart {
     /// Name of the variable, for people.
     pub variable: String,
     /// Type of the values in numpy's notation, for people.
@@ -30,9 +30,9 @@ pub struct Held {
     pub swap: Option<u8>,
     /// Shape of the whole variable, for people.
     pub shape: Vec<u64>,
-    /// Shape of the array that each piece decodes to; `None`: pieces contain plain values.
-    pub chunk: Option<Vec<u64>>,
-    /// Steps that decode each piece, in this order.
+    /// Shape of the array that each chunk decodes to; `None`: chunks contain plain values.
+    pub chunk_shape: Option<Vec<u64>>,
+    /// Steps that decode each chunk, in this order.
     pub codecs: Vec<Codec>,
     /// Number of further files that contain the bytes, after the first: all count as one file, in their order.
     #[serde(default, skip_serializing_if = "is_none")]
@@ -40,8 +40,8 @@ pub struct Held {
     /// Missing values, which are replaced by one value; `None`: all values are written unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub absent: Option<Absent>,
-    /// Pieces, in the order in which they are written.
-    pub pieces: Vec<HeldPiece>,
+    /// Chunks, in the order in which they are written.
+    pub chunks: Vec<HeldChunk>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
@@ -51,7 +51,7 @@ fn is_none(more: &u32) -> bool {
 
 /// Some values of a variable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeldPiece {
+pub struct HeldChunk {
     /// Indices of the first value.
     pub start: Vec<u64>,
     /// Number of indices along each dimension: of a chunk the first ones; a single number: contiguous values.
@@ -63,18 +63,18 @@ pub struct HeldPiece {
     /// Distance from one index of the first dimension to the next, in bytes, if bytes of other variables are between them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stride: Option<u64>,
-    /// Steps that decode this piece, if they differ from those of the other pieces.
+    /// Steps that decode this chunk, if they differ from those of the other chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub codecs: Option<Vec<Codec>>,
 }
 
-/// Reason why the values of a piece cannot be decoded.
+/// Reason why the values of a chunk cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum HeldError {
-    /// The bytes of a piece, or their description, are invalid.
-    #[error("piece {number} of {variable}, from index {start:?} on, can't be decoded: {why}")]
-    Piece {
-        /// Number of the piece, from 0.
+    /// The bytes of a chunk, or their description, are invalid.
+    #[error("chunk {number} of {variable}, from index {start:?} on, can't be decoded: {why}")]
+    Chunk {
+        /// Number of the chunk, from 0.
         number: usize,
         /// Name of the variable.
         variable: String,
@@ -93,47 +93,47 @@ pub enum HeldError {
 
 /// Buffer and options for writing values.
 struct Turned {
-    room: Vec<u8>,
+    buffer: Vec<u8>,
     replace: Option<Replace>,
 }
 
-enum Failed {
+enum HeldFailure {
     Array(ArrayError),
     Write(io::Error),
 }
 
-impl From<ArrayError> for Failed {
+impl From<ArrayError> for HeldFailure {
     fn from(error: ArrayError) -> Self {
         Self::Array(error)
     }
 }
 
-impl From<io::Error> for Failed {
+impl From<io::Error> for HeldFailure {
     fn from(error: io::Error) -> Self {
         Self::Write(error)
     }
 }
 
-impl Held {
-    /// Returns the description for a program as JSON: [`Held`] without the data that only decoding needs.
+impl VariablePart {
+    /// Returns the description for a program as JSON: [`VariablePart`] without the data that only decoding needs.
     #[must_use]
-    pub fn told(&self, input: &str) -> serde_json::Value {
-        let piece = |one: &HeldPiece| serde_json::json!({ "start": one.start, "shape": one.shape });
-        let pieces: Vec<_> = self.pieces.iter().map(piece).collect();
+    pub fn described(&self, input: &str) -> serde_json::Value {
+        let chunk = |one: &HeldChunk| serde_json::json!({ "start": one.start, "shape": one.shape });
+        let chunks: Vec<_> = self.chunks.iter().map(chunk).collect();
         serde_json::json!({
-            "input": input, "variable": self.variable, "dtype": self.dtype, "itemsize": self.element, "shape": self.shape, "pieces": pieces,
+            "input": input, "variable": self.variable, "dtype": self.dtype, "itemsize": self.element, "shape": self.shape, "chunks": chunks,
         })
     }
 
-    /// Decodes all pieces from the bytes `stored`.
+    /// Decodes all chunks from the bytes `stored`.
     ///
     /// # Errors
-    /// The error of the first piece that cannot be decoded, or of `out`.
+    /// The error of the first chunk that cannot be decoded, or of `out`.
     pub fn decode(&self, stored: &[u8], out: &mut dyn Write) -> Result<(), HeldError> {
         self.decode_all(&[stored], out)
     }
 
-    /// Decodes all pieces, like [`Self::decode`], from the bytes of several files.
+    /// Decodes all chunks, like [`Self::decode`], from the bytes of several files.
     ///
     /// # Errors
     /// Like [`Self::decode`].
@@ -142,17 +142,17 @@ impl Held {
         let absent = self.absent.as_ref();
         let replace = absent.map(|absent| absent.replace(self.element));
         let mut turned = Turned {
-            room: Vec::new(),
+            buffer: Vec::new(),
             replace: replace.transpose().map_err(HeldError::Absent)?,
         };
-        for (number, piece) in self.pieces.iter().enumerate() {
-            let done = self.piece(piece, (stored, &mut decoder), &mut turned, out);
+        for (number, chunk) in self.chunks.iter().enumerate() {
+            let done = self.chunk(chunk, (stored, &mut decoder), &mut turned, out);
             done.map_err(|failed| match failed {
-                Failed::Write(error) => HeldError::Write(error),
-                Failed::Array(why) => HeldError::Piece {
+                HeldFailure::Write(error) => HeldError::Write(error),
+                HeldFailure::Array(why) => HeldError::Chunk {
                     number,
                     variable: self.variable.clone(),
-                    start: piece.start.clone(),
+                    start: chunk.start.clone(),
                     why,
                 },
             })?;
@@ -160,28 +160,28 @@ impl Held {
         Ok(())
     }
 
-    fn piece(
+    fn chunk(
         &self,
-        piece: &HeldPiece,
+        chunk: &HeldChunk,
         (stored, decoder): (&[&[u8]], &mut Decoder),
         turned: &mut Turned,
         out: &mut dyn Write,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), HeldFailure> {
         let numbers_fit =
             |size: u8| matches!(size, 2 | 4 | 8) && self.element.is_multiple_of(u32::from(size));
         if !(1..=ELEMENT_BYTES_MAX).contains(&self.element) || !self.swap.is_none_or(numbers_fit) {
             return Err(ArrayError::ElementSize.into());
         }
-        let bytes = bytes_of(piece, stored).ok_or(ArrayError::Beyond)?;
+        let bytes = bytes_of(chunk, stored).ok_or(ArrayError::Beyond)?;
         let mut write = |values: &[u8]| self.turn(values, turned, out);
-        let Some(chunk) = &self.chunk else {
-            return self.values(piece, bytes, &mut write);
+        let Some(chunk_shape) = &self.chunk_shape else {
+            return self.values(chunk, bytes, &mut write);
         };
-        let raw = self.bytes_of(chunk)?;
+        let raw = self.bytes_of(chunk_shape)?;
         if raw > RAW_BYTES_MAX {
             return Err(ArrayError::TooLarge.into());
         }
-        let spec = plain(piece.codecs.as_ref().unwrap_or(&self.codecs), raw);
+        let spec = plain(chunk.codecs.as_ref().unwrap_or(&self.codecs), raw);
         codec::check(&spec.codecs)?;
         let how = (spec.codecs.as_slice(), spec.dtype.size());
         let (found, _) = decoder.decode(how, Some(raw), bytes)?;
@@ -189,16 +189,16 @@ impl Held {
             let (found, expected) = (found.len(), raw);
             return Err(ArrayError::Size { found, expected }.into());
         }
-        let fits = piece.shape.len() == chunk.len()
-            && piece
+        let fits = chunk.shape.len() == chunk_shape.len()
+            && chunk
                 .shape
                 .iter()
-                .zip(chunk)
+                .zip(chunk_shape)
                 .all(|(taken, all)| taken <= all);
         if !fits {
             return Err(ArrayError::Beyond.into());
         }
-        self.corner(found, (chunk, &piece.shape), &mut write)
+        self.corner(found, (chunk_shape, &chunk.shape), &mut write)
     }
 
     /// Returns the size of an array of these values, in bytes.
@@ -219,12 +219,12 @@ impl Held {
     /// Writes plain values.
     fn values(
         &self,
-        piece: &HeldPiece,
+        chunk: &HeldChunk,
         bytes: &[u8],
         write: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> Result<(), Failed> {
-        let expected = self.bytes_of(&piece.shape)?;
-        let (Some(stride), Some((&rows, row))) = (piece.stride, piece.shape.split_first()) else {
+    ) -> Result<(), HeldFailure> {
+        let expected = self.bytes_of(&chunk.shape)?;
+        let (Some(stride), Some((&rows, row))) = (chunk.stride, chunk.shape.split_first()) else {
             let found = bytes.len();
             return match found == expected {
                 true => Ok(write(bytes)?),
@@ -260,7 +260,7 @@ impl Held {
         array: &[u8],
         (all, shape): (&[u64], &[u64]),
         write: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), HeldFailure> {
         // Inner dimensions that are taken completely are contiguous.
         let cut = shape.iter().zip(all).rposition(|(taken, all)| taken != all);
         let cut = cut.unwrap_or(0);
@@ -292,9 +292,9 @@ impl Held {
         if self.swap.is_none() && to.replace.is_none() {
             return out.write_all(values);
         }
-        to.room.resize(SWAPPED_BYTES, 0);
+        to.buffer.resize(SWAPPED_BYTES, 0);
         for values in values.chunks(SWAPPED_BYTES) {
-            let turned = &mut to.room[..values.len()];
+            let turned = &mut to.buffer[..values.len()];
             match self.swap {
                 Some(size) => swap(values, turned, size.into()),
                 None => turned.copy_from_slice(values),
@@ -308,10 +308,10 @@ impl Held {
     }
 }
 
-/// Returns the bytes of a piece, which must be in one file.
-fn bytes_of<'a>(piece: &HeldPiece, stored: &[&'a [u8]]) -> Option<&'a [u8]> {
-    let mut begin = usize::try_from(piece.offset).ok()?;
-    let length = usize::try_from(piece.length).ok()?;
+/// Returns the bytes of a chunk, which must be in one file.
+fn bytes_of<'a>(chunk: &HeldChunk, stored: &[&'a [u8]]) -> Option<&'a [u8]> {
+    let mut begin = usize::try_from(chunk.offset).ok()?;
+    let length = usize::try_from(chunk.length).ok()?;
     for bytes in stored {
         let found = bytes.get(begin..).and_then(|rest| rest.get(..length));
         if found.is_some() {
@@ -323,9 +323,9 @@ fn bytes_of<'a>(piece: &HeldPiece, stored: &[&'a [u8]]) -> Option<&'a [u8]> {
 }
 
 /// Returns a description that decodes to `bytes` bytes.
-fn plain(codecs: &[Codec], bytes: usize) -> Spec {
-    Spec {
-        operation: Operation::Select,
+fn plain(codecs: &[Codec], bytes: usize) -> ArraySpec {
+    ArraySpec {
+        operation: ArrayOperation::Select,
         dtype: Dtype::Uint8,
         big_endian: false,
         shape: Some(vec![bytes as u64]),
@@ -342,29 +342,33 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn decoded(held: &Held, stored: &[u8]) -> Result<Vec<u8>, String> {
+    fn decoded(held: &VariablePart, stored: &[u8]) -> Result<Vec<u8>, String> {
         let mut out = Vec::new();
         let done = held.decode(stored, &mut out);
         done.map(|()| out).map_err(|error| error.to_string())
     }
 
-    fn held(chunk: Option<Vec<u64>>, codecs: Vec<Codec>, pieces: Vec<HeldPiece>) -> Held {
-        Held {
+    fn held(
+        chunk_shape: Option<Vec<u64>>,
+        codecs: Vec<Codec>,
+        chunks: Vec<HeldChunk>,
+    ) -> VariablePart {
+        VariablePart {
             variable: "tas".into(),
             dtype: "int16".into(),
             element: 2,
             swap: None,
             shape: vec![4, 6],
-            chunk,
+            chunk_shape,
             codecs,
             more: 0,
             absent: None,
-            pieces,
+            chunks,
         }
     }
 
-    fn piece(start: [u64; 2], shape: &[u64], offset: usize, length: usize) -> HeldPiece {
-        HeldPiece {
+    fn chunk(start: [u64; 2], shape: &[u64], offset: usize, length: usize) -> HeldChunk {
+        HeldChunk {
             start: start.to_vec(),
             shape: shape.to_vec(),
             offset: offset as u64,
@@ -393,13 +397,13 @@ mod tests {
             .copied()
             .collect();
         let stored = zlib(&shuffled);
-        let chunk = Some(vec![3, 4]);
+        let chunk_shape = Some(vec![3, 4]);
         let codecs = vec![Codec::Zlib, Codec::Shuffle(2)];
-        let whole = piece([0, 0], &[3, 4], 0, stored.len());
+        let whole = chunk([0, 0], &[3, 4], 0, stored.len());
         let mut one = held(
-            chunk.clone(),
+            chunk_shape.clone(),
             codecs,
-            vec![whole.clone(), piece([0, 4], &[2, 2], 0, stored.len())],
+            vec![whole.clone(), chunk([0, 4], &[2, 2], 0, stored.len())],
         );
         let corner = [0, 1, 2, 3, 8, 9, 10, 11];
         assert_eq!(
@@ -409,11 +413,11 @@ mod tests {
         one.swap = Some(2);
         assert_eq!(decoded(&one, &stored).unwrap()[..4], [1, 0, 3, 2]);
         // A chunk to which a filter was not applied.
-        let plain = HeldPiece {
+        let plain = HeldChunk {
             codecs: Some(vec![]),
-            ..piece([0, 0], &[3, 4], stored.len(), 24)
+            ..chunk([0, 0], &[3, 4], stored.len(), 24)
         };
-        let both = held(chunk, one.codecs.clone(), vec![plain, whole]);
+        let both = held(chunk_shape, one.codecs.clone(), vec![plain, whole]);
         let all = [&stored[..], &values].concat();
         assert_eq!(
             decoded(&both, &all).unwrap(),
@@ -422,44 +426,44 @@ mod tests {
         let wrong = decoded(&both, &all[..all.len() - 1]).unwrap_err();
         assert_eq!(
             wrong,
-            "piece 0 of tas, from index [0, 0] on, can't be decoded: its description does not fit its bytes"
+            "chunk 0 of tas, from index [0, 0] on, can't be decoded: its description does not fit its bytes"
         );
         let mut corrupt = all;
         corrupt[2] ^= 0xff;
         let wrong = decoded(&both, &corrupt).unwrap_err();
         assert!(
-            wrong.starts_with("piece 1 of tas, from index [0, 0] on, can't be decoded: zlib: "),
+            wrong.starts_with("chunk 1 of tas, from index [0, 0] on, can't be decoded: zlib: "),
             "{wrong}"
         );
     }
 
     #[test]
-    fn files_are_joined_and_piece_across_two_is_refused() {
+    fn files_are_joined_and_chunk_across_two_is_refused() {
         let files: [&[u8]; 3] = [&[0, 1, 2, 3], &[], &[4, 5, 6, 7, 8, 9]];
-        let of = |pieces: Vec<HeldPiece>| {
+        let of = |chunks: Vec<HeldChunk>| {
             let mut out = Vec::new();
-            let done = held(None, vec![], pieces).decode_all(&files, &mut out);
+            let done = held(None, vec![], chunks).decode_all(&files, &mut out);
             done.map(|()| out).map_err(|error| error.to_string())
         };
-        let got = of(vec![piece([0, 2], &[2], 6, 4), piece([0, 0], &[1], 2, 2)]);
+        let got = of(vec![chunk([0, 2], &[2], 6, 4), chunk([0, 0], &[1], 2, 2)]);
         assert_eq!(got.unwrap(), [6, 7, 8, 9, 2, 3]);
         for (offset, length) in [(2, 4), (8, 4), (10, 2), (usize::MAX, 2)] {
-            let wrong = of(vec![piece([0, 0], &[length as u64 / 2], offset, length)]);
+            let wrong = of(vec![chunk([0, 0], &[length as u64 / 2], offset, length)]);
             assert!(wrong.is_err(), "{offset} {length}");
         }
     }
 
     #[test]
-    fn strided_piece_picks_records_of_variable() {
+    fn strided_chunk_picks_records_of_variable() {
         let values: Vec<u8> = (0..30).collect();
-        let rows = HeldPiece {
+        let rows = HeldChunk {
             stride: Some(10),
-            ..piece([1, 0], &[3, 2], 3, 24)
+            ..chunk([1, 0], &[3, 2], 3, 24)
         };
         let got = decoded(&held(None, vec![], vec![rows.clone()]), &values).unwrap();
         assert_eq!(got, [3, 4, 5, 6, 13, 14, 15, 16, 23, 24, 25, 26]);
         for stride in [0, 3, u64::MAX] {
-            let rows = HeldPiece {
+            let rows = HeldChunk {
                 stride: Some(stride),
                 ..rows.clone()
             };
@@ -468,7 +472,7 @@ mod tests {
                 "{stride}"
             );
         }
-        let run = piece([0, 1], &[2], 4, 4);
+        let run = chunk([0, 1], &[2], 4, 4);
         assert_eq!(
             decoded(&held(None, vec![], vec![run]), &values).unwrap(),
             [4, 5, 6, 7]
@@ -479,15 +483,15 @@ mod tests {
         #[test]
         fn decode_never_reads_past_input_for_any_header(
             element in 0_u32..9, swap in proptest::option::of(0_u8..9),
-            chunk in proptest::option::of(proptest::collection::vec(prop_oneof![0_u64..6, Just(u64::MAX)], 0..4)),
+            chunk_shape in proptest::option::of(proptest::collection::vec(prop_oneof![0_u64..6, Just(u64::MAX)], 0..4)),
             shape in proptest::collection::vec(prop_oneof![0_u64..6, Just(1 << 40), Just(u64::MAX)], 0..4),
             offset in prop_oneof![0_u64..70, Just(u64::MAX)], length in prop_oneof![0_u64..70, Just(u64::MAX)],
             stride in proptest::option::of(prop_oneof![0_u64..20, Just(u64::MAX)]),
             codec in 0_usize..4,
         ) {
             let codecs = [vec![], vec![Codec::Zlib], vec![Codec::Shuffle(0)], vec![Codec::Fletcher32, Codec::Shuffle(3)]];
-            let pieces = vec![HeldPiece { start: vec![], shape, offset, length, stride, codecs: None }];
-            let one = Held { element, swap, ..held(chunk, codecs[codec].clone(), pieces) };
+            let chunks = vec![HeldChunk { start: vec![], shape, offset, length, stride, codecs: None }];
+            let one = VariablePart { element, swap, ..held(chunk_shape, codecs[codec].clone(), chunks) };
             if let Ok(got) = decoded(&one, &[7; 64]) {
                 prop_assert!(got.len() <= 64);
             }

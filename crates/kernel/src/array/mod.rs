@@ -1,9 +1,9 @@
 //! Reductions of n-dimensional arrays in their stored form: decode, select, leave out missing values, and count, sum or find the smallest
 //! or largest value, over all axes or some. The functions are pure functions over bytes.
 //!
-//! A [`Spec`] describes the reduction. [`Plan::new`] checks everything that can be checked without the bytes, and computes the size of
-//! the decoded bytes; only then is memory allocated. [`Reducer::fold`] returns a [`State`]; states of several pieces of the same array
-//! [merge](State::merge), and [`State::finish`] returns the values.
+//! A [`ArraySpec`] describes the reduction. [`ArrayPlan::new`] checks everything that can be checked without the bytes, and computes the size of
+//! the decoded bytes; only then is memory allocated. [`Reducer::fold`] returns an [`ArrayState`]; states of several pieces of the same array
+//! [merge](ArrayState::merge), and [`ArrayState::finish`] returns the values.
 //!
 //! The numbers follow the interface of reductionist (`docs/reductions.md`): the result has the type of the array, and sums of integers
 //! wrap as the type does. Sums of floats are computed in `f64`, in pairs and with compensation, and are rounded once, however the array
@@ -25,15 +25,15 @@ pub(crate) mod values;
 pub use absent::{Absent, absent};
 pub use codec::Codec;
 pub use error::ArrayError;
-pub use held::{Held, HeldError, HeldPiece};
-pub use plan::Plan;
-pub use state::{Reduced, State};
+pub use held::{HeldChunk, HeldError, VariablePart};
+pub use plan::ArrayPlan;
+pub use state::{ArrayState, Reduced};
 pub use text::{Encoded, TextError, columns};
 
 use codec::Decoder;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use values::Values;
+use values::RawValues;
 
 /// Maximum number of dimensions of an array.
 pub const DIMENSIONS_MAX: usize = 32;
@@ -156,7 +156,7 @@ pub(crate) use with_type;
 /// Requested result of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Operation {
+pub enum ArrayOperation {
     /// Number of values that are not missing.
     Count,
     /// Smallest of them.
@@ -200,7 +200,7 @@ pub enum Missing {
 /// Selected part of a dimension, like numpy's `start:end:stride`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say it")]
-pub struct Slice {
+pub struct ArraySlice {
     pub start: i64,
     pub end: i64,
     pub stride: i64,
@@ -208,9 +208,9 @@ pub struct Slice {
 
 /// Reduction of an array.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Spec {
+pub struct ArraySpec {
     /// Requested result.
-    pub operation: Operation,
+    pub operation: ArrayOperation,
     /// Type of the array's values.
     pub dtype: Dtype,
     /// Whether the most significant byte is stored first.
@@ -222,7 +222,7 @@ pub struct Spec {
     /// Axes that are reduced; `None`: all.
     pub axes: Option<Vec<u32>>,
     /// Selected part of each dimension; `None`: all.
-    pub selection: Option<Vec<Slice>>,
+    pub selection: Option<Vec<ArraySlice>>,
     /// Steps that decode the array, in this order.
     pub codecs: Vec<Codec>,
     /// Rule for missing values.
@@ -240,12 +240,12 @@ impl Reducer {
     ///
     /// # Errors
     /// If the bytes do not match the spec.
-    pub fn fold(&mut self, spec: &Spec, stored: &[u8]) -> Result<State, ArrayError> {
-        let plan = Plan::new(spec)?;
+    pub fn fold(&mut self, spec: &ArraySpec, stored: &[u8]) -> Result<ArrayState, ArrayError> {
+        let plan = ArrayPlan::new(spec)?;
         let how = (spec.codecs.as_slice(), spec.dtype.size());
         let (raw, shuffled) = self.decoder.decode(how, plan.raw_bytes(), stored)?;
         let plan = plan.of(raw.len())?;
-        let values = Values::new(raw, (spec.dtype, spec.big_endian), shuffled);
+        let values = RawValues::new(raw, (spec.dtype, spec.big_endian), shuffled);
         fold::fold(&plan, &values)
     }
 
@@ -253,7 +253,7 @@ impl Reducer {
     ///
     /// # Errors
     /// Like [`Self::fold`].
-    pub fn reduce(&mut self, spec: &Spec, stored: &[u8]) -> Result<Reduced, ArrayError> {
+    pub fn reduce(&mut self, spec: &ArraySpec, stored: &[u8]) -> Result<Reduced, ArrayError> {
         Ok(self.fold(spec, stored)?.finish())
     }
 }

@@ -5,8 +5,8 @@
     reason = "lanes number several arrays at once"
 )]
 
-use crate::loops::number::{Number, Tally};
-use crate::loops::simd::{self, Level, Pass};
+use crate::loops::number::{LaneCounter, Number};
+use crate::loops::simd::{self, Level, SimdPass};
 use std::marker::PhantomData;
 
 /// Type with a type for its sums.
@@ -62,7 +62,7 @@ adds_floats!(f32, f64);
 
 /// Rule for values that count.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Keep<T> {
+pub(super) enum ValueRule<T> {
     All,
     Not(T),
     NoneOf(Vec<T>),
@@ -72,7 +72,7 @@ pub(super) enum Keep<T> {
     Valid(T, T),
 }
 
-impl<T: Number> Keep<T> {
+impl<T: Number> ValueRule<T> {
     #[inline(always)]
     fn keeps(&self, value: T) -> bool {
         match self {
@@ -90,12 +90,12 @@ const LANES: usize = 32;
 
 /// Returns the sum, computed in lanes, then in pairs.
 pub(super) fn sum<T: Adds>(level: Level, values: &[u8]) -> T::Sum {
-    simd::run(level, Sum::<T>(values, PhantomData))
+    simd::run(level, SumPass::<T>(values, PhantomData))
 }
 
-struct Sum<'a, T>(&'a [u8], PhantomData<T>);
+struct SumPass<'a, T>(&'a [u8], PhantomData<T>);
 
-impl<T: Adds> Pass for Sum<'_, T> {
+impl<T: Adds> SimdPass for SumPass<'_, T> {
     type Output = T::Sum;
 
     #[inline(always)]
@@ -131,7 +131,7 @@ pub(super) fn sum_compensated<T: Adds<Sum = f64>>(level: Level, values: &[u8]) -
 
 struct SumCompensated<'a, T>(&'a [u8], PhantomData<T>);
 
-impl<T: Adds<Sum = f64>> Pass for SumCompensated<'_, T> {
+impl<T: Adds<Sum = f64>> SimdPass for SumCompensated<'_, T> {
     type Output = Compensated;
 
     #[inline(always)]
@@ -168,9 +168,9 @@ pub(crate) fn two_sum(a: f64, b: f64) -> Compensated {
 /// Returns the largest or smallest value, and whether any value was NaN.
 pub(super) fn extreme<T: Number, const MAX: bool>(level: Level, values: &[u8]) -> (T, bool) {
     match T::SIZE {
-        1 => simd::run(level, Extreme::<T, MAX, 256>(values, PhantomData)),
-        2 => simd::run(level, Extreme::<T, MAX, 128>(values, PhantomData)),
-        _ => simd::run(level, Extreme::<T, MAX, 64>(values, PhantomData)),
+        1 => simd::run(level, ExtremePass::<T, MAX, 256>(values, PhantomData)),
+        2 => simd::run(level, ExtremePass::<T, MAX, 128>(values, PhantomData)),
+        _ => simd::run(level, ExtremePass::<T, MAX, 64>(values, PhantomData)),
     }
 }
 
@@ -187,9 +187,9 @@ pub(super) const fn worst<T: Number, const MAX: bool>() -> T {
     if MAX { T::LOWEST } else { T::HIGHEST }
 }
 
-struct Extreme<'a, T, const MAX: bool, const L: usize>(&'a [u8], PhantomData<T>);
+struct ExtremePass<'a, T, const MAX: bool, const L: usize>(&'a [u8], PhantomData<T>);
 
-impl<T: Number, const MAX: bool, const L: usize> Pass for Extreme<'_, T, MAX, L> {
+impl<T: Number, const MAX: bool, const L: usize> SimdPass for ExtremePass<'_, T, MAX, L> {
     type Output = (T, bool);
 
     #[inline(always)]
@@ -226,16 +226,16 @@ impl<T: Number, const MAX: bool, const L: usize> Pass for Extreme<'_, T, MAX, L>
 pub(super) fn mask<T: Number>(
     level: Level,
     values: &[u8],
-    keep: &Keep<T>,
+    keep: &ValueRule<T>,
     neutral: T,
     to: &mut [u8],
 ) -> u64 {
     match keep {
-        Keep::All => {
+        ValueRule::All => {
             to.copy_from_slice(values);
             (values.len() / T::SIZE) as u64
         }
-        Keep::Not(missing) => {
+        ValueRule::Not(missing) => {
             let keeps = |value: T| value != *missing;
             simd::run(
                 level,
@@ -247,7 +247,7 @@ pub(super) fn mask<T: Number>(
                 },
             )
         }
-        Keep::Within(least, most) => {
+        ValueRule::Within(least, most) => {
             let keeps = |value: T| !((value < *least) | (value > *most));
             simd::run(
                 level,
@@ -259,7 +259,7 @@ pub(super) fn mask<T: Number>(
                 },
             )
         }
-        Keep::NoneOf(_) | Keep::Valid(..) => {
+        ValueRule::NoneOf(_) | ValueRule::Valid(..) => {
             let keeps = |value: T| keep.keeps(value);
             simd::run(
                 Level::Portable,
@@ -281,7 +281,7 @@ struct Mask<'a, T, F> {
     keeps: F,
 }
 
-impl<T: Number, F: Fn(T) -> bool> Pass for Mask<'_, T, F> {
+impl<T: Number, F: Fn(T) -> bool> SimdPass for Mask<'_, T, F> {
     type Output = u64;
 
     #[inline(always)]
@@ -302,8 +302,8 @@ impl<T: Number, F: Fn(T) -> bool> Pass for Mask<'_, T, F> {
 }
 
 /// Increments each count whose value counts.
-pub(super) fn count_each<T: Number>(values: &[u8], keep: &Keep<T>, counts: &mut [i64]) {
-    if *keep == Keep::All {
+pub(super) fn count_each<T: Number>(values: &[u8], keep: &ValueRule<T>, counts: &mut [i64]) {
+    if *keep == ValueRule::All {
         counts.iter_mut().for_each(|count| *count += 1);
         return;
     }
@@ -338,7 +338,7 @@ pub(super) fn add_each_float<T: Adds<Sum = f64>>(
 
 struct AddFloats<'a, T>(&'a [u8], &'a mut [Compensated], PhantomData<T>);
 
-impl<T: Adds<Sum = f64>> Pass for AddFloats<'_, T> {
+impl<T: Adds<Sum = f64>> SimdPass for AddFloats<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -356,7 +356,7 @@ pub(super) fn add_each<T: Adds<Sum = u64>>(level: Level, values: &[u8], sums: &m
 
 struct AddWhole<'a, T>(&'a [u8], &'a mut [u64], PhantomData<T>);
 
-impl<T: Adds<Sum = u64>> Pass for AddWhole<'_, T> {
+impl<T: Adds<Sum = u64>> SimdPass for AddWhole<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -378,7 +378,7 @@ pub(super) fn extreme_each<T: Number, const MAX: bool>(
 
 struct ExtremeEach<'a, T, const MAX: bool>(&'a [u8], &'a mut [T]);
 
-impl<T: Number, const MAX: bool> Pass for ExtremeEach<'_, T, MAX> {
+impl<T: Number, const MAX: bool> SimdPass for ExtremeEach<'_, T, MAX> {
     type Output = ();
 
     #[inline(always)]

@@ -4,23 +4,23 @@
 //! Neighbouring dimensions that are taken completely, and that are all reduced or all kept, are merged into one.
 
 use super::error::ArrayError;
-use super::state::Cells;
+use super::state::StateCells;
 use super::{
-    DIMENSIONS_MAX, Literal, MISSING_MAX, Missing, Operation, RAW_BYTES_MAX, RESULT_BYTES_MAX,
-    Slice, Spec, codec, with_type,
+    ArrayOperation, ArraySlice, ArraySpec, DIMENSIONS_MAX, Literal, MISSING_MAX, Missing,
+    RAW_BYTES_MAX, RESULT_BYTES_MAX, codec, with_type,
 };
 use crate::loops::number::Number;
 
 /// Spec that passed all checks.
 #[derive(Debug)]
-pub struct Plan<'a> {
-    pub(super) spec: &'a Spec,
+pub struct ArrayPlan<'a> {
+    pub(super) spec: &'a ArraySpec,
     raw_bytes: Option<usize>,
 }
 
 /// One dimension of the walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Dimension {
+pub(super) struct WalkDimension {
     /// Number of selected indices.
     pub(super) length: usize,
     /// Distance from one index to the next, in values.
@@ -31,23 +31,23 @@ pub(super) struct Dimension {
 
 /// Walk over all selected values.
 #[derive(Debug)]
-pub(super) struct Walk<'a> {
-    pub(super) spec: &'a Spec,
+pub(super) struct ArrayWalk<'a> {
+    pub(super) spec: &'a ArraySpec,
     /// Position of the first value.
     pub(super) first: usize,
     /// Dimensions, the slowest first; the last one is walked at once.
-    pub(super) dimensions: Vec<Dimension>,
+    pub(super) dimensions: Vec<WalkDimension>,
     /// Shape of the result.
     pub(super) shape: Vec<u64>,
     pub(super) cells: usize,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> ArrayPlan<'a> {
     /// Checks everything that can be checked without the bytes.
     ///
     /// # Errors
     /// If the spec is invalid.
-    pub fn new(spec: &'a Spec) -> Result<Self, ArrayError> {
+    pub fn new(spec: &'a ArraySpec) -> Result<Self, ArrayError> {
         codec::check(&spec.codecs)?;
         let raw_bytes = spec
             .shape
@@ -75,7 +75,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns the walk over `found` bytes.
-    pub(super) fn of(&self, found: usize) -> Result<Walk<'a>, ArrayError> {
+    pub(super) fn of(&self, found: usize) -> Result<ArrayWalk<'a>, ArrayError> {
         let spec = self.spec;
         let size = spec.dtype.size();
         let shape = match (&spec.shape, self.raw_bytes) {
@@ -109,7 +109,7 @@ fn raw_bytes(shape: &[u64], size: usize) -> Result<usize, ArrayError> {
         .ok_or(ArrayError::TooLarge)
 }
 
-fn check_selection(selection: Option<&[Slice]>, dimensions: usize) -> Result<(), ArrayError> {
+fn check_selection(selection: Option<&[ArraySlice]>, dimensions: usize) -> Result<(), ArrayError> {
     let Some(slices) = selection else {
         return Ok(());
     };
@@ -134,7 +134,7 @@ fn check_axes(axes: Option<&[u32]>, dimensions: usize) -> Result<(), ArrayError>
     }
 }
 
-fn check_missing(spec: &Spec) -> Result<(), ArrayError> {
+fn check_missing(spec: &ArraySpec) -> Result<(), ArrayError> {
     with_type!(spec.dtype, T => match &spec.missing {
         None => Ok(()),
         Some(Missing::Values(values)) if values.len() > MISSING_MAX => Err(ArrayError::ManyMissing),
@@ -156,7 +156,7 @@ fn check_missing(spec: &Spec) -> Result<(), ArrayError> {
 
 /// Converts a number to a value of the array, exactly: a number that the type cannot represent is refused. Only decimals for floats are
 /// rounded, to finite values.
-pub(super) fn literal<T: Number>(spec: &Spec, value: Literal) -> Result<T, ArrayError> {
+pub(super) fn literal<T: Number>(spec: &ArraySpec, value: Literal) -> Result<T, ArrayError> {
     let parsed = || T::parse(&value.to_string()).filter(|parsed| parsed.to_f64().is_finite());
     // Floats can represent only some integers.
     let is_exact = |parsed: &T, whole: i128| T::INTEGER || whole_of(parsed.to_f64()) == Some(whole);
@@ -182,7 +182,7 @@ fn whole_of(real: f64) -> Option<i128> {
 }
 
 /// Returns the first index and the number of indices.
-pub(super) fn taken(slice: Slice, length: u64) -> (u64, u64) {
+pub(super) fn taken(slice: ArraySlice, length: u64) -> (u64, u64) {
     let (length, backwards) = (i128::from(length), slice.stride < 0);
     // The interval from `low` up to `high`, as the interface defines it for either direction.
     let place = |index: i64| {
@@ -214,15 +214,15 @@ pub(super) fn taken(slice: Slice, length: u64) -> (u64, u64) {
     clippy::cast_possible_truncation,
     reason = "an array has no more than RAW_BYTES_MAX values"
 )]
-fn walk<'a>(spec: &'a Spec, shape: &[u64]) -> Result<Walk<'a>, ArrayError> {
+fn walk<'a>(spec: &'a ArraySpec, shape: &[u64]) -> Result<ArrayWalk<'a>, ArrayError> {
     let count = shape.len();
-    let all = Slice {
+    let all = ArraySlice {
         start: 0,
         end: i64::MAX,
         stride: 1,
     };
     let slice = |axis: usize| spec.selection.as_ref().map_or(all, |slices| slices[axis]);
-    let selects = spec.operation == Operation::Select;
+    let selects = spec.operation == ArrayOperation::Select;
     let reduced = |axis: usize| match &spec.axes {
         _ if selects => false,
         None => true,
@@ -234,13 +234,13 @@ fn walk<'a>(spec: &'a Spec, shape: &[u64]) -> Result<Walk<'a>, ArrayError> {
     let kept: Vec<usize> = (0..count).filter(|axis| !reduced(*axis)).collect();
     let result: Vec<u64> = kept.iter().map(|axis| selected[*axis].1).collect();
     let cells = result.iter().product::<u64>() as usize;
-    if cells.saturating_mul(Cells::bytes_each(spec)) > RESULT_BYTES_MAX {
+    if cells.saturating_mul(StateCells::bytes_each(spec)) > RESULT_BYTES_MAX {
         return Err(ArrayError::ResultTooLarge);
     }
     // If no axis is reduced, the result has the storage order of the array; otherwise its last axis is the fastest.
     let as_array = spec.fortran
         && (selects || spec.axes.as_ref().is_some_and(Vec::is_empty))
-        && spec.operation != Operation::Count;
+        && spec.operation != ArrayOperation::Count;
     let mut to_cells = vec![None; count];
     let mut stride = 1;
     let order: Box<dyn Iterator<Item = &usize>> = if as_array {
@@ -258,13 +258,13 @@ fn walk<'a>(spec: &'a Spec, shape: &[u64]) -> Result<Walk<'a>, ArrayError> {
     } else {
         Box::new((0..count).rev())
     };
-    let (mut dimensions, mut first, mut stride) = (Vec::<Dimension>::new(), 0, 1_isize);
+    let (mut dimensions, mut first, mut stride) = (Vec::<WalkDimension>::new(), 0, 1_isize);
     for axis in memory {
         let (start, length) = selected[axis];
         first += start as usize * stride.unsigned_abs();
         // A stride that leaves the array at once is never used.
         let by = slice(axis).stride.clamp(-(1 << 40), 1 << 40) as isize;
-        let dimension = Dimension {
+        let dimension = WalkDimension {
             length: length as usize,
             step: by.saturating_mul(stride),
             cells: to_cells[axis],
@@ -279,7 +279,7 @@ fn walk<'a>(spec: &'a Spec, shape: &[u64]) -> Result<Walk<'a>, ArrayError> {
         stride *= shape[axis] as isize;
     }
     dimensions.reverse();
-    Ok(Walk {
+    Ok(ArrayWalk {
         spec,
         first,
         dimensions,
@@ -289,7 +289,7 @@ fn walk<'a>(spec: &'a Spec, shape: &[u64]) -> Result<Walk<'a>, ArrayError> {
 }
 
 /// Returns two dimensions as one, if a walk over both is a walk over one.
-fn joined(faster: &Dimension, slower: &Dimension) -> Option<Dimension> {
+fn joined(faster: &WalkDimension, slower: &WalkDimension) -> Option<WalkDimension> {
     let by = isize::try_from(faster.length).ok()?;
     let goes_on = |fast: isize, slow: isize| fast.checked_mul(by) == Some(slow);
     let alike = match (faster.cells, slower.cells) {
@@ -297,7 +297,7 @@ fn joined(faster: &Dimension, slower: &Dimension) -> Option<Dimension> {
         (Some(fast), Some(slow)) => goes_on(fast, slow),
         _ => false,
     };
-    (alike && goes_on(faster.step, slower.step)).then(|| Dimension {
+    (alike && goes_on(faster.step, slower.step)).then(|| WalkDimension {
         length: faster.length * slower.length,
         ..*faster
     })

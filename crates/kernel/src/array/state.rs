@@ -2,23 +2,23 @@
 
 use super::error::ArrayError;
 use super::pass::{Adds, Compensated, add_compensated, with_nan};
-use super::{Dtype, Operation, Spec, with_type};
+use super::{ArrayOperation, ArraySpec, Dtype, with_type};
 use serde::{Deserialize, Serialize};
 
 /// State of each value of a result. States of pieces of one array can be merged.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct State {
-    pub(super) operation: Operation,
+pub struct ArrayState {
+    pub(super) operation: ArrayOperation,
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
     /// Count for each value of the result, or one count for all if values are selected.
     pub(super) counts: Vec<i64>,
-    pub(super) cells: Cells,
+    pub(super) cells: StateCells,
 }
 
 /// Cells, one for each value of the result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Cells {
+pub(super) enum StateCells {
     /// The counts are the values.
     Counted,
     /// Sums of integers, modulo 2^64.
@@ -44,20 +44,20 @@ pub struct Reduced {
     pub counts: Vec<i64>,
 }
 
-impl Cells {
+impl StateCells {
     /// Returns the number of bytes for each cell of a result.
-    pub(super) fn bytes_each(spec: &Spec) -> usize {
+    pub(super) fn bytes_each(spec: &ArraySpec) -> usize {
         let counted = 8;
         match spec.operation {
-            Operation::Select => spec.dtype.size(),
-            Operation::Count => counted,
-            Operation::Min | Operation::Max => counted + spec.dtype.size(),
-            Operation::Sum => counted + size_of::<Compensated>(),
+            ArrayOperation::Select => spec.dtype.size(),
+            ArrayOperation::Count => counted,
+            ArrayOperation::Min | ArrayOperation::Max => counted + spec.dtype.size(),
+            ArrayOperation::Sum => counted + size_of::<Compensated>(),
         }
     }
 }
 
-impl State {
+impl ArrayState {
     /// Merges the state of another piece of the same array.
     ///
     /// # Errors
@@ -71,19 +71,19 @@ impl State {
             return Err(ArrayError::OtherReduction);
         }
         match (&mut self.cells, &other.cells) {
-            (Cells::Counted, Cells::Counted) => {}
-            (Cells::Whole(own), Cells::Whole(more)) if own.len() == more.len() => {
+            (StateCells::Counted, StateCells::Counted) => {}
+            (StateCells::Whole(own), StateCells::Whole(more)) if own.len() == more.len() => {
                 let both = own.iter_mut().zip(more);
                 both.for_each(|(own, more)| *own = own.wrapping_add(*more));
             }
-            (Cells::Rounded(own), Cells::Rounded(more)) if own.len() == more.len() => {
+            (StateCells::Rounded(own), StateCells::Rounded(more)) if own.len() == more.len() => {
                 for (own, (sum, lost)) in own.iter_mut().zip(more) {
                     let (total, small) = add_compensated(*own, *sum);
                     *own = (total, small + lost);
                 }
             }
-            (Cells::Extreme(own), Cells::Extreme(more)) if own.len() == more.len() => {
-                let max = self.operation == Operation::Max;
+            (StateCells::Extreme(own), StateCells::Extreme(more)) if own.len() == more.len() => {
+                let max = self.operation == ArrayOperation::Max;
                 with_type!(self.dtype, T => better::<T>(own, more, max));
             }
             _ => return Err(ArrayError::OtherReduction),
@@ -106,7 +106,7 @@ impl State {
         } = self;
         let size = dtype.size();
         let bytes = match cells {
-            Cells::Counted => {
+            StateCells::Counted => {
                 dtype = Dtype::Int64;
                 counts
                     .iter()
@@ -114,16 +114,16 @@ impl State {
                     .collect()
             }
             // Sums wrap as the type does.
-            Cells::Whole(sums) => {
+            StateCells::Whole(sums) => {
                 let low = |sum: u64| sum.to_le_bytes().into_iter().take(size);
                 sums.into_iter().flat_map(low).collect()
             }
-            Cells::Rounded(sums) => rounded(&sums, dtype),
-            Cells::Extreme(mut values) => {
-                with_type!(dtype, T => of_none::<T>(&mut values, &counts, operation == Operation::Max));
+            StateCells::Rounded(sums) => rounded(&sums, dtype),
+            StateCells::Extreme(mut values) => {
+                with_type!(dtype, T => of_none::<T>(&mut values, &counts, operation == ArrayOperation::Max));
                 values
             }
-            Cells::Selected(values) => values,
+            StateCells::Selected(values) => values,
         };
         Reduced {
             dtype,

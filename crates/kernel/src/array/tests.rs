@@ -1,7 +1,7 @@
 //! Compares reductions of arrays with a plain model: indices one by one, in `f64`, which represents all values and sums of these tests
 //! exactly.
 
-#![allow(clippy::float_cmp, reason = "results are told exactly")]
+#![allow(clippy::float_cmp, reason = "results are exact")]
 
 use super::codec::{crc32c, fletcher32};
 use super::*;
@@ -105,7 +105,7 @@ fn store(raw: &[u8], codecs: &[Codec]) -> Vec<u8> {
     bytes
 }
 
-fn python(slice: Slice, length: i64) -> Vec<u64> {
+fn python(slice: ArraySlice, length: i64) -> Vec<u64> {
     let clamp = |index: i64, low: i64, high: i64| {
         (if index < 0 { index + length } else { index }).clamp(low, high)
     };
@@ -145,7 +145,7 @@ fn is_missing(missing: Option<&Missing>, value: f64) -> bool {
 }
 
 /// Returns values and counts, by the index in the result.
-fn model(spec: &Spec, at: impl Fn(&[u64]) -> f64) -> (Vec<f64>, Vec<i64>, Vec<u64>) {
+fn model(spec: &ArraySpec, at: impl Fn(&[u64]) -> f64) -> (Vec<f64>, Vec<i64>, Vec<u64>) {
     let shape = spec.shape.clone().unwrap();
     let all = |length: &u64| (0..*length).collect::<Vec<_>>();
     let taken: Vec<Vec<u64>> = match &spec.selection {
@@ -159,7 +159,7 @@ fn model(spec: &Spec, at: impl Fn(&[u64]) -> f64) -> (Vec<f64>, Vec<i64>, Vec<u6
                 .collect()
         }
     };
-    let selects = spec.operation == Operation::Select;
+    let selects = spec.operation == ArrayOperation::Select;
     let reduced = |axis: usize| match &spec.axes {
         _ if selects => false,
         None => true,
@@ -177,7 +177,7 @@ fn model(spec: &Spec, at: impl Fn(&[u64]) -> f64) -> (Vec<f64>, Vec<i64>, Vec<u6
         cells.entry(cell).or_default().push(value);
     }
     let as_array = spec.fortran
-        && (selects || (spec.axes == Some(vec![]) && spec.operation != Operation::Count));
+        && (selects || (spec.axes == Some(vec![]) && spec.operation != ArrayOperation::Count));
     let mut order = indices(&result);
     if as_array {
         order.sort_by_key(|index| index.iter().rev().copied().collect::<Vec<_>>());
@@ -194,12 +194,12 @@ fn model(spec: &Spec, at: impl Fn(&[u64]) -> f64) -> (Vec<f64>, Vec<i64>, Vec<u6
         counts.push(count);
         values.push(match spec.operation {
             #[allow(clippy::cast_precision_loss, reason = "it is small")]
-            Operation::Count => count as f64,
+            ArrayOperation::Count => count as f64,
             _ if raw => all[0],
-            Operation::Sum => there.sum(),
-            Operation::Min if count > 0 => there.fold(f64::INFINITY, f64::min),
-            Operation::Max if count > 0 => there.fold(f64::NEG_INFINITY, f64::max),
-            operation => of_none(spec.dtype, operation == Operation::Max),
+            ArrayOperation::Sum => there.sum(),
+            ArrayOperation::Min if count > 0 => there.fold(f64::INFINITY, f64::min),
+            ArrayOperation::Max if count > 0 => there.fold(f64::NEG_INFINITY, f64::max),
+            operation => of_none(spec.dtype, operation == ArrayOperation::Max),
         });
     }
     if selects {
@@ -215,7 +215,7 @@ fn of_none(dtype: Dtype, max: bool) -> f64 {
     with_type!(dtype, T => (if max { <T as Adds>::LEAST } else { <T as Adds>::MOST }).to_f64())
 }
 
-fn slices(shape: Vec<u64>) -> impl Strategy<Value = Vec<Slice>> {
+fn slices(shape: Vec<u64>) -> impl Strategy<Value = Vec<ArraySlice>> {
     let slice = |length: u64| {
         let end = i64::try_from(length).unwrap() + 2;
         let stride = prop_oneof![3 => Just(1_i64), 1 => Just(-1), 2 => -7_i64..8]
@@ -224,7 +224,7 @@ fn slices(shape: Vec<u64>) -> impl Strategy<Value = Vec<Slice>> {
             prop_oneof![Just(0), -end..end],
             prop_oneof![Just(end), -end..end],
         );
-        (ends, stride).prop_map(|((start, end), stride)| Slice { start, end, stride })
+        (ends, stride).prop_map(|((start, end), stride)| ArraySlice { start, end, stride })
     };
     shape.into_iter().map(slice).collect::<Vec<_>>()
 }
@@ -275,7 +275,7 @@ fn shapes() -> impl Strategy<Value = Vec<u64>> {
 prop_compose! {
     fn specs()(shape in shapes(), dtype in proptest::sample::select(&DTYPES[..]))(
         operation in proptest::sample::select(&[
-            Operation::Count, Operation::Min, Operation::Max, Operation::Sum, Operation::Select,
+            ArrayOperation::Count, ArrayOperation::Min, ArrayOperation::Max, ArrayOperation::Sum, ArrayOperation::Select,
         ][..]),
         selection in proptest::option::of(slices(shape.clone())),
         axes in proptest::option::of(proptest::sample::subsequence(
@@ -285,8 +285,8 @@ prop_compose! {
         missing in missing(),
         (big_endian, fortran) in any::<(bool, bool)>(),
         (shape, dtype) in Just((shape, dtype)),
-    ) -> Spec {
-        Spec { operation, dtype, big_endian, shape: Some(shape), fortran, axes, selection, codecs, missing }
+    ) -> ArraySpec {
+        ArraySpec { operation, dtype, big_endian, shape: Some(shape), fortran, axes, selection, codecs, missing }
     }
 }
 
@@ -298,7 +298,7 @@ struct Array {
 }
 
 impl Array {
-    fn of(spec: &Spec, seed: u64) -> Self {
+    fn of(spec: &ArraySpec, seed: u64) -> Self {
         let shape = spec.shape.clone().unwrap();
         let count: u64 = shape.iter().product();
         let value = |place: u64| {
@@ -348,11 +348,11 @@ proptest! {
         let found = Reducer::default().reduce(&spec, &array.stored).unwrap();
         prop_assert_eq!(&found.shape, &shape);
         prop_assert_eq!(&found.counts, &counts);
-        let expected = if spec.operation == Operation::Count { Dtype::Int64 } else { spec.dtype };
+        let expected = if spec.operation == ArrayOperation::Count { Dtype::Int64 } else { spec.dtype };
         prop_assert_eq!(found.dtype, expected);
         // Sums of small types wrap: the high bits of the model's sums are cut off.
         let cut = |value: f64| match spec.operation {
-            Operation::Sum => values_of(&bytes_of(value, expected, false), expected)[0],
+            ArrayOperation::Sum => values_of(&bytes_of(value, expected, false), expected)[0],
             _ => value,
         };
         let values: Vec<f64> = values.into_iter().map(cut).collect();
@@ -362,24 +362,24 @@ proptest! {
     #[test]
     fn merged_pieces_equal_whole_reduction(spec in specs(), seed in any::<u32>(), cut in any::<usize>()) {
         // The reduced dimension is the first of an array in C order.
-        let spec = Spec { fortran: false, selection: None, codecs: vec![], axes: None, ..spec };
-        prop_assume!(spec.operation != Operation::Select);
+        let spec = ArraySpec { fortran: false, selection: None, codecs: vec![], axes: None, ..spec };
+        prop_assume!(spec.operation != ArrayOperation::Select);
         let array = Array::of(&spec, seed.into());
         let shape = spec.shape.clone().unwrap();
         let rows = usize::try_from(shape[0]).unwrap();
         let row = array.stored.len() / rows;
         let cut = cut % (rows + 1);
-        let mut all: Option<State> = None;
+        let mut all: Option<ArrayState> = None;
         for (range, length) in [(0..cut, cut), (cut..rows, rows - cut)] {
             if length == 0 {
                 continue;
             }
             let piece = [&[length as u64], &shape[1..]].concat();
-            let part = Spec { shape: Some(piece), ..spec.clone() };
+            let part = ArraySpec { shape: Some(piece), ..spec.clone() };
             let bytes = &array.stored[range.start * row..range.end * row];
             let state = Reducer::default().fold(&part, bytes).unwrap();
             let sent = postcard::to_allocvec(&state).unwrap();
-            let state: State = postcard::from_bytes(&sent).unwrap();
+            let state: ArrayState = postcard::from_bytes(&sent).unwrap();
             match &mut all {
                 None => all = Some(state),
                 Some(all) => all.merge(&state).unwrap(),
@@ -428,13 +428,13 @@ proptest! {
             true => shape.iter().map(|length| length % 5).collect(),
             false => shape,
         });
-        let slice = |[start, end, stride]: [i64; 3]| Slice { start, end, stride };
-        let spec = Spec {
+        let slice = |[start, end, stride]: [i64; 3]| ArraySlice { start, end, stride };
+        let spec = ArraySpec {
             shape,
             axes,
             selection: ends.map(|ends| ends.into_iter().map(slice).collect()),
             codecs: if small { vec![] } else { vec![codec] },
-            ..plain(Operation::Sum, Dtype::Uint8)
+            ..plain(ArrayOperation::Sum, Dtype::Uint8)
         };
         let _ = Reducer::default().reduce(&spec, &stored);
         if let Some(length) = spec.shape.as_ref().filter(|_| small).map(|shape| shape.iter().product::<u64>()) {
@@ -443,8 +443,8 @@ proptest! {
     }
 }
 
-fn plain(operation: Operation, dtype: Dtype) -> Spec {
-    Spec {
+fn plain(operation: ArrayOperation, dtype: Dtype) -> ArraySpec {
+    ArraySpec {
         operation,
         dtype,
         big_endian: false,
@@ -457,12 +457,12 @@ fn plain(operation: Operation, dtype: Dtype) -> Spec {
     }
 }
 
-fn floats(operation: Operation, values: &[f64], missing: Option<Missing>) -> (f64, i64) {
+fn floats(operation: ArrayOperation, values: &[f64], missing: Option<Missing>) -> (f64, i64) {
     let bytes: Vec<u8> = values
         .iter()
         .flat_map(|value| value.to_le_bytes())
         .collect();
-    let spec = Spec {
+    let spec = ArraySpec {
         missing,
         ..plain(operation, Dtype::Float64)
     };
@@ -474,34 +474,41 @@ fn floats(operation: Operation, values: &[f64], missing: Option<Missing>) -> (f6
 fn nan_and_infinities_follow_documentation() {
     let (nan, infinity) = (f64::NAN, f64::INFINITY);
     let above_0 = Some(Missing::Outside(Some(Literal::Int(0)), None));
-    assert!(floats(Operation::Max, &[1.0, nan, 2.0], None).0.is_nan());
-    assert!(floats(Operation::Min, &[nan, 1.0], None).0.is_nan());
     assert!(
-        floats(Operation::Sum, &[nan, 1.0], above_0.clone())
+        floats(ArrayOperation::Max, &[1.0, nan, 2.0], None)
+            .0
+            .is_nan()
+    );
+    assert!(floats(ArrayOperation::Min, &[nan, 1.0], None).0.is_nan());
+    assert!(
+        floats(ArrayOperation::Sum, &[nan, 1.0], above_0.clone())
             .0
             .is_nan()
     );
     assert_eq!(
-        floats(Operation::Sum, &[nan, 1.0, -1.0], above_0.clone()).1,
+        floats(ArrayOperation::Sum, &[nan, 1.0, -1.0], above_0.clone()).1,
         2
     );
     assert_eq!(
-        floats(Operation::Count, &[nan, 1.0, -1.0], above_0),
+        floats(ArrayOperation::Count, &[nan, 1.0, -1.0], above_0),
         (1.0, 1)
     );
-    assert_eq!(floats(Operation::Sum, &[infinity, 1.0], None).0, infinity);
+    assert_eq!(
+        floats(ArrayOperation::Sum, &[infinity, 1.0], None).0,
+        infinity
+    );
     assert!(
-        floats(Operation::Sum, &[infinity, -infinity], None)
+        floats(ArrayOperation::Sum, &[infinity, -infinity], None)
             .0
             .is_nan()
     );
-    assert_eq!(floats(Operation::Max, &[-infinity], None).0, -infinity);
+    assert_eq!(floats(ArrayOperation::Max, &[-infinity], None).0, -infinity);
     let only_1 = Some(Missing::Values(vec![Literal::Float(1.0)]));
     assert_eq!(
-        floats(Operation::Max, &[1.0, 1.0], only_1.clone()),
+        floats(ArrayOperation::Max, &[1.0, 1.0], only_1.clone()),
         (f64::MIN, 0)
     );
-    assert_eq!(floats(Operation::Sum, &[1.0, nan], only_1).1, 1);
+    assert_eq!(floats(ArrayOperation::Sum, &[1.0, nan], only_1).1, 1);
 }
 
 #[test]
@@ -511,14 +518,14 @@ fn compensated_sums_are_close_to_exact() {
         .chain(std::iter::repeat_n(1.0, 1 << 20))
         .collect();
     assert_eq!(
-        floats(Operation::Sum, &values, None).0,
+        floats(ArrayOperation::Sum, &values, None).0,
         1e16 + f64::from(1 << 20)
     );
     let ones: Vec<u8> = std::iter::repeat_n(1.0_f32.to_le_bytes(), 20_000_000)
         .flatten()
         .collect();
     let found = Reducer::default()
-        .reduce(&plain(Operation::Sum, Dtype::Float32), &ones)
+        .reduce(&plain(ArrayOperation::Sum, Dtype::Float32), &ones)
         .unwrap();
     assert_eq!(values_of(&found.bytes, Dtype::Float32), [2e7]);
 }
@@ -540,7 +547,7 @@ fn integer_sums_wrap_in_their_type() {
             .flat_map(|value| value.to_le_bytes()[..dtype.size()].to_vec())
             .collect();
         let found = Reducer::default()
-            .reduce(&plain(Operation::Sum, dtype), &bytes)
+            .reduce(&plain(ArrayOperation::Sum, dtype), &bytes)
             .unwrap();
         assert_eq!(found.bytes, &sum.to_le_bytes()[..dtype.size()], "{dtype}");
     }
@@ -551,10 +558,10 @@ fn fletcher32_matches_hdf5() {
     // libhdf5 stores this checksum after these bytes.
     assert_eq!(fletcher32(b"abcde"), 0x4ff0_29c7);
     let raw = [1_u8, 2, 3, 4, 5, 6, 7, 8];
-    let spec = Spec {
+    let spec = ArraySpec {
         shape: Some(vec![8]),
         codecs: vec![Codec::Fletcher32],
-        ..plain(Operation::Sum, Dtype::Uint8)
+        ..plain(ArrayOperation::Sum, Dtype::Uint8)
     };
     let mut stored = store(&raw, &spec.codecs);
     assert_eq!(
@@ -572,16 +579,16 @@ fn fletcher32_matches_hdf5() {
 
 #[test]
 fn invalid_spec_is_refused_before_read() {
-    let spec = |shape: &[u64]| Spec {
+    let spec = |shape: &[u64]| ArraySpec {
         shape: Some(shape.to_vec()),
-        ..plain(Operation::Sum, Dtype::Float64)
+        ..plain(ArrayOperation::Sum, Dtype::Float64)
     };
-    let why = |spec: &Spec| Plan::new(spec).unwrap_err();
+    let why = |spec: &ArraySpec| ArrayPlan::new(spec).unwrap_err();
     assert_eq!(why(&spec(&[])), ArrayError::Dimensions(0));
     assert_eq!(why(&spec(&[2, 0])), ArrayError::EmptyDimension(1));
     assert_eq!(why(&spec(&[u64::MAX, 9])), ArrayError::TooLarge);
     assert_eq!(why(&spec(&[1 << 30])), ArrayError::TooLarge);
-    let axes = |axes: &[u32]| Spec {
+    let axes = |axes: &[u32]| ArraySpec {
         axes: Some(axes.to_vec()),
         ..spec(&[2, 3])
     };
@@ -599,14 +606,14 @@ fn invalid_spec_is_refused_before_read() {
         block: 0,
         packed: 9,
     };
-    let unknown = Spec {
+    let unknown = ArraySpec {
         codecs: vec![bits],
         ..spec(&[2])
     };
     assert!(why(&unknown).to_string().contains("bitshuffle"));
-    let missing = |missing| Spec {
+    let missing = |missing| ArraySpec {
         missing: Some(missing),
-        ..plain(Operation::Sum, Dtype::Int8)
+        ..plain(ArrayOperation::Sum, Dtype::Int8)
     };
     for bad in [
         Literal::Int(128),
@@ -627,11 +634,11 @@ fn invalid_spec_is_refused_before_read() {
 fn missing_values_outside_dtype_are_refused() {
     // A whole float is an integer; floats cannot represent all integers.
     let as_type = |dtype, literal| {
-        let spec = Spec {
+        let spec = ArraySpec {
             missing: Some(Missing::Values(vec![literal])),
-            ..plain(Operation::Sum, dtype)
+            ..plain(ArrayOperation::Sum, dtype)
         };
-        Plan::new(&spec).map(drop)
+        ArrayPlan::new(&spec).map(drop)
     };
     let odd = (1 << 53) + 1;
     for (dtype, literal, is_good) in [
@@ -671,14 +678,14 @@ fn decompression_bomb_stops_at_array_size() {
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     for codec in [Codec::Gzip, Codec::Zlib, Codec::Zstd] {
         let stored = store(&zeros, &[codec]);
-        let spec = Spec {
+        let spec = ArraySpec {
             shape: Some(vec![1000]),
             codecs: vec![codec],
-            ..plain(Operation::Sum, Dtype::Int32)
+            ..plain(ArrayOperation::Sum, Dtype::Int32)
         };
         let refused = Reducer::default().reduce(&spec, &stored).unwrap_err();
         assert!(matches!(refused, ArrayError::Corrupt { .. }), "{refused}");
-        let open = Spec {
+        let open = ArraySpec {
             shape: None,
             ..spec
         };

@@ -1,20 +1,20 @@
 //! Values of a column of text, line by line. The process that has read the file's header line sends the column and its format ([`Csv`]);
 //! this module trusts neither these data nor the text.
 
-use super::held::Held;
+use super::held::VariablePart;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
-use tidemill_format::csv::{Csv, LineError, MARK, Number};
+use tidemill_format::csv::{Csv, CsvType, LineError, MARK};
 
 /// Maximum number of bytes of a column in an error.
 const SHOWN_BYTES_MAX: usize = 40;
 
-/// Encoding of the values of an input with a `mapper`.
+/// Encoding of the values of an input with a `variable`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Encoded {
     /// Numbers.
-    Held(Held),
+    Held(VariablePart),
     /// A column of text.
     Text {
         /// Column and format.
@@ -34,9 +34,9 @@ impl Encoded {
 
     /// Returns the description for a program, as JSON.
     #[must_use]
-    pub fn told(&self, input: &str) -> serde_json::Value {
+    pub fn described(&self, input: &str) -> serde_json::Value {
         match self {
-            Self::Held(held) => held.told(input),
+            Self::Held(held) => held.described(input),
             Self::Text { csv } => serde_json::json!({
                 "input": input, "variable": csv.column, "dtype": dtype(csv.number), "itemsize": 8,
             }),
@@ -44,10 +44,10 @@ impl Encoded {
     }
 }
 
-fn dtype(number: Number) -> &'static str {
+fn dtype(number: CsvType) -> &'static str {
     match number {
-        Number::Float => "float64",
-        Number::Int => "int64",
+        CsvType::Float => "float64",
+        CsvType::Int => "int64",
     }
 }
 
@@ -109,20 +109,20 @@ fn value(csv: &Csv, line: &[u8]) -> Result<[u8; 8], String> {
     let wrong = |what: &str| format!("{} is {}, which is {what}", csv.column, shown(text));
     let parsed = std::str::from_utf8(text).ok();
     match csv.number {
-        Number::Float if no_value => Ok(f64::NAN.to_ne_bytes()),
-        Number::Float => {
+        CsvType::Float if no_value => Ok(f64::NAN.to_ne_bytes()),
+        CsvType::Float => {
             let number = parsed.and_then(|text| text.parse::<f64>().ok());
             number
                 .map(f64::to_ne_bytes)
                 .ok_or_else(|| wrong("no number"))
         }
-        Number::Int if no_value => csv.fill.map(i64::to_ne_bytes).ok_or_else(|| {
+        CsvType::Int if no_value => csv.fill.map(i64::to_ne_bytes).ok_or_else(|| {
             format!(
                 "{} has no value: say what stands for that (fill=-1), or read doubles (type=f8)",
                 csv.column
             )
         }),
-        Number::Int => {
+        CsvType::Int => {
             let number = parsed.and_then(|text| text.parse::<i64>().ok());
             number
                 .map(i64::to_ne_bytes)
@@ -142,12 +142,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn csv(said: &str, text: &str) -> Result<Csv, String> {
-        Csv::read(said, &text.as_bytes().to_vec()).map_err(|error| error.to_string())
+    fn csv(spec: &str, text: &str) -> Result<Csv, String> {
+        Csv::read(spec, &text.as_bytes().to_vec()).map_err(|error| error.to_string())
     }
 
-    fn floats(said: &str, text: &str) -> Result<Vec<f64>, String> {
-        let csv = csv(said, text)?;
+    fn floats(spec: &str, text: &str) -> Result<Vec<f64>, String> {
+        let csv = csv(spec, text)?;
         let mut out = Vec::new();
         let from = usize::try_from(csv.begin).unwrap();
         columns(&csv, &text.as_bytes()[from..], from == 0, &mut out).map_err(
@@ -157,9 +157,9 @@ mod tests {
             },
         )?;
         let number = |bytes: &[u8]| match csv.number {
-            Number::Float => f64::from_ne_bytes(bytes.try_into().unwrap()),
+            CsvType::Float => f64::from_ne_bytes(bytes.try_into().unwrap()),
             #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-            Number::Int => i64::from_ne_bytes(bytes.try_into().unwrap()) as f64,
+            CsvType::Int => i64::from_ne_bytes(bytes.try_into().unwrap()) as f64,
         };
         Ok(out.chunks(8).map(number).collect())
     }
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn csv_error_names_line_and_byte() {
-        for (said, text, why) in [
+        for (spec, text, why) in [
             (
                 "b",
                 "a,b\n1,2\n3\n",
@@ -240,8 +240,8 @@ mod tests {
             ("a,quote=;,separator=;", "a\n", "must be different"),
             ("a,fill=3", "a\n", "fill is for integers"),
         ] {
-            let found = floats(said, text).unwrap_err();
-            assert!(found.contains(why), "{said}: {found}");
+            let found = floats(spec, text).unwrap_err();
+            assert!(found.contains(why), "{spec}: {found}");
         }
     }
 
@@ -269,9 +269,9 @@ mod tests {
         }
 
         #[test]
-        fn csv_parse_of_any_text_ends(said in "\\PC{0,40}", text in "[a-c0-9,;\"'\n\r #.\\-\u{feff}]{0,80}") {
-            let _ = floats(&said, &text);
-            let _ = floats(&format!("#0,{said}"), &text);
+        fn csv_parse_of_any_text_ends(spec in "\\PC{0,40}", text in "[a-c0-9,;\"'\n\r #.\\-\u{feff}]{0,80}") {
+            let _ = floats(&spec, &text);
+            let _ = floats(&format!("#0,{spec}"), &text);
             if let Ok(found) = floats("#1,header=no,separator=blanks,type=i8,fill=0", &text) {
                 prop_assert!(found.len() <= text.lines().count());
             }

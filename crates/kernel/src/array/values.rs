@@ -2,7 +2,7 @@
 //! reassembled block by block, so that a reduction reads them from the cache.
 
 use super::{ArrayError, Dtype};
-use crate::loops::simd::{self, Level, Pass};
+use crate::loops::simd::{self, Level, SimdPass};
 use crate::loops::swap;
 
 /// Number of values in a block.
@@ -10,7 +10,7 @@ pub(crate) const BLOCK: usize = 4096;
 
 /// Raw values.
 #[derive(Debug)]
-pub(crate) struct Values<'a> {
+pub(crate) struct RawValues<'a> {
     raw: &'a [u8],
     size: usize,
     shuffled: bool,
@@ -19,7 +19,7 @@ pub(crate) struct Values<'a> {
     constant: bool,
 }
 
-impl<'a> Values<'a> {
+impl<'a> RawValues<'a> {
     pub(crate) fn new(raw: &'a [u8], (dtype, big_endian): (Dtype, bool), shuffled: bool) -> Self {
         let size = dtype.size();
         Self {
@@ -47,29 +47,29 @@ impl<'a> Values<'a> {
         })
     }
 
-    /// Returns values `first` to `first + count`, at most [`BLOCK`]; in `room` if they are not stored like that in memory.
+    /// Returns values `first` to `first + count`, at most [`BLOCK`]; in `buffer` if they are not stored like that in memory.
     pub(crate) fn block<'b>(
         &'b self,
         first: usize,
         count: usize,
-        room: &'b mut Vec<u8>,
+        buffer: &'b mut Vec<u8>,
     ) -> &'b [u8] {
         let size = self.size;
         if self.constant {
-            return self.repeated(count, room);
+            return self.repeated(count, buffer);
         }
         let plain = &self.raw[first * size..][..count * size];
         if !self.shuffled && !self.swapped {
             return plain;
         }
-        room.resize(BLOCK * size, 0);
-        let room = &mut room[..count * size];
+        buffer.resize(BLOCK * size, 0);
+        let buffer = &mut buffer[..count * size];
         if self.shuffled {
-            self.unshuffle(first, count, room);
+            self.unshuffle(first, count, buffer);
         } else {
-            swap::swap(plain, room, size);
+            swap::swap(plain, buffer, size);
         }
-        room
+        buffer
     }
 
     /// Returns the values in place, like [`Self::block`], if they are contiguous and only their byte order differs.
@@ -78,15 +78,15 @@ impl<'a> Values<'a> {
         lie.then(|| &self.raw[first * self.size..][..count * self.size])
     }
 
-    fn repeated<'b>(&self, count: usize, room: &'b mut Vec<u8>) -> &'b [u8] {
-        room.resize(BLOCK * self.size, 0);
-        for value in room.chunks_exact_mut(self.size).take(count) {
+    fn repeated<'b>(&self, count: usize, buffer: &'b mut Vec<u8>) -> &'b [u8] {
+        buffer.resize(BLOCK * self.size, 0);
+        for value in buffer.chunks_exact_mut(self.size).take(count) {
             value.copy_from_slice(self.raw);
             if self.swapped {
                 value.reverse();
             }
         }
-        &room[..count * self.size]
+        &buffer[..count * self.size]
     }
 
     fn unshuffle(&self, first: usize, count: usize, to: &mut [u8]) {
@@ -104,21 +104,21 @@ impl<'a> Values<'a> {
         match self.size {
             2 => simd::run(
                 level,
-                Words::<2> {
+                BytePlanes::<2> {
                     planes: [0, 1].map(plane),
                     to,
                 },
             ),
             4 => simd::run(
                 level,
-                Words::<4> {
+                BytePlanes::<4> {
                     planes: [0, 1, 2, 3].map(plane),
                     to,
                 },
             ),
             _ => simd::run(
                 level,
-                Words::<8> {
+                BytePlanes::<8> {
                     planes: [0, 1, 2, 3, 4, 5, 6, 7].map(plane),
                     to,
                 },
@@ -128,12 +128,12 @@ impl<'a> Values<'a> {
 }
 
 /// Reassembles values of `N` bytes.
-struct Words<'a, const N: usize> {
+struct BytePlanes<'a, const N: usize> {
     planes: [&'a [u8]; N],
     to: &'a mut [u8],
 }
 
-impl<const N: usize> Pass for Words<'_, N> {
+impl<const N: usize> SimdPass for BytePlanes<'_, N> {
     type Output = ();
 
     #[inline(always)]

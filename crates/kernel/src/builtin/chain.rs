@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
-use super::table::{Input, Made, Options};
+use super::table::{FoldInput, KernelOptions, ReadyKernel};
 use super::{BuiltinError, find, run_builtin};
 use crate::fold::{Fold, Stream};
 
@@ -14,8 +14,8 @@ const BUFFER_BYTES: usize = 128 << 10;
 
 /// One kernel of a chain.
 #[derive(Clone, Debug)]
-pub(crate) struct Link {
-    /// Place in the whole stack, from 1.
+pub(crate) struct ChainLink {
+    /// Place in the whole pipeline, from 1.
     pub(crate) number: usize,
     /// Name.
     pub(crate) name: String,
@@ -25,7 +25,7 @@ pub(crate) struct Link {
     pub(crate) spool: PathBuf,
 }
 
-impl Link {
+impl ChainLink {
     pub(crate) fn failed(&self, source: BuiltinError) -> LinkError {
         // The kernel that failed may be a later one, to which this one wrote.
         let source = match source {
@@ -49,7 +49,7 @@ impl Link {
 
 /// Returns the inputs that a kernel's arguments name, which are no data; none if the arguments are invalid.
 pub(crate) fn named_inputs(name: &str, args: &[String]) -> Vec<String> {
-    let options = find(name).and_then(|kernel| Options::parse(kernel, args));
+    let options = find(name).and_then(|kernel| KernelOptions::parse(kernel, args));
     options.map_or_else(
         |_| Vec::new(),
         |options| options.named().map(str::to_owned).collect(),
@@ -66,14 +66,14 @@ pub(crate) struct LinkError {
 }
 
 /// Start of a chain: it accepts bytes, and writes the rest of the output at their end.
-pub(crate) trait Sink: Write {
+pub(crate) trait ChainSink: Write {
     /// Ends the input.
     fn finish(self: Box<Self>) -> Result<(), LinkError>;
 }
 
 /// Chains kernels; the last writes to `out`. All arguments are checked before any kernel runs.
-pub(crate) fn chain(links: &[Link], out: File) -> Result<Box<dyn Sink>, LinkError> {
-    let end: Box<dyn Sink> = Box::new(End {
+pub(crate) fn chain(links: &[ChainLink], out: File) -> Result<Box<dyn ChainSink>, LinkError> {
+    let end: Box<dyn ChainSink> = Box::new(ChainEnd {
         out: BufWriter::with_capacity(BUFFER_BYTES, out),
         last: links.last().cloned(),
     });
@@ -83,37 +83,37 @@ pub(crate) fn chain(links: &[Link], out: File) -> Result<Box<dyn Sink>, LinkErro
         .try_fold(end, |next, link| link.before(next))
 }
 
-impl Link {
+impl ChainLink {
     /// Puts this kernel before another one, or before the end.
-    fn before(&self, next: Box<dyn Sink>) -> Result<Box<dyn Sink>, LinkError> {
+    fn before(&self, next: Box<dyn ChainSink>) -> Result<Box<dyn ChainSink>, LinkError> {
         let failed = |error| self.failed(error);
         let link = self.clone();
         let kernel = find(&self.name).map_err(failed)?;
-        let options = Options::parse(kernel, &self.args).map_err(failed)?;
+        let options = KernelOptions::parse(kernel, &self.args).map_err(failed)?;
         if kernel.prepare.is_some() {
             return Ok(Box::new(Gathering::new(link, next)));
         }
         Ok(match kernel.code.make(&options).map_err(failed)? {
             // The position of a number in text depends on all text before it.
-            (Input::Values, _) if options.is("dtype", "text") => {
+            (FoldInput::Values, _) if options.is("dtype", "text") => {
                 Box::new(Gathering::new(link, next))
             }
-            (_, Made::Stream(stream)) => Box::new(Pushing { link, stream, next }),
-            (_, Made::Fold(fold)) => Box::new(Folding {
+            (_, ReadyKernel::Stream(stream)) => Box::new(Pushing { link, stream, next }),
+            (_, ReadyKernel::Fold(fold)) => Box::new(FoldLink {
                 link,
                 fold,
                 offset: 0,
                 next,
             }),
-            (_, Made::Whole(_)) => Box::new(Gathering::new(link, next)),
+            (_, ReadyKernel::Whole(_)) => Box::new(Gathering::new(link, next)),
         })
     }
 }
 
 struct Pushing {
-    link: Link,
+    link: ChainLink,
     stream: Box<dyn Stream>,
-    next: Box<dyn Sink>,
+    next: Box<dyn ChainSink>,
 }
 
 impl Write for Pushing {
@@ -128,7 +128,7 @@ impl Write for Pushing {
     }
 }
 
-impl Sink for Pushing {
+impl ChainSink for Pushing {
     fn finish(self: Box<Self>) -> Result<(), LinkError> {
         let Self {
             link,
@@ -142,14 +142,14 @@ impl Sink for Pushing {
     }
 }
 
-struct Folding {
-    link: Link,
+struct FoldLink {
+    link: ChainLink,
     fold: Box<dyn Fold>,
     offset: u64,
-    next: Box<dyn Sink>,
+    next: Box<dyn ChainSink>,
 }
 
-impl Write for Folding {
+impl Write for FoldLink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let taken = self.fold.update(self.offset, bytes);
         taken.map_err(|error| self.link.io(error))?;
@@ -162,7 +162,7 @@ impl Write for Folding {
     }
 }
 
-impl Sink for Folding {
+impl ChainSink for FoldLink {
     fn finish(self: Box<Self>) -> Result<(), LinkError> {
         let Self {
             link,
@@ -176,14 +176,14 @@ impl Sink for Folding {
 }
 
 struct Gathering {
-    link: Link,
+    link: ChainLink,
     /// Created with the first bytes.
     file: Option<File>,
-    next: Box<dyn Sink>,
+    next: Box<dyn ChainSink>,
 }
 
 impl Gathering {
-    fn new(link: Link, next: Box<dyn Sink>) -> Self {
+    fn new(link: ChainLink, next: Box<dyn ChainSink>) -> Self {
         let file = None;
         Self { link, file, next }
     }
@@ -207,7 +207,7 @@ impl Write for Gathering {
     }
 }
 
-impl Sink for Gathering {
+impl ChainSink for Gathering {
     fn finish(mut self: Box<Self>) -> Result<(), LinkError> {
         let made = self.file().map(|_| ());
         let Self { link, mut next, .. } = *self;
@@ -222,12 +222,12 @@ impl Sink for Gathering {
     }
 }
 
-struct End {
+struct ChainEnd {
     out: BufWriter<File>,
-    last: Option<Link>,
+    last: Option<ChainLink>,
 }
 
-impl Write for End {
+impl Write for ChainEnd {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.out.write(bytes)
     }
@@ -237,7 +237,7 @@ impl Write for End {
     }
 }
 
-impl Sink for End {
+impl ChainSink for ChainEnd {
     fn finish(mut self: Box<Self>) -> Result<(), LinkError> {
         match (self.out.flush(), self.last) {
             (Err(error), Some(last)) => Err(last.failed(BuiltinError::Write(error))),

@@ -29,31 +29,33 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::BuiltinError;
 use super::series::open;
-use super::table::{Arg, Code, INPUT, Input, Kernel, Options};
+use super::table::{
+    BuiltinKernel, FoldInput, INPUT, KernelArgument, KernelConstructor, KernelOptions,
+};
 use crate::fold::Stream;
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[
-    Kernel {
+pub(super) const KERNELS: &[BuiltinKernel] = &[
+    BuiltinKernel {
         name: "decrypt",
         revision: 1,
         help: "what encrypt encrypted, if key and content are the same",
         args: &[KEY],
         usage: None,
         prepare: None,
-        code: Code::Stream(Input::Bytes, |options| {
+        code: KernelConstructor::Stream(FoldInput::Bytes, |options| {
             let key = key(options)?;
             Ok(Box::new(Decrypt::new(key)))
         }),
     },
-    Kernel {
+    BuiltinKernel {
         name: "encrypt",
         revision: 1,
         help: "all inputs as one, encrypted and authenticated by AES-256-GCM",
         args: &[KEY],
         usage: None,
         prepare: None,
-        code: Code::Stream(Input::Bytes, |options| {
+        code: KernelConstructor::Stream(FoldInput::Bytes, |options| {
             let key = key(options)?;
             let mut salt = [0; SALT_BYTES];
             let chance = getrandom(&mut salt, GetRandomFlags::empty());
@@ -63,7 +65,7 @@ pub(super) const KERNELS: &[Kernel] = &[
     },
 ];
 
-const KEY: &[Arg] = &[Arg {
+const KEY: &[KernelArgument] = &[KernelArgument {
     key: "key",
     values: INPUT,
     default: "",
@@ -83,17 +85,17 @@ const HEADER_BYTES: usize = 80;
 const CHUNKS_AT_ONCE: usize = 16;
 
 /// Key of the user.
-type Key = [u8; 32];
+type CipherKey = [u8; 32];
 
 /// Reads the key.
-fn key(options: &Options) -> Result<Key, BuiltinError> {
+fn key(options: &KernelOptions) -> Result<CipherKey, BuiltinError> {
     let name = options.needed("key", options.text("key"))?;
     let file = open(name)?;
-    if let Ok(key) = Key::try_from(&*file) {
+    if let Ok(key) = CipherKey::try_from(&*file) {
         return Ok(key);
     }
     let text = file.trim_ascii();
-    let mut key = Key::default();
+    let mut key = CipherKey::default();
     let digit = |digit: u8| char::from(digit).to_digit(16);
     let whole = text.len() == 2 * key.len();
     for (byte, pair) in key.iter_mut().zip(text.chunks(2)) {
@@ -142,7 +144,7 @@ impl std::fmt::Debug for Chunks {
 
 impl Chunks {
     /// Derives the key of a file, and the check that confirms the key.
-    fn derive(key: &Key, start: &[u8; 16], salt: &[u8; SALT_BYTES]) -> (Self, [u8; 32]) {
+    fn derive(key: &CipherKey, start: &[u8; 16], salt: &[u8; SALT_BYTES]) -> (Self, [u8; 32]) {
         let mut derived = [0; 64];
         hkdf::Salt::new(HKDF_SHA256, salt)
             .extract(key)
@@ -254,11 +256,11 @@ struct Encrypt {
 }
 
 impl Encrypt {
-    fn new(key: &Key, salt: [u8; SALT_BYTES]) -> Self {
+    fn new(key: &CipherKey, salt: [u8; SALT_BYTES]) -> Self {
         let start = start();
         let (chunks, check) = Chunks::derive(key, &start, &salt);
-        let room = HEADER_BYTES + CHUNKS_AT_ONCE * (CHUNK_BYTES + TAG_BYTES);
-        let mut out = Vec::with_capacity(room);
+        let space = HEADER_BYTES + CHUNKS_AT_ONCE * (CHUNK_BYTES + TAG_BYTES);
+        let mut out = Vec::with_capacity(space);
         out.extend(start);
         out.extend(salt);
         out.extend(check);
@@ -298,7 +300,7 @@ fn write_many(ready: &mut Vec<u8>, out: &mut dyn Write) -> Result<(), BuiltinErr
 /// Decrypts its input.
 #[derive(Debug)]
 struct Decrypt {
-    key: Key,
+    key: CipherKey,
     header: Vec<u8>,
     /// Chunks of the file whose header was read.
     chunks: Option<Chunks>,
@@ -307,7 +309,7 @@ struct Decrypt {
 }
 
 impl Decrypt {
-    fn new(key: Key) -> Self {
+    fn new(key: CipherKey) -> Self {
         Self {
             key,
             header: Vec::with_capacity(HEADER_BYTES),

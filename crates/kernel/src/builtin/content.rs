@@ -13,41 +13,41 @@ use fastcdc::v2020::FastCDC;
 
 use super::BuiltinError;
 use super::series::open;
-use super::table::{Arg, Code, Input, Kernel, Options};
+use super::table::{BuiltinKernel, FoldInput, KernelArgument, KernelConstructor, KernelOptions};
 use crate::fold::{self, Fold};
 use crate::loops::fingerprint::{extend, join};
 use crate::loops::simd::Level;
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[
-    Kernel {
+pub(super) const KERNELS: &[BuiltinKernel] = &[
+    BuiltinKernel {
         name: "dedup",
         revision: 1,
         help: "chunks cut by content, and what is left when equal ones are kept once",
         args: &[CHUNKS],
         usage: None,
         prepare: None,
-        code: Code::Whole(dedup),
+        code: KernelConstructor::Whole(dedup),
     },
-    Kernel {
+    BuiltinKernel {
         name: "fingerprint",
         revision: 1,
         help: "Rabin's fingerprint of each input, and its length",
         args: &[],
         usage: None,
         prepare: None,
-        code: Code::Fold(Input::Bytes, |_| Ok(Box::new(Fingerprint::default()))),
+        code: KernelConstructor::Fold(FoldInput::Bytes, |_| Ok(Box::new(Fingerprint::default()))),
     },
 ];
 
-const CHUNKS: &[Arg] = &[
-    Arg {
+const CHUNKS: &[KernelArgument] = &[
+    KernelArgument {
         key: "size",
         values: "BYTES",
         default: "8192",
         help: "usual size of a chunk, a multiple of 8 from 256 to 2097152; none but the last is shorter than a quarter or longer than 8 times",
     },
-    Arg {
+    KernelArgument {
         key: "out",
         values: "summary|chunks",
         default: "summary",
@@ -110,7 +110,11 @@ impl Fold for Fingerprint {
     }
 }
 
-fn dedup(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
+fn dedup(
+    options: &KernelOptions,
+    inputs: &[String],
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
     const VALID: &str = "a multiple of 8 from 256 to 2097152";
     let size: usize = options.needed("size", options.number("size", VALID)?)?;
     if !(256..=2 << 20).contains(&size) || !size.is_multiple_of(8) {

@@ -1,34 +1,34 @@
 //! `decode`: extracts the values of a variable from the bytes of a file ([`crate::array::Encoded`]). Nodes run it before the kernel of
-//! a task whose input has a `mapper`; it can also be run like any other kernel.
+//! a task whose input has a `variable`; it can also be run like any other kernel.
 
 use std::io::{BufWriter, Write};
 
 use super::BuiltinError;
 use super::partial::Laid;
 use super::series::open;
-use super::table::{Arg, Code, Kernel, Options};
+use super::table::{BuiltinKernel, KernelArgument, KernelConstructor, KernelOptions};
 use crate::array::{Encoded, HeldError, TextError, columns};
 use tidemill_format::csv::Csv;
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[Kernel {
+pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "decode",
     revision: 2,
     help: "the values of a variable that the bytes of the input hold, as inputs with a mapper are decoded",
     args: &[HOW],
     usage: None,
     prepare: None,
-    code: Code::Whole(decode),
+    code: KernelConstructor::Whole(decode),
 }];
 
-const HOW: &[Arg] = &[
-    Arg {
+const HOW: &[KernelArgument] = &[
+    KernelArgument {
         key: "how",
         values: "JSON",
         default: "",
         help: "what is where and how it is decoded; see docs/formats.md",
     },
-    Arg {
+    KernelArgument {
         key: "lies",
         values: "JSON",
         default: "",
@@ -36,7 +36,11 @@ const HOW: &[Arg] = &[
     },
 ];
 
-fn decode(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
+fn decode(
+    options: &KernelOptions,
+    inputs: &[String],
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
     let how = options.needed("how", options.text("how"))?;
     let values: Encoded = serde_json::from_str(how).map_err(|error| {
         options.wrong("how", &error.to_string(), "JSON as docs/formats.md has it")
@@ -108,28 +112,30 @@ mod tests {
     #[test]
     fn csv_error_names_line_of_whole_file() {
         let csv = Csv::read("b,skip=1", &b"made by hand\na,b\n1,2\n3,4\n5,x\n".to_vec()).unwrap();
-        let told = |text: &str, lies: &str| {
+        let reported = |text: &str, lies: &str| {
             let error = lines(&csv, text.as_bytes(), Some(lies), &mut Vec::new()).unwrap_err();
             error.to_string()
         };
         let whole = "1,2\n3,4\n5,x\n";
         assert_eq!(
-            told(whole, r#"{"input": "t", "size": 29, "bytes": [[17, 29]]}"#),
+            reported(whole, r#"{"input": "t", "size": 29, "bytes": [[17, 29]]}"#),
             "line 5, at byte 25 of the file: b is \"x\", which is no number"
         );
         assert_eq!(
-            told(whole, ""),
-            told(whole, r#"{"input": "t", "bytes": [[17, 29]]}"#)
+            reported(whole, ""),
+            reported(whole, r#"{"input": "t", "bytes": [[17, 29]]}"#)
         );
         // Stripes of four bytes; this part has every third stripe: those at 20 and 32.
         let part = r#"{"input": "t", "part": 2, "unit": 4, "width": 3, "bytes": [[4, 12]]}"#;
         assert!(
-            told("3,4\n5,x\n", part).starts_with("the line at byte 32 of the file, number 2 of"),
+            reported("3,4\n5,x\n", part)
+                .starts_with("the line at byte 32 of the file, number 2 of"),
             "{}",
-            told("3,4\n5,x\n", part)
+            reported("3,4\n5,x\n", part)
         );
         assert!(
-            told(whole, r#"{"input": "t", "more": true}"#).starts_with("line 3 of those read here")
+            reported(whole, r#"{"input": "t", "more": true}"#)
+                .starts_with("line 3 of those read here")
         );
     }
 }

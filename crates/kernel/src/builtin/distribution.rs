@@ -4,30 +4,30 @@ use std::io::Write;
 
 use serde::{Deserialize, Serialize};
 
-use super::series::{self, Memory};
-use super::table::{Arg, Code, Input, Kernel, Options};
-use super::values::{FORMAT, Numbers, ORDER, OUT, Take, fold_of_dtype, missing, of_dtype};
+use super::series::{self, SeriesInputs};
+use super::table::{BuiltinKernel, FoldInput, KernelArgument, KernelConstructor, KernelOptions};
+use super::values::{FORMAT, NumericResult, ORDER, OUT, Take, fold_of_dtype, missing, of_dtype};
 use super::{BuiltinError, run_builtin};
 use crate::fold::Fold;
 use crate::loops::number::{Number, decimal};
-use crate::loops::pick::{self, Range};
+use crate::loops::pick::{self, ValueRange};
 use crate::loops::simd::Level;
 use crate::loops::swap;
 
-const HISTOGRAM: &[Arg] = &[
-    Arg {
+const HISTOGRAM: &[KernelArgument] = &[
+    KernelArgument {
         key: "bins",
         values: "N",
         default: "10",
         help: "how many bins, of equal width",
     },
-    Arg {
+    KernelArgument {
         key: "from",
         values: "NUMBER",
         default: "",
         help: "where the first bin begins; the smallest value, if not given (not in pieces)",
     },
-    Arg {
+    KernelArgument {
         key: "to",
         values: "NUMBER",
         default: "",
@@ -35,14 +35,14 @@ const HISTOGRAM: &[Arg] = &[
     },
 ];
 
-const QUANTILE: &[Arg] = &[Arg {
+const QUANTILE: &[KernelArgument] = &[KernelArgument {
     key: "q",
     values: "LIST",
     default: "0.25,0.5,0.75",
     help: "which quantiles, from 0 to 1, with commas between",
 }];
 
-const METHOD: &[Arg] = &[Arg {
+const METHOD: &[KernelArgument] = &[KernelArgument {
     key: "method",
     values: "linear|lower|higher",
     default: "linear",
@@ -50,33 +50,35 @@ const METHOD: &[Arg] = &[Arg {
 }];
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[
-    Kernel {
+pub(super) const KERNELS: &[BuiltinKernel] = &[
+    BuiltinKernel {
         name: "histogram",
         revision: 1,
         help: "how many values lie in each bin: a line each, its begin, its end, the count; then below, above and nan",
         args: &[HISTOGRAM, FORMAT, OUT, ORDER],
         usage: None,
         prepare: Some(whole_range),
-        code: Code::Fold(Input::Values, histogram),
+        code: KernelConstructor::Fold(FoldInput::Values, histogram),
     },
-    Kernel {
+    BuiltinKernel {
         name: "median",
         revision: 1,
         help: "the middle value, exactly",
         args: &[FORMAT, OUT, METHOD, ORDER],
         usage: None,
         prepare: None,
-        code: Code::Whole(|options, inputs, out| quantiles(options, inputs, &[0.5], out)),
+        code: KernelConstructor::Whole(|options, inputs, out| {
+            quantiles(options, inputs, &[0.5], out)
+        }),
     },
-    Kernel {
+    BuiltinKernel {
         name: "quantile",
         revision: 1,
         help: "quantiles, exactly, in one line",
         args: &[QUANTILE, FORMAT, OUT, METHOD, ORDER],
         usage: None,
         prepare: None,
-        code: Code::Whole(|options, inputs, out| {
+        code: KernelConstructor::Whole(|options, inputs, out| {
             let text = options.text("q").unwrap_or_default();
             let number = |word: &str| word.parse().ok().filter(|q| (0.0..=1.0).contains(q));
             let wanted: Option<Vec<f64>> = text.split(',').map(number).collect();
@@ -92,7 +94,7 @@ pub(super) const KERNELS: &[Kernel] = &[
 const BINS_MAX: usize = 1 << 24;
 
 /// Sets `from` and `to` to the smallest and the largest value, if they were not given.
-fn whole_range(options: &mut Options, inputs: &[String]) -> Result<(), BuiltinError> {
+fn whole_range(options: &mut KernelOptions, inputs: &[String]) -> Result<(), BuiltinError> {
     if options.text("from").is_some() && options.text("to").is_some() {
         return Ok(());
     }
@@ -117,7 +119,7 @@ fn whole_range(options: &mut Options, inputs: &[String]) -> Result<(), BuiltinEr
     Ok(())
 }
 
-fn histogram(options: &Options) -> Result<Box<dyn Fold>, BuiltinError> {
+fn histogram(options: &KernelOptions) -> Result<Box<dyn Fold>, BuiltinError> {
     let bins = options.number("bins", "a whole number")?.unwrap_or(1);
     if !(1..=BINS_MAX).contains(&bins) {
         let given = options.text("bins").unwrap_or_default();
@@ -258,13 +260,13 @@ impl<T: Number> Take<T> for Histogram<T> {
 }
 
 fn quantiles(
-    options: &Options,
+    options: &KernelOptions,
     inputs: &[String],
     wanted: &[f64],
     out: &mut dyn Write,
 ) -> Result<(), BuiltinError> {
     let numbers = of_dtype!(options, |T| {
-        Order::<T>::new(options, inputs).map(|order| order.quantiles(wanted, options))
+        OrderStatistics::<T>::new(options, inputs).map(|order| order.quantiles(wanted, options))
     })?;
     numbers.write(options.is("out", "f64"), out)
 }
@@ -279,8 +281,8 @@ const SAMPLED: usize = 20_000;
 const KEPT_MAX: usize = 8 << 20;
 
 /// All values, to find some by their place in the order.
-struct Order<T> {
-    files: Vec<Memory>,
+struct OrderStatistics<T> {
+    files: Vec<SeriesInputs>,
     big_endian: bool,
     missing: Option<T>,
     /// Number of values that are neither NaN nor missing.
@@ -289,7 +291,7 @@ struct Order<T> {
 
 /// Results of a pass for a range.
 #[derive(Debug, Default)]
-struct Pass {
+struct RangePass {
     /// Number of values below the range.
     below: u64,
     /// Number of values in the range.
@@ -298,8 +300,8 @@ struct Pass {
     kept: Vec<u64>,
 }
 
-impl<T: Number> Order<T> {
-    fn new(options: &Options, inputs: &[String]) -> Result<Self, BuiltinError> {
+impl<T: Number> OrderStatistics<T> {
+    fn new(options: &KernelOptions, inputs: &[String]) -> Result<Self, BuiltinError> {
         let mut order = Self {
             files: series::memory(inputs, options)?,
             big_endian: options.is("order", "big") && !options.is("dtype", "text"),
@@ -307,9 +309,9 @@ impl<T: Number> Order<T> {
             count: 0,
         };
         let mut count = 0;
-        order.blocks(|block| count += pick::count(Level::best(), block, Range::<T>::all()));
+        order.blocks(|block| count += pick::count(Level::best(), block, ValueRange::<T>::all()));
         if let Some(missing) = order.missing {
-            let range = Range {
+            let range = ValueRange {
                 from: missing,
                 to: missing,
             };
@@ -342,8 +344,8 @@ impl<T: Number> Order<T> {
         clippy::cast_sign_loss,
         reason = "a place in the order is at least 0 and at most the count"
     )]
-    fn quantiles(&self, wanted: &[f64], options: &Options) -> Numbers {
-        let exact = |value: T| Numbers {
+    fn quantiles(&self, wanted: &[f64], options: &KernelOptions) -> NumericResult {
+        let exact = |value: T| NumericResult {
             values: vec![value.to_f64() + 0.0],
             text: value.text(),
         };
@@ -360,12 +362,12 @@ impl<T: Number> Order<T> {
                     exact(high)
                 } else {
                     let (low, high) = (low.to_f64(), high.to_f64());
-                    Numbers::floats(vec![low * (1.0 - part) + high * part])
+                    NumericResult::floats(vec![low * (1.0 - part) + high * part])
                 }
             });
         }
         let texts: Vec<_> = all.iter().map(|one| one.text.clone()).collect();
-        Numbers {
+        NumericResult {
             text: texts.join(" "),
             values: all.into_iter().flat_map(|one| one.values).collect(),
         }
@@ -377,7 +379,7 @@ impl<T: Number> Order<T> {
         let (mut from, mut to) = (T::LOWEST.ordered(), T::HIGHEST.ordered());
         let mut guess = near(self.sample(), place, self.count);
         loop {
-            let pass = self.pass(Range {
+            let pass = self.pass(ValueRange {
                 from: T::from_ordered(guess.0),
                 to: T::from_ordered(guess.1),
             });
@@ -408,7 +410,7 @@ impl<T: Number> Order<T> {
 
     /// Returns the value at `place`, given the value at the previous place.
     fn after(&self, low: T, place: u64) -> T {
-        let not_above = self.pass(Range {
+        let not_above = self.pass(ValueRange {
             from: T::LOWEST,
             to: low,
         });
@@ -446,17 +448,18 @@ impl<T: Number> Order<T> {
             }
             T::read(&value)
         });
-        let numbers = little.filter(|value| Range::all().has(*value) && !self.is_missing(*value));
+        let numbers =
+            little.filter(|value| ValueRange::all().has(*value) && !self.is_missing(*value));
         numbers.map(T::ordered).collect()
     }
 
-    fn pass(&self, range: Range<T>) -> Pass {
+    fn pass(&self, range: ValueRange<T>) -> RangePass {
         let level = Level::best();
-        let up_to = Range {
+        let up_to = ValueRange {
             from: T::LOWEST,
             to: range.to,
         };
-        let mut pass = Pass::default();
+        let mut pass = RangePass::default();
         let mut not_above = 0;
         let mut kept = vec![0; BLOCK_BYTES];
         self.blocks(|block| {
@@ -472,7 +475,7 @@ impl<T: Number> Order<T> {
         });
         if let Some(missing) = self.missing {
             let mut there = 0;
-            let only = Range {
+            let only = ValueRange {
                 from: missing,
                 to: missing,
             };

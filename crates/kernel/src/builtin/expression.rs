@@ -6,7 +6,7 @@
 //! float. NaN fulfils no comparison except `!=`.
 
 use crate::loops::number::Number;
-use crate::loops::pick::Range;
+use crate::loops::pick::ValueRange;
 
 /// Maximum depth of nested brackets and negations.
 const DEPTH_MAX: usize = 100;
@@ -14,7 +14,7 @@ const DEPTH_MAX: usize = 100;
 /// Set of values: ranges that do not overlap, in order, and whether NaN is in the set.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Set<T> {
-    pub(crate) ranges: Vec<Range<T>>,
+    pub(crate) ranges: Vec<ValueRange<T>>,
     pub(crate) nan: bool,
 }
 
@@ -29,7 +29,7 @@ impl<T: Number> Set<T> {
     fn range(from: Option<T>, to: Option<T>) -> Self {
         match (from, to) {
             (Some(from), Some(to)) if from <= to => Self {
-                ranges: vec![Range { from, to }],
+                ranges: vec![ValueRange { from, to }],
                 nan: false,
             },
             _ => Self::none(),
@@ -51,7 +51,7 @@ impl<T: Number> Set<T> {
                 let from = a.from.larger(b.from);
                 let to = a.to.smaller(b.to);
                 if from <= to {
-                    ranges.push(Range { from, to });
+                    ranges.push(ValueRange { from, to });
                 }
             }
         }
@@ -67,13 +67,13 @@ impl<T: Number> Set<T> {
         for range in &self.ranges {
             if let Some(from) = from.filter(|from| *from < range.from) {
                 let to = range.from.below();
-                ranges.push(Range { from, to });
+                ranges.push(ValueRange { from, to });
             }
             from = (range.to < T::HIGHEST).then(|| range.to.above());
         }
         if let Some(from) = from {
             let to = T::HIGHEST;
-            ranges.push(Range { from, to });
+            ranges.push(ValueRange { from, to });
         }
         Self {
             ranges,
@@ -97,7 +97,7 @@ impl<T: Number> Set<T> {
 
 /// Comparison of a value with a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Comparison {
+pub(crate) enum ValueComparison {
     Less,
     LessOrEqual,
     Greater,
@@ -106,7 +106,7 @@ pub(crate) enum Comparison {
     Unequal,
 }
 
-impl Comparison {
+impl ValueComparison {
     /// Returns the comparison with its sides swapped.
     fn swapped(self) -> Self {
         match self {
@@ -135,7 +135,7 @@ impl Comparison {
             None => (T::bound(wide, true), T::bound(wide, false)),
         };
         let exact = up.filter(|value| Some(*value) == down);
-        let all = Range::<T>::all();
+        let all = ValueRange::<T>::all();
         Some(match self {
             Self::GreaterOrEqual => Set::range(up, Some(all.to)),
             Self::LessOrEqual => Set::range(Some(all.from), down),
@@ -155,7 +155,7 @@ impl Comparison {
 
 /// Parses a condition; the error describes its fault.
 pub(crate) fn parse<T: Number>(text: &str) -> Result<Set<T>, String> {
-    let mut reader = Reader {
+    let mut reader = ExpressionParser {
         rest: text,
         depth: 0,
     };
@@ -168,18 +168,18 @@ pub(crate) fn parse<T: Number>(text: &str) -> Result<Set<T>, String> {
     }
 }
 
-struct Reader<'a> {
+struct ExpressionParser<'a> {
     rest: &'a str,
     depth: usize,
 }
 
 /// Side of a comparison.
-enum Side<'a> {
+enum ComparisonSide<'a> {
     Value,
     Number(&'a str),
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ExpressionParser<'a> {
     fn space(&mut self) {
         self.rest = self.rest.trim_start();
     }
@@ -236,8 +236,10 @@ impl<'a> Reader<'a> {
         while let Some(comparison) = self.comparison() {
             let right = self.side()?;
             let (comparison, number) = match (&left, &right) {
-                (Side::Value, Side::Number(number)) => (comparison, number),
-                (Side::Number(number), Side::Value) => (comparison.swapped(), number),
+                (ComparisonSide::Value, ComparisonSide::Number(number)) => (comparison, number),
+                (ComparisonSide::Number(number), ComparisonSide::Value) => {
+                    (comparison.swapped(), number)
+                }
                 _ => {
                     return Err(
                         "a comparison needs x on one side and a number on the other".to_owned()
@@ -252,14 +254,14 @@ impl<'a> Reader<'a> {
         set.ok_or_else(|| format!("a comparison was expected before {:?}", self.rest))
     }
 
-    fn comparison(&mut self) -> Option<Comparison> {
+    fn comparison(&mut self) -> Option<ValueComparison> {
         let known = [
-            ("<=", Comparison::LessOrEqual),
-            (">=", Comparison::GreaterOrEqual),
-            ("==", Comparison::Equal),
-            ("!=", Comparison::Unequal),
-            ("<", Comparison::Less),
-            (">", Comparison::Greater),
+            ("<=", ValueComparison::LessOrEqual),
+            (">=", ValueComparison::GreaterOrEqual),
+            ("==", ValueComparison::Equal),
+            ("!=", ValueComparison::Unequal),
+            ("<", ValueComparison::Less),
+            (">", ValueComparison::Greater),
         ];
         known
             .into_iter()
@@ -267,7 +269,7 @@ impl<'a> Reader<'a> {
             .map(|(_, comparison)| comparison)
     }
 
-    fn side(&mut self) -> Result<Side<'a>, String> {
+    fn side(&mut self) -> Result<ComparisonSide<'a>, String> {
         self.space();
         let is_end = |at: char| at.is_whitespace() || "<>=!&|()".contains(at);
         let end = self.rest.find(is_end).unwrap_or(self.rest.len());
@@ -277,9 +279,9 @@ impl<'a> Reader<'a> {
         }
         self.rest = rest;
         Ok(if word == "x" {
-            Side::Value
+            ComparisonSide::Value
         } else {
-            Side::Number(word)
+            ComparisonSide::Number(word)
         })
     }
 }

@@ -7,13 +7,13 @@ use std::io::Write;
 use serde::{Deserialize, Serialize};
 
 use super::BuiltinError;
-use super::table::{Arg, Code, Input, Kernel};
+use super::table::{BuiltinKernel, FoldInput, KernelArgument, KernelConstructor};
 use super::values::{FORMAT, ORDER, Take, fold_of_dtype, missing};
+use crate::loops::local_extrema::{self, turn};
 use crate::loops::number::Number;
 use crate::loops::simd::Level;
-use crate::loops::turns::{self, turn};
 
-const SHOW: &[Arg] = &[Arg {
+const SHOW: &[KernelArgument] = &[KernelArgument {
     key: "show",
     values: "count|list",
     default: "count",
@@ -21,14 +21,14 @@ const SHOW: &[Arg] = &[Arg {
 }];
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[Kernel {
+pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "extrema",
     revision: 1,
     help: "local maxima and minima: values above, or below, both their neighbours",
     args: &[SHOW, FORMAT, ORDER],
     usage: None,
     prepare: None,
-    code: Code::Fold(Input::Values, |options| {
+    code: KernelConstructor::Fold(FoldInput::Values, |options| {
         let list = options.is("show", "list");
         fold_of_dtype!(options, |T| {
             missing::<T>(options).map(|missing| Extrema::<T> {
@@ -56,13 +56,13 @@ struct Extrema<T: Number> {
     /// Index, whether it is a maximum, value; only if a list is requested.
     found: Vec<(u64, bool, T)>,
     /// Stretches of processed values, by the index of their first value.
-    stretches: BTreeMap<u64, Stretch<T>>,
+    stretches: BTreeMap<u64, ValueStretch<T>>,
 }
 
 /// Values at the ends of a stretch, one or two at each end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
-struct Stretch<T: Number> {
+struct ValueStretch<T: Number> {
     end: u64,
     head: Vec<T>,
     tail: Vec<T>,
@@ -108,7 +108,7 @@ impl<T: Number> Extrema<T> {
                     self.look(first + (start + middle) as u64, near);
                 }
             } else {
-                let (maxima, minima) = turns::count::<T>(Level::best(), block);
+                let (maxima, minima) = local_extrema::count::<T>(Level::best(), block);
                 self.maxima += maxima;
                 self.minima += minima;
             }
@@ -117,7 +117,7 @@ impl<T: Number> Extrema<T> {
     }
 
     /// Adds an examined stretch, and joins it with its neighbours.
-    fn join(&mut self, mut start: u64, mut stretch: Stretch<T>) {
+    fn join(&mut self, mut start: u64, mut stretch: ValueStretch<T>) {
         if let Some(after) = self.stretches.remove(&stretch.end) {
             stretch = self.joined(start, stretch, after);
         }
@@ -131,7 +131,12 @@ impl<T: Number> Extrema<T> {
         self.stretches.insert(start, stretch);
     }
 
-    fn joined(&mut self, start: u64, before: Stretch<T>, after: Stretch<T>) -> Stretch<T> {
+    fn joined(
+        &mut self,
+        start: u64,
+        before: ValueStretch<T>,
+        after: ValueStretch<T>,
+    ) -> ValueStretch<T> {
         let seam = before.end - before.tail.len() as u64;
         let near = [before.tail.as_slice(), &after.head].concat();
         for (index, near) in (seam + 1..).zip(near.windows(3)) {
@@ -151,7 +156,7 @@ impl<T: Number> Extrema<T> {
                 .collect();
         }
         let end = after.end;
-        Stretch { end, head, tail }
+        ValueStretch { end, head, tail }
     }
 }
 
@@ -164,7 +169,7 @@ impl<T: Number> Take<T> for Extrema<T> {
         self.within(first, values);
         let few = count.min(2);
         let read = |from: usize| values[from * T::SIZE..].chunks_exact(T::SIZE).map(T::read);
-        let stretch = Stretch {
+        let stretch = ValueStretch {
             end: first + count as u64,
             head: read(0).take(few).collect(),
             tail: read(count - few).collect(),

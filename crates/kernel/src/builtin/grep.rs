@@ -8,19 +8,21 @@ use grep_searcher::{Searcher, SearcherBuilder, Sink, SinkMatch};
 use serde::{Deserialize, Serialize};
 
 use super::BuiltinError;
-use super::table::{Code, Input, Kernel, Made, Options, Usage};
+use super::table::{
+    ArgumentUsage, BuiltinKernel, FoldInput, KernelConstructor, KernelOptions, ReadyKernel,
+};
 use crate::fold::{self, Fold, Stream};
 
 const GREP_ARGS: &str = "-c or --count (the default), --lines (the lines that match), --offsets (the byte that each begins at), \
      -i (ignore case), -w (whole words), -v (lines that do not match), -F (no pattern but plain text), -j COUNT (threads that count), -e PATTERN, PATTERN";
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[Kernel {
+pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "grep",
     revision: 1,
     help: "lines that match a regular expression: how many, they themselves, or where they begin",
     args: &[],
-    usage: Some(Usage {
+    usage: Some(ArgumentUsage {
         text: GREP_ARGS,
         check: |options| Grep::parse(options).map(|_| ()),
     }),
@@ -31,16 +33,16 @@ pub(super) const KERNELS: &[Kernel] = &[Kernel {
         }
         Ok(())
     }),
-    code: Code::Either(Input::Bytes, |options| {
+    code: KernelConstructor::Either(FoldInput::Bytes, |options| {
         let grep = Grep::parse(options)?;
         let show = grep.show;
         let search = grep.search()?;
         Ok(match show {
-            Show::Count => Made::Fold(Box::new(Count {
+            GrepOutput::Count => ReadyKernel::Fold(Box::new(LineCounter {
                 search,
-                found: Found::default(),
+                found: GrepState::default(),
             })),
-            show => Made::Stream(Box::new(Lines {
+            show => ReadyKernel::Stream(Box::new(LineWriter {
                 search,
                 show,
                 begun: Vec::new(),
@@ -52,7 +54,7 @@ pub(super) const KERNELS: &[Kernel] = &[Kernel {
 
 /// Form of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Show {
+enum GrepOutput {
     #[default]
     Count,
     Lines,
@@ -63,7 +65,7 @@ enum Show {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Grep {
     pattern: String,
-    show: Show,
+    show: GrepOutput,
     ignore_case: bool,
     word: bool,
     invert: bool,
@@ -72,7 +74,7 @@ struct Grep {
 }
 
 impl Grep {
-    fn parse(options: &Options) -> Result<Self, BuiltinError> {
+    fn parse(options: &KernelOptions) -> Result<Self, BuiltinError> {
         let mut grep = Self::default();
         let mut found = None;
         let mut args = options.raw.iter();
@@ -102,15 +104,15 @@ impl Grep {
         Ok(grep)
     }
 
-    fn flags(&mut self, flags: &str, options: &Options) -> Result<(), BuiltinError> {
+    fn flags(&mut self, flags: &str, options: &KernelOptions) -> Result<(), BuiltinError> {
         match flags {
-            "--count" => self.show = Show::Count,
-            "--lines" => self.show = Show::Lines,
-            "--offsets" => self.show = Show::Offsets,
+            "--count" => self.show = GrepOutput::Count,
+            "--lines" => self.show = GrepOutput::Lines,
+            "--offsets" => self.show = GrepOutput::Offsets,
             _ => {
                 for flag in flags.chars().skip(1) {
                     match flag {
-                        'c' => self.show = Show::Count,
+                        'c' => self.show = GrepOutput::Count,
                         'i' => self.ignore_case = true,
                         'w' => self.word = true,
                         'v' => self.invert = true,
@@ -123,7 +125,7 @@ impl Grep {
         Ok(())
     }
 
-    fn search(self) -> Result<Search, BuiltinError> {
+    fn search(self) -> Result<LineSearch, BuiltinError> {
         let matcher = RegexMatcherBuilder::new()
             .case_insensitive(self.ignore_case)
             .word(self.word)
@@ -139,7 +141,7 @@ impl Grep {
             .invert_match(self.invert)
             .bom_sniffing(false)
             .build();
-        Ok(Search { matcher, searcher })
+        Ok(LineSearch { matcher, searcher })
     }
 }
 
@@ -151,12 +153,12 @@ fn no_pattern() -> BuiltinError {
 
 /// Searches whole lines.
 #[derive(Debug)]
-struct Search {
+struct LineSearch {
     matcher: RegexMatcher,
     searcher: Searcher,
 }
 
-impl Search {
+impl LineSearch {
     fn each(
         &mut self,
         lines: &[u8],
@@ -170,7 +172,7 @@ impl Search {
         let mut count = 0;
         self.each(
             lines,
-            Each(|_: &SinkMatch<'_>| {
+            LineSink(|_: &SinkMatch<'_>| {
                 count += 1;
                 Ok(())
             }),
@@ -180,9 +182,9 @@ impl Search {
 }
 
 /// Passes on each line that matches.
-struct Each<F>(F);
+struct LineSink<F>(F);
 
-impl<F: FnMut(&SinkMatch<'_>) -> io::Result<()>> Sink for Each<F> {
+impl<F: FnMut(&SinkMatch<'_>) -> io::Result<()>> Sink for LineSink<F> {
     type Error = io::Error;
 
     fn matched(&mut self, _: &Searcher, line: &SinkMatch<'_>) -> Result<bool, Self::Error> {
@@ -199,21 +201,21 @@ fn lines(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
 
 /// Counts lines, in any pieces.
 #[derive(Debug)]
-struct Count {
-    search: Search,
-    found: Found,
+struct LineCounter {
+    search: LineSearch,
+    found: GrepState,
 }
 
 /// Partial state: number of matching lines, and stretches of processed bytes, by their first byte.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Found {
+struct GrepState {
     lines: u64,
-    stretches: BTreeMap<u64, Stretch>,
+    stretches: BTreeMap<u64, LineStretch>,
 }
 
 /// Lines at the ends of a stretch, which may be parts of lines.
 #[derive(Debug, Serialize, Deserialize)]
-struct Stretch {
+struct LineStretch {
     end: u64,
     /// Bytes up to and including the first newline; all if there is none.
     head: Vec<u8>,
@@ -221,9 +223,9 @@ struct Stretch {
     tail: Option<Vec<u8>>,
 }
 
-impl Count {
+impl LineCounter {
     /// Adds a stretch and joins it with its neighbours.
-    fn join(&mut self, mut start: u64, mut stretch: Stretch) -> Result<(), BuiltinError> {
+    fn join(&mut self, mut start: u64, mut stretch: LineStretch) -> Result<(), BuiltinError> {
         if let Some(after) = self.found.stretches.remove(&stretch.end) {
             stretch = self.joined(stretch, after)?;
         }
@@ -238,12 +240,16 @@ impl Count {
         Ok(())
     }
 
-    fn joined(&mut self, before: Stretch, after: Stretch) -> Result<Stretch, BuiltinError> {
+    fn joined(
+        &mut self,
+        before: LineStretch,
+        after: LineStretch,
+    ) -> Result<LineStretch, BuiltinError> {
         let (mut head, end) = (before.head, after.end);
         let Some(mut begun) = before.tail else {
             head.extend(after.head);
             let tail = after.tail;
-            return Ok(Stretch { end, head, tail });
+            return Ok(LineStretch { end, head, tail });
         };
         begun.extend(after.head);
         let tail = match after.tail {
@@ -254,25 +260,25 @@ impl Count {
             }
         };
         let tail = Some(tail);
-        Ok(Stretch { end, head, tail })
+        Ok(LineStretch { end, head, tail })
     }
 }
 
-impl Fold for Count {
+impl Fold for LineCounter {
     fn update(&mut self, offset: u64, bytes: &[u8]) -> Result<(), BuiltinError> {
         if bytes.is_empty() {
             return Ok(());
         }
         let end = offset + bytes.len() as u64;
         let stretch = match lines(bytes) {
-            None => Stretch {
+            None => LineStretch {
                 end,
                 head: bytes.to_vec(),
                 tail: None,
             },
             Some((head, whole, tail)) => {
                 self.found.lines += self.search.count(whole)?;
-                Stretch {
+                LineStretch {
                     end,
                     head: head.to_vec(),
                     tail: Some(tail.to_vec()),
@@ -287,7 +293,7 @@ impl Fold for Count {
     }
 
     fn merge(&mut self, state: &[u8]) -> Result<(), BuiltinError> {
-        let other: Found = fold::decode(state)?;
+        let other: GrepState = fold::decode(state)?;
         self.found.lines += other.lines;
         for (start, stretch) in other.stretches {
             self.join(start, stretch)?;
@@ -309,24 +315,24 @@ impl Fold for Count {
 
 /// Writes lines, or their offsets, as they arrive.
 #[derive(Debug)]
-struct Lines {
-    search: Search,
-    show: Show,
+struct LineWriter {
+    search: LineSearch,
+    show: GrepOutput,
     /// Start of the current line.
     begun: Vec<u8>,
     /// Offset of that line in the input.
     offset: u64,
 }
 
-impl Lines {
+impl LineWriter {
     /// Searches whole lines; only the last may have no newline.
     fn search(&mut self, lines: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         let (show, start) = (self.show, self.offset);
         self.offset += lines.len() as u64;
         self.search.each(
             lines,
-            Each(|line: &SinkMatch<'_>| match show {
-                Show::Offsets => writeln!(out, "{}", start + line.absolute_byte_offset()),
+            LineSink(|line: &SinkMatch<'_>| match show {
+                GrepOutput::Offsets => writeln!(out, "{}", start + line.absolute_byte_offset()),
                 _ if line.bytes().ends_with(b"\n") => out.write_all(line.bytes()),
                 _ => out
                     .write_all(line.bytes())
@@ -336,7 +342,7 @@ impl Lines {
     }
 }
 
-impl Stream for Lines {
+impl Stream for LineWriter {
     fn push(&mut self, bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         let Some((mut head, mut whole, tail)) = lines(bytes) else {
             self.begun.extend_from_slice(bytes);

@@ -9,43 +9,43 @@ use std::io::Write;
 
 use super::BuiltinError;
 use super::series::open;
-use super::table::{Arg, Code, Kernel, Options};
-use crate::loops::edges::Image;
+use super::table::{BuiltinKernel, KernelArgument, KernelConstructor, KernelOptions};
+use crate::loops::edges::GreyImage;
 use crate::loops::edges::canny::canny;
 use crate::loops::edges::sobel::sobel;
 use crate::loops::simd::Level;
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[Kernel {
+pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "edges",
     revision: 1,
     help: "edges of a grey image, by Sobel or Canny",
     args: &[EDGES],
     usage: None,
     prepare: None,
-    code: Code::Whole(edges),
+    code: KernelConstructor::Whole(edges),
 }];
 
-const EDGES: &[Arg] = &[
-    Arg {
+const EDGES: &[KernelArgument] = &[
+    KernelArgument {
         key: "method",
         values: "sobel|canny",
         default: "sobel",
         help: "sobel: the length of the gradient; canny: 255 on edges, 0 elsewhere",
     },
-    Arg {
+    KernelArgument {
         key: "width",
         values: "PIXELS",
         default: "",
         help: "pixels in a row of a raw image (a PGM file says it itself)",
     },
-    Arg {
+    KernelArgument {
         key: "low",
         values: "LENGTH",
         default: "100",
         help: "canny: gradients longer than this continue an edge",
     },
-    Arg {
+    KernelArgument {
         key: "high",
         values: "LENGTH",
         default: "200",
@@ -53,7 +53,11 @@ const EDGES: &[Arg] = &[
     },
 ];
 
-fn edges(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
+fn edges(
+    options: &KernelOptions,
+    inputs: &[String],
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
     let [name] = inputs else {
         let (kernel, count) = (options.kernel.name, inputs.len());
         return Err(BuiltinError::Inputs { kernel, count });
@@ -77,7 +81,7 @@ fn edges(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<()
 }
 
 /// Returns a threshold of gradients; no gradient is longer than 2040.
-fn threshold(options: &Options, key: &'static str) -> Result<i16, BuiltinError> {
+fn threshold(options: &KernelOptions, key: &'static str) -> Result<i16, BuiltinError> {
     const VALID: &str = "a number from 0 to 32767";
     let value: Option<i16> = options.number(key, VALID)?;
     match value {
@@ -86,18 +90,18 @@ fn threshold(options: &Options, key: &'static str) -> Result<i16, BuiltinError> 
     }
 }
 
-fn raw<'a>(options: &Options, pixels: &'a [u8]) -> Result<Image<'a>, BuiltinError> {
+fn raw<'a>(options: &KernelOptions, pixels: &'a [u8]) -> Result<GreyImage<'a>, BuiltinError> {
     let valid = format!("a divisor of {}, the bytes of the input", pixels.len());
     match options.number("width", &valid)? {
         Some(width) if width > 0 && pixels.len().is_multiple_of(width) => {
-            Ok(Image { pixels, width })
+            Ok(GreyImage { pixels, width })
         }
         _ => Err(options.wrong("width", options.text("width").unwrap_or_default(), &valid)),
     }
 }
 
 /// Returns the header and the pixels of a binary PGM file.
-fn pgm(file: &[u8]) -> Option<(&[u8], Image<'_>)> {
+fn pgm(file: &[u8]) -> Option<(&[u8], GreyImage<'_>)> {
     let mut rest = file.strip_prefix(b"P5")?;
     let mut number = || {
         loop {
@@ -117,5 +121,10 @@ fn pgm(file: &[u8]) -> Option<(&[u8], Image<'_>)> {
     let pixels = rest.get(1..)?;
     let whole =
         width.checked_mul(height)? == pixels.len() && width > 0 && (1..=255).contains(&highest);
-    whole.then(|| (&file[..file.len() - pixels.len()], Image { pixels, width }))
+    whole.then(|| {
+        (
+            &file[..file.len() - pixels.len()],
+            GreyImage { pixels, width },
+        )
+    })
 }

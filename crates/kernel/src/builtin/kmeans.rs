@@ -11,70 +11,70 @@
 use std::io::Write;
 
 use super::BuiltinError;
-use super::matrix::{Matrix, any, not_finite};
-use super::table::{Arg, Code, INPUT, Kernel, Options};
-use super::values::{FORMAT, Numbers, ORDER, OUT, missing, with_dtype};
+use super::matrix::{RowMatrix, any, not_finite};
+use super::table::{BuiltinKernel, INPUT, KernelArgument, KernelConstructor, KernelOptions};
+use super::values::{FORMAT, NumericResult, ORDER, OUT, missing, with_dtype};
 use crate::loops::nearest::{Centres, Nearest};
 use crate::loops::number::{Number, decimal};
-use crate::loops::product::{Computed, Panel, Real, add_rows};
-use crate::loops::simd::{Level, Pass, run};
+use crate::loops::product::{Computed, Panel, RealNumber, add_rows};
+use crate::loops::simd::{Level, SimdPass, run};
 use crate::threads::{Pile, in_threads};
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[Kernel {
+pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "kmeans",
     revision: 2,
     help: "rows of a matrix in clusters around centres",
     args: &[KMEANS, FORMAT, OUT, ORDER],
     usage: None,
     prepare: None,
-    code: Code::Whole(kmeans),
+    code: KernelConstructor::Whole(kmeans),
 }];
 
-const KMEANS: &[Arg] = &[
-    Arg {
+const KMEANS: &[KernelArgument] = &[
+    KernelArgument {
         key: "columns",
         values: "COUNT",
         default: "",
         help: "values in a row, at most 4096",
     },
-    Arg {
+    KernelArgument {
         key: "k",
         values: "COUNT",
         default: "",
         help: "how many clusters, at most 65536",
     },
-    Arg {
+    KernelArgument {
         key: "start",
         values: INPUT,
         default: "",
         help: "name of the input that holds the centres to start from, as rows (the default is to choose them)",
     },
-    Arg {
+    KernelArgument {
         key: "seed",
         values: "N",
         default: "0",
         help: "another seed chooses other centres to start from",
     },
-    Arg {
+    KernelArgument {
         key: "iterations",
         values: "COUNT",
         default: "300",
         help: "how often centres are moved at most",
     },
-    Arg {
+    KernelArgument {
         key: "tolerance",
         values: "NUMBER",
         default: "0.0001",
         help: "an end if the squares of all moves are at most so many times the mean variance of the columns",
     },
-    Arg {
+    KernelArgument {
         key: "show",
         values: "centres|labels|summary",
         default: "centres",
         help: "a line a cluster: its rows, its centre; or a line a row: its cluster, from 0; or the sum of squares, the iterations, whether it converged",
     },
-    Arg {
+    KernelArgument {
         key: "threads",
         values: "COUNT",
         default: "1",
@@ -94,7 +94,11 @@ const PANEL_VALUES: usize = 1 << 11;
 /// Number of rows among which k-means++ chooses.
 const SAMPLE_ROWS: usize = 1 << 16;
 
-fn kmeans(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
+fn kmeans(
+    options: &KernelOptions,
+    inputs: &[String],
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
     let bounded = |key, most: usize| match options.positive(key)? {
         Some(count) if count > most => {
             Err(options.wrong(key, &count.to_string(), &format!("1 to {most}")))
@@ -105,7 +109,7 @@ fn kmeans(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
         bounded("columns", COLUMNS_MAX)?,
         bounded("k", CLUSTERS_MAX)?,
     );
-    let matrix = Matrix::open(options, inputs, columns)?;
+    let matrix = RowMatrix::open(options, inputs, columns)?;
     with_dtype!(options, |T| Clustering::<T> {
         matrix: &matrix,
         missing: missing::<T>(options)?,
@@ -117,7 +121,7 @@ fn kmeans(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
 
 /// Input and state of a clustering.
 struct Clustering<'a, T: Computed> {
-    matrix: &'a Matrix,
+    matrix: &'a RowMatrix,
     missing: Option<T>,
     threads: usize,
     /// Values that are subtracted from each column.
@@ -126,7 +130,7 @@ struct Clustering<'a, T: Computed> {
 
 /// Results of a pass over a part of the rows.
 #[derive(Default)]
-struct Part {
+struct RowsResult {
     /// Sums of the rows of each cluster.
     sums: Vec<f64>,
     counts: Vec<u64>,
@@ -138,7 +142,7 @@ struct Part {
 
 /// Results of a pass in addition to the number of rows in each cluster.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Look {
+enum PassResults {
     Counts,
     Sums,
     Labels,
@@ -146,7 +150,12 @@ enum Look {
 }
 
 impl<T: Computed> Clustering<'_, T> {
-    fn run(mut self, options: &Options, k: usize, out: &mut dyn Write) -> Result<(), BuiltinError> {
+    fn run(
+        mut self,
+        options: &KernelOptions,
+        k: usize,
+        out: &mut dyn Write,
+    ) -> Result<(), BuiltinError> {
         let columns = self.matrix.columns();
         let most = options.number("iterations", "a whole number")?;
         let most: u64 = most.unwrap_or_default();
@@ -174,7 +183,7 @@ impl<T: Computed> Clustering<'_, T> {
         let tolerance = tolerance * variance;
         let (mut iterations, mut converged) = (0, false);
         while iterations < most && !converged {
-            let found = self.pass(&centres, Look::Sums);
+            let found = self.pass(&centres, PassResults::Sums);
             let mut moved = 0.0;
             for (cluster, count) in found
                 .counts
@@ -194,9 +203,9 @@ impl<T: Computed> Clustering<'_, T> {
             converged = moved <= tolerance;
         }
         let look = match options.text("show") {
-            Some("labels") => Look::Labels,
-            Some("summary") => Look::Squares,
-            _ => Look::Counts,
+            Some("labels") => PassResults::Labels,
+            Some("summary") => PassResults::Squares,
+            _ => PassResults::Counts,
         };
         let found = self.pass(&centres, look);
         self.show(options, &centres, &found, iterations, converged, out)
@@ -306,9 +315,14 @@ impl<T: Computed> Clustering<'_, T> {
     }
 
     /// Returns the centres from an input, minus the shift.
-    fn start(&self, options: &Options, name: &str, k: usize) -> Result<Vec<f64>, BuiltinError> {
+    fn start(
+        &self,
+        options: &KernelOptions,
+        name: &str,
+        k: usize,
+    ) -> Result<Vec<f64>, BuiltinError> {
         let columns = self.matrix.columns();
-        let start = Matrix::open(options, std::slice::from_ref(&name.to_owned()), columns)?;
+        let start = RowMatrix::open(options, std::slice::from_ref(&name.to_owned()), columns)?;
         let mut centres = Vec::new();
         let mut swapped = Vec::new();
         for block in start.blocks(PART_ROWS) {
@@ -341,7 +355,7 @@ impl<T: Computed> Clustering<'_, T> {
         let (mut sample, mut swapped) = (Vec::new(), Vec::new());
         let mut panel = Panel::default();
         // One row of each `step`, at a random place that does not follow patterns of the data.
-        let mut chance = Chance(!seed);
+        let mut chance = SplitMix(!seed);
         let (mut turn, mut picked) = (0, 0);
         for row in self.matrix.blocks(1) {
             if self.missing.is_some() && self.passed(self.matrix.little(row, &mut swapped)) {
@@ -361,14 +375,14 @@ impl<T: Computed> Clustering<'_, T> {
     }
 
     /// Finds the nearest centre of each row.
-    fn pass(&self, centres: &[f64], look: Look) -> Part {
+    fn pass(&self, centres: &[f64], look: PassResults) -> RowsResult {
         let columns = self.matrix.columns();
         let k = centres.len() / columns;
         let packed = Centres::<T::Real>::new(centres, columns);
         let parts = self.parts(|_, part| {
-            let mut found = Part {
+            let mut found = RowsResult {
                 counts: vec![0; k],
-                ..Part::default()
+                ..RowsResult::default()
             };
             let (mut panel, mut nearest) = (Panel::default(), Nearest::default());
             let (mut clusters, mut sums) = (Vec::new(), Vec::new());
@@ -381,8 +395,8 @@ impl<T: Computed> Clustering<'_, T> {
                     found.counts[*cluster as usize] += 1;
                 }
                 match look {
-                    Look::Counts => {}
-                    Look::Sums => {
+                    PassResults::Counts => {}
+                    PassResults::Sums => {
                         sums.resize(k * panel.width, 0.0);
                         let sums = &mut sums[..];
                         run(
@@ -394,22 +408,27 @@ impl<T: Computed> Clustering<'_, T> {
                             },
                         );
                     }
-                    Look::Labels => label(clusters, passed, &mut found.labels),
-                    Look::Squares => found.squares += squares(panel, clusters, centres, columns),
+                    PassResults::Labels => label(clusters, passed, &mut found.labels),
+                    PassResults::Squares => {
+                        found.squares += squares(panel, clusters, centres, columns)
+                    }
                 }
             });
             let sums = sums.chunks_exact(panel.width.max(1));
             found.sums = sums.flat_map(|sums| &sums[..columns]).copied().collect();
             found
         });
-        parts.into_iter().reduce(Part::with).unwrap_or_default()
+        parts
+            .into_iter()
+            .reduce(RowsResult::with)
+            .unwrap_or_default()
     }
 
     fn show(
         &self,
-        options: &Options,
+        options: &KernelOptions,
         centres: &[f64],
-        found: &Part,
+        found: &RowsResult,
         iterations: u64,
         converged: bool,
         out: &mut dyn Write,
@@ -428,7 +447,7 @@ impl<T: Computed> Clustering<'_, T> {
                         let text: String =
                             values.iter().map(|label| format!("{label}\n")).collect();
                         let text = text.trim_end().to_owned();
-                        Numbers { values, text }.write(raw, out)
+                        NumericResult { values, text }.write(raw, out)
                     })
             }
             Some("summary") => {
@@ -439,7 +458,7 @@ impl<T: Computed> Clustering<'_, T> {
                 ];
                 let converged = if converged { "converged" } else { "stopped" };
                 let text = format!("{} {iterations} {converged}", decimal(found.squares));
-                Numbers { values, text }.write(raw, out)
+                NumericResult { values, text }.write(raw, out)
             }
             _ => {
                 let columns = self.matrix.columns();
@@ -451,7 +470,7 @@ impl<T: Computed> Clustering<'_, T> {
                             .zip(&self.shift)
                             .map(|(value, shift)| value + shift.to_f64()),
                     );
-                    Numbers::floats(row).write(raw, out)?;
+                    NumericResult::floats(row).write(raw, out)?;
                 }
                 Ok(())
             }
@@ -459,7 +478,7 @@ impl<T: Computed> Clustering<'_, T> {
     }
 }
 
-impl Part {
+impl RowsResult {
     /// Combines this part and the next one.
     fn with(mut self, after: Self) -> Self {
         self.sums
@@ -494,14 +513,19 @@ fn label(nearest: &[u32], passed: &[bool], labels: &mut Vec<i32>) {
 }
 
 /// Returns the sum of the squared distances of rows from their centres.
-fn squares<R: Real>(panel: &Panel<R>, nearest: &[u32], centres: &[f64], columns: usize) -> f64 {
+fn squares<R: RealNumber>(
+    panel: &Panel<R>,
+    nearest: &[u32],
+    centres: &[f64],
+    columns: usize,
+) -> f64 {
     let rows = panel.values.chunks_exact(panel.width).zip(nearest);
     rows.map(|(row, cluster)| distance(row, &centres[*cluster as usize * columns..][..columns]))
         .sum()
 }
 
 /// Returns the squared distance of a row from a centre.
-fn distance<R: Real>(row: &[R], centre: &[f64]) -> f64 {
+fn distance<R: RealNumber>(row: &[R], centre: &[f64]) -> f64 {
     let pairs = row.iter().zip(centre);
     pairs
         .map(|(value, centre)| (value.to_f64() - centre) * (value.to_f64() - centre))
@@ -515,7 +539,7 @@ struct Gather<'a, R> {
     sums: &'a mut [f64],
 }
 
-impl<R: Real> Pass for Gather<'_, R> {
+impl<R: RealNumber> SimdPass for Gather<'_, R> {
     type Output = ();
 
     #[inline(always)]
@@ -535,7 +559,7 @@ impl<R: Real> Pass for Gather<'_, R> {
 /// Chooses `k` rows: each next one with a probability in proportion to its squared distance from the nearest chosen row.
 fn plus_plus(rows: &[f64], columns: usize, k: usize, seed: u64) -> Vec<f64> {
     let rows: Vec<&[f64]> = rows.chunks_exact(columns).collect();
-    let mut chance = Chance(seed);
+    let mut chance = SplitMix(seed);
     let mut far = vec![f64::INFINITY; rows.len()];
     let mut chosen = Vec::with_capacity(k * columns);
     let some = chance.below(rows.len() as u64);
@@ -559,9 +583,9 @@ fn plus_plus(rows: &[f64], columns: usize, k: usize, seed: u64) -> Vec<f64> {
 }
 
 /// Random numbers from 0 to 1: SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
-struct Chance(u64);
+struct SplitMix(u64);
 
-impl Chance {
+impl SplitMix {
     /// Returns a random whole number below `end`.
     #[allow(
         clippy::cast_possible_truncation,

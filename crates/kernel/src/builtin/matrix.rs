@@ -1,24 +1,24 @@
 //! Rows of a matrix in files, for kernels that read it several times.
 
 use super::BuiltinError;
-use super::series::{Memory, memory};
-use super::table::Options;
+use super::series::{SeriesInputs, memory};
+use super::table::KernelOptions;
 use super::values::size_of_dtype;
 use crate::loops::number::Number;
 use crate::loops::swap::swap;
 
 /// Rows of values; each file contains whole rows.
 #[derive(Debug)]
-pub(super) struct Matrix {
-    files: Vec<Memory>,
+pub(super) struct RowMatrix {
+    files: Vec<SeriesInputs>,
     size: usize,
     big: bool,
     columns: usize,
 }
 
-impl Matrix {
+impl RowMatrix {
     pub(super) fn open(
-        options: &Options,
+        options: &KernelOptions,
         inputs: &[String],
         columns: usize,
     ) -> Result<Self, BuiltinError> {

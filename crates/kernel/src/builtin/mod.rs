@@ -26,19 +26,19 @@ mod signal;
 mod statistics;
 mod table;
 pub(crate) mod values;
-mod words;
+mod wordcount;
 
 use std::io::Write;
 
 pub use error::BuiltinError;
 pub use partial::{MERGE, PARTIAL};
-pub use table::{Arg, Kernel};
-use table::{Made, Options};
+pub use table::{BuiltinKernel, KernelArgument};
+use table::{KernelOptions, ReadyKernel};
 
 use crate::fold::{Folding, Streaming};
 
 /// All kernels, one group for each file.
-static GROUPS: &[&[Kernel]] = &[
+static GROUPS: &[&[BuiltinKernel]] = &[
     cipher::KERNELS,
     codec::KERNELS,
     content::KERNELS,
@@ -54,12 +54,12 @@ static GROUPS: &[&[Kernel]] = &[
     extrema::KERNELS,
     select::KERNELS,
     grep::KERNELS,
-    words::KERNELS,
+    wordcount::KERNELS,
 ];
 
 /// Returns all built-in kernels, sorted by name.
 #[must_use]
-pub fn builtin_kernels() -> Vec<&'static Kernel> {
+pub fn builtin_kernels() -> Vec<&'static BuiltinKernel> {
     let mut kernels: Vec<_> = GROUPS.iter().copied().flatten().collect();
     kernels.sort_unstable_by_key(|kernel| kernel.name);
     kernels
@@ -84,13 +84,13 @@ pub fn is_builtin(name: &str) -> bool {
 pub fn check_arguments(name: &str, args: &[String]) -> Result<(), BuiltinError> {
     match partial::asked(args) {
         Some((_, args)) => fold_builtin(name, args).map(drop),
-        None => Options::parse(find(name)?, args).map(drop),
+        None => KernelOptions::parse(find(name)?, args).map(drop),
     }
 }
 
 /// Number format that a built-in kernel reads, according to its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reads {
+pub struct KernelInputFormat {
     /// Type of its values, in the notation of `dtype=`.
     pub dtype: String,
     /// Whether the most significant byte is first.
@@ -103,10 +103,10 @@ pub struct Reads {
 
 /// Returns the number format that a built-in kernel reads; `None` if it reads no numbers, or if its arguments are wrong.
 #[must_use]
-pub fn reads_numbers(name: &str, args: &[String]) -> Option<Reads> {
-    let options = Options::parse(find(name).ok()?, args).ok()?;
+pub fn reads_numbers(name: &str, args: &[String]) -> Option<KernelInputFormat> {
+    let options = KernelOptions::parse(find(name).ok()?, args).ok()?;
     let owned = |key| options.text(key).map(str::to_owned);
-    Some(Reads {
+    Some(KernelInputFormat {
         dtype: owned("dtype")?,
         big_endian: options.is("order", "big"),
         passes_over: options.kernel.args().any(|arg| arg.key == "missing"),
@@ -118,7 +118,7 @@ pub(crate) fn revision(name: &str) -> Option<u32> {
     find(name).ok().map(|kernel| kernel.revision)
 }
 
-pub(crate) fn find(name: &str) -> Result<&'static Kernel, BuiltinError> {
+pub(crate) fn find(name: &str) -> Result<&'static BuiltinKernel, BuiltinError> {
     let mut kernels = GROUPS.iter().copied().flatten();
     let known = kernels.find(|kernel| kernel.name == name);
     known.ok_or_else(|| BuiltinError::Unknown(name.to_owned()))
@@ -139,7 +139,7 @@ pub fn run_builtin(
         return partial::run(asked, (name, args), inputs, result);
     }
     let kernel = find(name)?;
-    let mut options = Options::parse(kernel, args)?;
+    let mut options = KernelOptions::parse(kernel, args)?;
     let inputs = &*options.without_named(inputs)?;
     if inputs.is_empty() {
         return Err(BuiltinError::NoInput(kernel.name));
@@ -149,12 +149,12 @@ pub fn run_builtin(
     }
     let (input, made) = kernel.code.make(&options)?;
     match made {
-        Made::Fold(fold) => series::fold(inputs, input, &options, fold)?.finish(result),
-        Made::Stream(mut stream) => {
+        ReadyKernel::Fold(fold) => series::fold(inputs, input, &options, fold)?.finish(result),
+        ReadyKernel::Stream(mut stream) => {
             series::stream(inputs, input, &options, &mut *stream, result)?;
             stream.finish(result)
         }
-        Made::Whole(run) => run(&options, inputs, result),
+        ReadyKernel::Whole(run) => run(&options, inputs, result),
     }
 }
 
@@ -164,8 +164,8 @@ pub fn run_builtin(
 /// If there is no such kernel, if it is no fold, or if the arguments are invalid.
 pub fn fold_builtin(name: &str, args: &[String]) -> Result<Folding, BuiltinError> {
     let kernel = find(name)?;
-    let options = Options::parse(kernel, args)?;
-    let (_, Made::Fold(fold)) = kernel.code.make(&options)? else {
+    let options = KernelOptions::parse(kernel, args)?;
+    let (_, ReadyKernel::Fold(fold)) = kernel.code.make(&options)? else {
         let what = "takes its input as a whole or as a stream with these arguments, not in pieces";
         let kernel = kernel.name;
         return Err(BuiltinError::Form { kernel, what });
@@ -195,8 +195,8 @@ pub fn stream_builtin<W: Write>(
     next: W,
 ) -> Result<Streaming<W>, BuiltinError> {
     let kernel = find(name)?;
-    let options = Options::parse(kernel, args)?;
-    let (_, Made::Stream(stream)) = kernel.code.make(&options)? else {
+    let options = KernelOptions::parse(kernel, args)?;
+    let (_, ReadyKernel::Stream(stream)) = kernel.code.make(&options)? else {
         let what = "gives its result at the end only with these arguments, and is no stream";
         let kernel = kernel.name;
         return Err(BuiltinError::Form { kernel, what });

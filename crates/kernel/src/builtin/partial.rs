@@ -1,5 +1,5 @@
-//! Folds over data on several nodes: a component folds its piece, as bytes of the whole, and writes its partial state; one more task
-//! merges the states. By the law of folds the result is that over the whole, bit for bit.
+//! Folds over data on several nodes: a task instance folds its piece, as bytes of the whole, and writes its partial state; one more task
+//! merges the states. By the merge invariance of folds the result is that over the whole, bit for bit.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use super::series::open;
 use super::{BuiltinError, fold_builtin};
 use serde::Deserialize;
 
-/// First argument of a kernel that writes the partial state of a component's piece, as the reader of job scripts writes it
+/// First argument of a kernel that writes the partial state of a task instance's piece, as the reader of job scripts writes it
 /// (`tidemill_core::job`).
 pub const PARTIAL: &str = " partial";
 /// First argument of a kernel that makes the result of such states.
@@ -17,29 +17,29 @@ const TAKEN_BYTES: usize = 8 << 20;
 
 /// Part of a fold's work that a run does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum PartialKind {
     State,
     Result,
 }
 
 /// Returns the part of its work that a kernel does, and its own arguments; `None`: all of it.
-pub(super) fn asked(args: &[String]) -> Option<(Asked, &[String])> {
+pub(super) fn asked(args: &[String]) -> Option<(PartialKind, &[String])> {
     let (first, rest) = args.split_first()?;
     match first.as_str() {
-        PARTIAL => Some((Asked::State, rest)),
-        MERGE => Some((Asked::Result, rest)),
+        PARTIAL => Some((PartialKind::State, rest)),
+        MERGE => Some((PartialKind::Result, rest)),
         _ => None,
     }
 }
 
 pub(super) fn run(
-    asked: Asked,
+    asked: PartialKind,
     (name, args): (&str, &[String]),
     inputs: &[String],
     out: &mut dyn Write,
 ) -> Result<(), BuiltinError> {
     let mut folding = fold_builtin(name, args)?;
-    if asked == Asked::Result {
+    if asked == PartialKind::Result {
         for input in inputs {
             folding.merge(&open(input)?)?;
         }
@@ -80,7 +80,7 @@ pub(super) struct Laid {
     itemsize: Option<u64>,
     #[serde(default)]
     shape: Vec<u64>,
-    pieces: Option<Vec<Corner>>,
+    chunks: Option<Vec<Corner>>,
 }
 
 /// Values of a variable: a box of it, or, if the shape is a single number, contiguous ones.
@@ -91,7 +91,7 @@ struct Corner {
 }
 
 /// Bytes of an input and their positions in the whole: start, length, start in the whole.
-pub(super) type Extents = Vec<(usize, usize, u64)>;
+pub(super) type InputExtents = Vec<(usize, usize, u64)>;
 
 impl Laid {
     /// Returns the layout of an input; without an entry, all bytes keep their positions.
@@ -112,17 +112,17 @@ impl Laid {
     }
 
     /// Returns the positions of `length` bytes of the input.
-    pub(super) fn extents(&self, length: usize) -> Result<Extents, BuiltinError> {
+    pub(super) fn extents(&self, length: usize) -> Result<InputExtents, BuiltinError> {
         if self.more {
             return Err(unknown());
         }
-        let mut found = Found {
+        let mut found = ExtentCursor {
             all: Vec::new(),
             at: 0,
             length,
         };
-        if let (Some(pieces), Some(size)) = (&self.pieces, self.itemsize) {
-            for one in pieces {
+        if let (Some(chunks), Some(size)) = (&self.chunks, self.itemsize) {
+            for one in chunks {
                 self.boxed(one, size, &mut found)?;
             }
         } else if let (Some(part), Some(unit @ 1..), Some(width @ 1..)) =
@@ -153,7 +153,7 @@ impl Laid {
         }
     }
 
-    fn boxed(&self, one: &Corner, size: u64, found: &mut Found) -> Result<(), BuiltinError> {
+    fn boxed(&self, one: &Corner, size: u64, found: &mut ExtentCursor) -> Result<(), BuiltinError> {
         let mut step = size;
         let mut steps = vec![0; self.shape.len()];
         for (to, length) in steps.iter_mut().zip(&self.shape).rev() {
@@ -189,13 +189,13 @@ impl Laid {
     }
 }
 
-struct Found {
-    all: Extents,
+struct ExtentCursor {
+    all: InputExtents,
     at: usize,
     length: usize,
 }
 
-impl Found {
+impl ExtentCursor {
     /// Takes the next bytes, as many as there are.
     fn take(&mut self, length: u64, offset: u64) -> Result<(), BuiltinError> {
         let length = usize::try_from(length).map_err(|_| unknown())?;

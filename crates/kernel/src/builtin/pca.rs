@@ -19,45 +19,47 @@ use std::io::Write;
 use serde::{Deserialize, Serialize};
 
 use super::BuiltinError;
-use super::matrix::{Matrix, any, not_finite};
-use super::table::{Arg, Code, Input, Kernel, Made, Options};
+use super::matrix::{RowMatrix, any, not_finite};
+use super::table::{
+    BuiltinKernel, FoldInput, KernelArgument, KernelConstructor, KernelOptions, ReadyKernel,
+};
 use super::values::{FORMAT, ORDER, OUT, Take, fold_of_dtype, missing, with_dtype};
 use crate::loops::eigen::eigen;
 use crate::loops::gram::{Groups, gram};
 use crate::loops::number::{Number, decimal};
-use crate::loops::product::{Columns, Computed, Panel, Real, multiply};
+use crate::loops::product::{Columns, Computed, Panel, RealNumber, multiply};
 use crate::loops::simd::Level;
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[Kernel {
+pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "pca",
     revision: 2,
     help: "principal components of the rows of a matrix",
     args: &[PCA, FORMAT, OUT, ORDER],
     usage: None,
     prepare: None,
-    code: Code::Either(Input::Values, |options| {
+    code: KernelConstructor::Either(FoldInput::Values, |options| {
         if options.is("show", "projection") {
-            return Ok(Made::Whole(project));
+            return Ok(ReadyKernel::Whole(project));
         }
         covariances(options)
     }),
 }];
 
-const PCA: &[Arg] = &[
-    Arg {
+const PCA: &[KernelArgument] = &[
+    KernelArgument {
         key: "columns",
         values: "COUNT",
         default: "",
         help: "values in a row, at most 1024",
     },
-    Arg {
+    KernelArgument {
         key: "components",
         values: "COUNT",
         default: "",
         help: "how many components to give, those of the largest variance (the default is all)",
     },
-    Arg {
+    KernelArgument {
         key: "show",
         values: "components|mean|projection",
         default: "components",
@@ -85,7 +87,7 @@ fn run_rows(columns: usize) -> usize {
     (RUN_VALUES / columns).clamp(RUN_ROWS.0, RUN_ROWS.1)
 }
 
-fn columns(options: &Options) -> Result<(usize, usize), BuiltinError> {
+fn columns(options: &KernelOptions) -> Result<(usize, usize), BuiltinError> {
     let columns = options.needed("columns", options.positive("columns")?)?;
     if columns > COLUMNS_MAX {
         return Err(options.wrong("columns", &columns.to_string(), "1 to 1024"));
@@ -99,9 +101,9 @@ fn columns(options: &Options) -> Result<(usize, usize), BuiltinError> {
 }
 
 /// Makes the fold, with the form of its result.
-fn covariances(options: &Options) -> Result<Made, BuiltinError> {
+fn covariances(options: &KernelOptions) -> Result<ReadyKernel, BuiltinError> {
     let (columns, components) = columns(options)?;
-    let settings = Settings {
+    let settings = PcaSettings {
         columns,
         components,
         mean: options.is("show", "mean"),
@@ -114,11 +116,11 @@ fn covariances(options: &Options) -> Result<Made, BuiltinError> {
             ..Covariances::default()
         }
     }))
-    .map(Made::Fold)
+    .map(ReadyKernel::Fold)
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Settings {
+struct PcaSettings {
     columns: usize,
     components: usize,
     mean: bool,
@@ -127,7 +129,7 @@ struct Settings {
 
 /// Mean and scatter of some rows.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Moments {
+struct RowMoments {
     rows: u64,
     /// Values near the means.
     near: Vec<f64>,
@@ -137,7 +139,7 @@ struct Moments {
     scatter: Vec<f64>,
 }
 
-impl Moments {
+impl RowMoments {
     /// Combines these rows and the rows after them.
     #[allow(clippy::cast_precision_loss, reason = "counts are weights here")]
     fn with(mut self, after: &Self) -> Self {
@@ -179,15 +181,15 @@ struct Unfit;
 
 /// Computes mean and scatter of a block in `R`.
 #[allow(clippy::cast_precision_loss, reason = "a block has few rows")]
-fn moments_in<T: Number, R: Real>(
+fn moments_in<T: Number, R: RealNumber>(
     values: &[u8],
     columns: usize,
     groups: &mut Groups<R>,
     products: &mut Vec<f64>,
-) -> Result<Moments, Unfit> {
+) -> Result<RowMoments, Unfit> {
     let row = columns * T::SIZE;
     let rows = values.len() / row;
-    let mut moments = Moments {
+    let mut moments = RowMoments {
         rows: rows as u64,
         near: vec![0.0; columns],
         off: vec![0.0; columns],
@@ -236,7 +238,7 @@ fn moments_in<T: Number, R: Real>(
 #[serde(bound = "")]
 struct Covariances<T: Computed> {
     #[serde(skip)]
-    settings: Settings,
+    settings: PcaSettings,
     #[serde(skip)]
     missing: Option<T>,
     /// Number of processed values.
@@ -246,7 +248,7 @@ struct Covariances<T: Computed> {
     /// Parts of blocks, by block and by the index of the first value.
     parts: BTreeMap<u64, BTreeMap<u64, Vec<u8>>>,
     /// Results of `2^level` blocks each, by level and number.
-    nodes: BTreeMap<(u8, u64), Moments>,
+    nodes: BTreeMap<(u8, u64), RowMoments>,
     #[serde(skip)]
     groups: Groups<T::Real>,
     #[serde(skip)]
@@ -285,7 +287,7 @@ impl<T: Computed> Covariances<T> {
     }
 
     /// Computes mean and scatter of a block.
-    fn moments(&mut self, values: &[u8]) -> Moments {
+    fn moments(&mut self, values: &[u8]) -> RowMoments {
         let columns = self.settings.columns;
         let (groups, products) = (&mut self.groups, &mut self.products);
         let moments = moments_in::<T, T::Real>(values, columns, groups, products);
@@ -296,7 +298,7 @@ impl<T: Computed> Covariances<T> {
     }
 
     /// Adds the results of `2^level` blocks, and combines them with their pair, as far as pairs are complete.
-    fn insert(&mut self, mut level: u8, mut index: u64, mut moments: Moments) {
+    fn insert(&mut self, mut level: u8, mut index: u64, mut moments: RowMoments) {
         while let Some(other) = self.nodes.remove(&(level, index ^ 1)) {
             moments = if index & 1 == 1 {
                 other.with(&moments)
@@ -323,7 +325,7 @@ impl<T: Computed> Covariances<T> {
     }
 
     /// Returns the combination of all results, at the end.
-    fn all(mut self) -> Result<Moments, BuiltinError> {
+    fn all(mut self) -> Result<RowMoments, BuiltinError> {
         let columns = self.settings.columns as u64;
         if !self.values.is_multiple_of(columns) {
             let (values, columns) = (self.values, self.settings.columns);
@@ -361,8 +363,9 @@ impl<T: Computed> Take<T> for Covariances<T> {
         let most = self.block_values();
         let mut index = first;
         while !values.is_empty() {
-            let room = most - usize::try_from(index % most as u64).expect("a block has few values");
-            let (block, rest) = values.split_at(values.len().min(room * T::SIZE));
+            let space =
+                most - usize::try_from(index % most as u64).expect("a block has few values");
+            let (block, rest) = values.split_at(values.len().min(space * T::SIZE));
             if block.len() == most * T::SIZE {
                 self.block(index / most as u64, block);
             } else {
@@ -420,7 +423,7 @@ struct Components {
 
 impl Components {
     #[allow(clippy::cast_precision_loss, reason = "the count of rows is a divisor")]
-    fn new(all: &Moments, settings: Settings) -> Self {
+    fn new(all: &RowMoments, settings: PcaSettings) -> Self {
         let columns = settings.columns;
         let mut matrix = vec![0.0; columns * columns];
         let mut scatter = all.scatter.iter();
@@ -454,24 +457,28 @@ impl Components {
 const ROWS_AT_ONCE: usize = 1024;
 
 /// Projects each row on the components, in a second pass; writes NaN for skipped rows.
-fn project(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
+fn project(
+    options: &KernelOptions,
+    inputs: &[String],
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
     let (columns, _) = columns(options)?;
-    let matrix = Matrix::open(options, inputs, columns)?;
+    let matrix = RowMatrix::open(options, inputs, columns)?;
     with_dtype!(options, |T| project_values::<T>(options, &matrix, out))
 }
 
 fn project_values<T: Computed>(
-    options: &Options,
-    matrix: &Matrix,
+    options: &KernelOptions,
+    matrix: &RowMatrix,
     out: &mut dyn Write,
 ) -> Result<(), BuiltinError> {
     let (columns, components) = columns(options)?;
     let missing = missing::<T>(options)?;
     let mut fold = Covariances::<T> {
-        settings: Settings {
+        settings: PcaSettings {
             columns,
             components,
-            ..Settings::default()
+            ..PcaSettings::default()
         },
         missing,
         ..Covariances::default()

@@ -5,103 +5,103 @@ use std::fs::File;
 use std::io::{BufWriter, Seek as _, Write};
 
 use super::BuiltinError;
-use super::table::{Arg, Code, Kernel, Options};
-use crate::reduction::here::{self, Opened};
-use crate::reduction::{Cells, Form, Netcdf, Query, Table, Words};
+use super::table::{BuiltinKernel, KernelArgument, KernelConstructor, KernelOptions};
+use crate::reduction::local::{self, LocalInput};
+use crate::reduction::{CellRange, Netcdf, QueryText, ReductionQuery, ResultFormat, ResultTable};
 use rustix::fs::{Mode, OFlags};
 use tidemill_format::zarr::METADATA;
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[Kernel {
+pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "reduce",
     revision: 4,
     help: "variables of netCDF, HDF5, Zarr or FITS files, reduced",
     args: &[ARGS],
     usage: None,
     prepare: None,
-    code: Code::Whole(reduce),
+    code: KernelConstructor::Whole(reduce),
 }];
 
-const ARGS: &[Arg] = &[
-    Arg {
+const ARGS: &[KernelArgument] = &[
+    KernelArgument {
         key: "op",
         values: "count|min|max|sum|mean|stddev|range|stats|median|quantile|histogram",
         default: "mean",
         help: "what is found",
     },
-    Arg {
+    KernelArgument {
         key: "variable",
         values: "NAMES",
         default: "",
         help: "of which variable, or variables with commas between",
     },
-    Arg {
+    KernelArgument {
         key: "where",
         values: "SELECTION",
         default: "",
         help: "what of each dimension: time=1990-01..1999-12,lat=[10:20]",
     },
-    Arg {
+    KernelArgument {
         key: "over",
         values: "DIMENSIONS",
         default: "",
         help: "dimensions that are reduced, with commas between them (the default is all)",
     },
-    Arg {
+    KernelArgument {
         key: "by",
         values: "PERIOD",
         default: "",
         help: "times together: year, season, month, day, hour, or the same of all years, as climatological-month",
     },
-    Arg {
+    KernelArgument {
         key: "weights",
         values: "DIMENSION",
         default: "",
         help: "the dimension of latitudes, as whose cosine values weigh",
     },
-    Arg {
+    KernelArgument {
         key: "ddof",
         values: "COUNT",
         default: "0",
         help: "what is taken from the count of a standard deviation",
     },
-    Arg {
+    KernelArgument {
         key: "q",
         values: "LIST",
         default: "0.25,0.5,0.75",
         help: "which quantiles, from 0 to 1, with commas between",
     },
-    Arg {
+    KernelArgument {
         key: "bins",
         values: "BINS",
         default: "10",
         help: "the bins of a histogram: N between the extremes, or LOW:HIGH:N",
     },
-    Arg {
+    KernelArgument {
         key: "along",
         values: "DIMENSION",
         default: "",
         help: "the dimension along which several files are one (the default is the unlimited one)",
     },
-    Arg {
+    KernelArgument {
         key: "ensemble",
         values: "yes|no",
         default: "no",
         help: "whether files are members, which are reduced, and not one series",
     },
-    Arg {
+    KernelArgument {
         key: "join",
         values: "exact|override|inner",
         default: "exact",
         help: "whether other coordinates of the files must be equal, are those of the first, or what all files have is reduced",
     },
-    Arg {
+    KernelArgument {
         key: "time-at",
         values: "start|middle|end|bounds",
         default: "",
         help: "where in the time that a value stands for its time lies",
     },
-    Arg {
+    KernelArgument {
         key: "to",
         values: "nc|npy|csv|json",
         default: "nc",
@@ -109,10 +109,14 @@ const ARGS: &[Arg] = &[
     },
 ];
 
-fn reduce(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
+fn reduce(
+    options: &KernelOptions,
+    inputs: &[String],
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
     let text = |key| options.text(key).unwrap_or_default();
     let variables = options.needed("variable", options.text("variable"))?;
-    let words = |variable| Words {
+    let words = |variable| QueryText {
         operation: text("op"),
         variable,
         select: text("where"),
@@ -128,30 +132,33 @@ fn reduce(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
         time_at: text("time-at"),
     };
     let wrong = |error| BuiltinError::Reduce(Box::new(error));
-    let form = Form::of(&format!(".{}", text("to"))).map_err(wrong)?;
+    let form = ResultFormat::of(&format!(".{}", text("to"))).map_err(wrong)?;
     let files = sources(inputs).into_iter().map(|source| match source {
-        Source::Zarr(directory) => Ok((directory.to_owned(), Opened::Directory(directory.into()))),
-        Source::File(name) => Ok((name.to_owned(), Opened::File(open(name)?))),
+        ReduceSource::Zarr(directory) => Ok((
+            directory.to_owned(),
+            LocalInput::Directory(directory.into()),
+        )),
+        ReduceSource::File(name) => Ok((name.to_owned(), LocalInput::File(open(name)?))),
     });
-    let files: Vec<(String, Opened)> = files.collect::<Result<_, BuiltinError>>()?;
+    let files: Vec<(String, LocalInput)> = files.collect::<Result<_, BuiltinError>>()?;
     let queries = variables.split(',');
     let queries = queries.map(|variable| words(variable.trim()).query());
-    let queries: Vec<Query> = queries.collect::<Result<_, _>>().map_err(wrong)?;
+    let queries: Vec<ReductionQuery> = queries.collect::<Result<_, _>>().map_err(wrong)?;
     let mut tables = Vec::new();
     for query in &queries {
-        let found = here::with_files(&files, |inputs| here::reduce(query, inputs, |_| {}));
+        let found = local::with_files(&files, |inputs| local::reduce(query, inputs, |_| {}));
         tables.push(found.map_err(wrong)?);
     }
-    let is_large = tables.iter().any(Table::is_outline) && form == Form::Netcdf;
+    let is_large = tables.iter().any(ResultTable::is_outline) && form == ResultFormat::Netcdf;
     let parts = if is_large { tables.clone() } else { Vec::new() };
-    let mut table = Table::join(tables).map_err(wrong)?;
-    let said = ARGS.iter().filter_map(|arg| {
+    let mut table = ResultTable::join(tables).map_err(wrong)?;
+    let listed = ARGS.iter().filter_map(|arg| {
         let value = options.text(arg.key).filter(|value| !value.is_empty())?;
         Some(format!(" {}={value}", arg.key))
     });
     table.log(&format!(
         "tidemill kernel reduce{}",
-        said.collect::<String>()
+        listed.collect::<String>()
     ));
     for note in &table.notes {
         eprintln!("note: {note}");
@@ -164,9 +171,9 @@ fn reduce(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
 
 /// Writes a result with parts that are too large to be found at once, through a file without a name.
 fn large(
-    (queries, files): (&[Query], &[(String, Opened)]),
-    parts: &[Table],
-    table: &Table,
+    (queries, files): (&[ReductionQuery], &[(String, LocalInput)]),
+    parts: &[ResultTable],
+    table: &ResultTable,
     out: &mut dyn Write,
 ) -> Result<(), BuiltinError> {
     let wrong = |error| BuiltinError::Reduce(Box::new(error));
@@ -177,10 +184,12 @@ fn large(
     let mut netcdf = Netcdf::create(table, BufWriter::new(&scratch)).map_err(wrong)?;
     let mut first = 0;
     for (query, part) in queries.iter().zip(parts) {
-        let mut put = |cells: &Cells, found: &Table| netcdf.put(first, cells, found);
+        let mut put = |cells: &CellRange, found: &ResultTable| netcdf.put(first, cells, found);
         let found = match part.is_outline() {
             false => put(&part.all(), part),
-            true => here::with_files(files, |inputs| here::slabs(query, inputs, |_| {}, &mut put)),
+            true => local::with_files(files, |inputs| {
+                local::slabs(query, inputs, |_| {}, &mut put)
+            }),
         };
         found.map_err(wrong)?;
         first += part.fields.len();
@@ -193,13 +202,13 @@ fn large(
 
 /// Source of a reduction: a file, or all files of a Zarr array.
 #[derive(Debug, PartialEq)]
-enum Source<'a> {
+enum ReduceSource<'a> {
     File(&'a str),
     Zarr(&'a str),
 }
 
 /// Returns the sources. The topmost directory that contains metadata of a Zarr array is one source with all its contents.
-fn sources(inputs: &[String]) -> Vec<Source<'_>> {
+fn sources(inputs: &[String]) -> Vec<ReduceSource<'_>> {
     let metadata = inputs.iter().filter_map(|input| input.rsplit_once('/'));
     let metadata = metadata.filter(|(_, name)| METADATA.contains(name));
     let directories: BTreeSet<&str> = metadata.map(|(directory, _)| directory).collect();
@@ -208,7 +217,7 @@ fn sources(inputs: &[String]) -> Vec<Source<'_>> {
             .map(|(end, _)| end)
             .collect::<Vec<_>>()
     };
-    let mut all: Vec<Source<'_>> = Vec::new();
+    let mut all: Vec<ReduceSource<'_>> = Vec::new();
     let mut known = BTreeSet::new();
     for input in inputs {
         let above = ends(input).into_iter().map(|end| &input[..end]);
@@ -216,9 +225,9 @@ fn sources(inputs: &[String]) -> Vec<Source<'_>> {
             .into_iter()
             .find(|directory| directories.contains(directory))
         {
-            Some(directory) if known.insert(directory) => all.push(Source::Zarr(directory)),
+            Some(directory) if known.insert(directory) => all.push(ReduceSource::Zarr(directory)),
             Some(_) => {}
-            None => all.push(Source::File(input)),
+            None => all.push(ReduceSource::File(input)),
         }
     }
     all
@@ -252,11 +261,11 @@ mod tests {
         assert_eq!(
             sources(&inputs),
             [
-                Source::File("a.nc"),
-                Source::Zarr("z"),
-                Source::Zarr("y"),
-                Source::File("y.nc"),
-                Source::File("zarr.json")
+                ReduceSource::File("a.nc"),
+                ReduceSource::Zarr("z"),
+                ReduceSource::Zarr("y"),
+                ReduceSource::File("y.nc"),
+                ReduceSource::File("zarr.json")
             ]
         );
     }
@@ -275,9 +284,9 @@ mod tests {
     #[test]
     fn zarr_directory_is_reduced() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures");
-        let told = std::fs::read(fixtures.join("three.zarr.json")).unwrap();
-        let told: serde_json::Value = serde_json::from_slice(&told).unwrap();
-        let mut all = told["variables"].as_array().unwrap().iter();
+        let described = std::fs::read(fixtures.join("three.zarr.json")).unwrap();
+        let described: serde_json::Value = serde_json::from_slice(&described).unwrap();
+        let mut all = described["variables"].as_array().unwrap().iter();
         let tas = all.find(|one| one["path"] == "tas").unwrap();
         let hex = tas["selections"][0]["hex"].as_str().unwrap();
         let value = |at: usize| {

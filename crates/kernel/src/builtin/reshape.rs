@@ -1,7 +1,7 @@
 //! Kernels that write the values of their input changed, in another order, or only some of them: `scale`, `cast`, `sort`, `subset`,
 //! `transpose`.
 //!
-//! - **`scale`** writes `a·x + b` in the type of the input; see [`crate::loops::affine::Scale`] for its rounding.
+//! - **`scale`** writes `a·x + b` in the type of the input; see [`crate::loops::affine::Scalable`] for its rounding.
 //! - **`cast`** writes the same numbers in another type; see [`crate::loops::convert`] for numbers that do not fit.
 //! - **`sort`** is ascending. Floating-point numbers are in the total order of IEEE 754 (`-0` before `0`), but all NaN are last. Files
 //!   are one series. Data that does not fit into the task's memory is sorted in slices by value, each gathered by a pass over the whole
@@ -12,78 +12,78 @@ use std::io::Write;
 use rustix::process::{Resource, getrlimit};
 
 use super::BuiltinError;
-use super::series::{Mapped, open, text_pieces, whole_values};
-use super::table::{Arg, Code, Input, Kernel, Options};
+use super::series::{SeriesFile, open, text_pieces, whole_values};
+use super::table::{BuiltinKernel, FoldInput, KernelArgument, KernelConstructor, KernelOptions};
 use super::values::{DTYPES, FORMAT, ORDER, missing, size_of_dtype, with_dtype};
 use crate::fold::Stream;
 use crate::loops;
-use crate::loops::affine::{self, By};
-use crate::loops::convert::{Convert, Made, Wide, convert};
+use crate::loops::affine::{self, ScaleFactors};
+use crate::loops::convert::{Convert, FromWide, Wide, convert};
+use crate::loops::huge_pages;
 use crate::loops::number::{bytes_of, decimal};
-use crate::loops::pages;
 use crate::loops::simd::Level;
 use crate::loops::sort::sort_in_slices;
-use crate::loops::subset::Span;
+use crate::loops::subset::DimensionSpan;
 use crate::loops::swap::swap;
-use crate::loops::transpose::Part;
+use crate::loops::transpose::ColumnBlock;
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[
-    Kernel {
+pub(super) const KERNELS: &[BuiltinKernel] = &[
+    BuiltinKernel {
         name: "cast",
         revision: 1,
         help: "the values in another type",
         args: &[FORMAT, CAST, BYTE_ORDER],
         usage: None,
         prepare: None,
-        code: Code::Stream(Input::Values, cast),
+        code: KernelConstructor::Stream(FoldInput::Values, cast),
     },
-    Kernel {
+    BuiltinKernel {
         name: "scale",
         revision: 1,
         help: "a·x + b for each value, in its own type",
         args: &[FORMAT, SCALE, ORDER],
         usage: None,
         prepare: None,
-        code: Code::Stream(Input::Values, scale),
+        code: KernelConstructor::Stream(FoldInput::Values, scale),
     },
-    Kernel {
+    BuiltinKernel {
         name: "sort",
         revision: 1,
         help: "all values in ascending order, NaN last",
         args: &[FORMAT, SORT, BYTE_ORDER],
         usage: None,
         prepare: None,
-        code: Code::Whole(sort),
+        code: KernelConstructor::Whole(sort),
     },
-    Kernel {
+    BuiltinKernel {
         name: "subset",
         revision: 1,
         help: "a part of an array of any dimensions",
         args: &[FORMAT, SUBSET],
         usage: None,
         prepare: None,
-        code: Code::Whole(subset),
+        code: KernelConstructor::Whole(subset),
     },
-    Kernel {
+    BuiltinKernel {
         name: "transpose",
         revision: 1,
         help: "the columns of a matrix as rows",
         args: &[FORMAT, TRANSPOSE],
         usage: None,
         prepare: None,
-        code: Code::Whole(transpose),
+        code: KernelConstructor::Whole(transpose),
     },
 ];
 
-const CAST: &[Arg] = &[
-    Arg {
+const CAST: &[KernelArgument] = &[
+    KernelArgument {
         key: "to",
         values: "TYPE",
         default: "",
         help: "type to give: f64, f32, i8, i16, i32, i64, u8, u16, u32 or u64",
     },
-    Arg {
+    KernelArgument {
         key: "to_order",
         values: "little|big",
         default: "little",
@@ -91,14 +91,14 @@ const CAST: &[Arg] = &[
     },
 ];
 
-const SCALE: &[Arg] = &[
-    Arg {
+const SCALE: &[KernelArgument] = &[
+    KernelArgument {
         key: "a",
         values: "NUMBER",
         default: "1",
         help: "factor",
     },
-    Arg {
+    KernelArgument {
         key: "b",
         values: "NUMBER",
         default: "0",
@@ -106,26 +106,26 @@ const SCALE: &[Arg] = &[
     },
 ];
 
-const SUBSET: &[Arg] = &[
-    Arg {
+const SUBSET: &[KernelArgument] = &[
+    KernelArgument {
         key: "shape",
         values: "SIZES",
         default: "",
         help: "sizes of the dimensions, the slowest first, as 100x640x480 (the default is one dimension)",
     },
-    Arg {
+    KernelArgument {
         key: "start",
         values: "INDICES",
         default: "",
         help: "the first index in each dimension, as 0x10x20 (the default is 0)",
     },
-    Arg {
+    KernelArgument {
         key: "stop",
         values: "INDICES",
         default: "",
         help: "the index after the last in each dimension (the default is its size)",
     },
-    Arg {
+    KernelArgument {
         key: "step",
         values: "STEPS",
         default: "",
@@ -133,7 +133,7 @@ const SUBSET: &[Arg] = &[
     },
 ];
 
-const TRANSPOSE: &[Arg] = &[Arg {
+const TRANSPOSE: &[KernelArgument] = &[KernelArgument {
     key: "columns",
     values: "COUNT",
     default: "",
@@ -141,16 +141,16 @@ const TRANSPOSE: &[Arg] = &[Arg {
 }];
 
 /// Only the byte order: these kernels use all values, so no value means missing.
-const BYTE_ORDER: &[Arg] = &[ORDER[0]];
+const BYTE_ORDER: &[KernelArgument] = &[ORDER[0]];
 
-const SORT: &[Arg] = &[
-    Arg {
+const SORT: &[KernelArgument] = &[
+    KernelArgument {
         key: "threads",
         values: "COUNT",
         default: "1",
         help: "threads to sort with",
     },
-    Arg {
+    KernelArgument {
         key: "memory",
         values: "BYTES",
         default: "",
@@ -158,7 +158,11 @@ const SORT: &[Arg] = &[
     },
 ];
 
-fn sort(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
+fn sort(
+    options: &KernelOptions,
+    inputs: &[String],
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
     let threads = options.threads()?;
     let memory = options.positive("memory")?;
     // Memory is needed for the result, for as many gathered values, and for scratch memory of half that size.
@@ -166,7 +170,7 @@ fn sort(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(),
     if options.is("dtype", "text") {
         return sort_text(inputs, limit, threads, out);
     }
-    let files: Vec<Mapped> = inputs
+    let files: Vec<SeriesFile> = inputs
         .iter()
         .map(|name| open(name))
         .collect::<Result<_, _>>()?;
@@ -216,19 +220,19 @@ fn memory_limit() -> usize {
     usize::try_from(limit / 5 * 2).unwrap_or(usize::MAX)
 }
 
-type Each = Box<dyn FnMut(&[u8], &mut Vec<u8>) + Send>;
+type ConvertValue = Box<dyn FnMut(&[u8], &mut Vec<u8>) + Send>;
 
 /// Maps values to as many values, as they arrive.
-struct Map {
+struct ValueMap {
     size: usize,
     /// Bytes of an incomplete value.
     torn: Vec<u8>,
     given: Vec<u8>,
     /// Appends the results for whole values.
-    each: Each,
+    each: ConvertValue,
 }
 
-impl std::fmt::Debug for Map {
+impl std::fmt::Debug for ValueMap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Map")
             .field("size", &self.size)
@@ -236,7 +240,7 @@ impl std::fmt::Debug for Map {
     }
 }
 
-impl Map {
+impl ValueMap {
     fn give(&mut self, values: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         for piece in values.chunks(PIECE_BYTES) {
             self.given.clear();
@@ -247,7 +251,7 @@ impl Map {
     }
 }
 
-impl Stream for Map {
+impl Stream for ValueMap {
     fn push(&mut self, mut bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         if !self.torn.is_empty() {
             let (first, rest) = bytes.split_at(bytes.len().min(self.size - self.torn.len()));
@@ -279,10 +283,10 @@ impl Stream for Map {
 const PIECE_BYTES: usize = 1 << 20;
 
 fn map(
-    options: &Options,
+    options: &KernelOptions,
     each: impl FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
 ) -> Box<dyn Stream> {
-    Box::new(Map {
+    Box::new(ValueMap {
         size: size_of_dtype(options),
         torn: Vec::new(),
         given: Vec::with_capacity(PIECE_BYTES),
@@ -291,7 +295,7 @@ fn map(
 }
 
 /// Refuses text, because these kernels write raw values for raw values.
-fn binary(options: &Options) -> Result<(), BuiltinError> {
+fn binary(options: &KernelOptions) -> Result<(), BuiltinError> {
     if options.is("dtype", "text") {
         let valid = DTYPES.trim_end_matches(", text");
         return Err(options.wrong("dtype", "text", valid));
@@ -299,10 +303,10 @@ fn binary(options: &Options) -> Result<(), BuiltinError> {
     Ok(())
 }
 
-fn scale(options: &Options) -> Result<Box<dyn Stream>, BuiltinError> {
+fn scale(options: &KernelOptions) -> Result<Box<dyn Stream>, BuiltinError> {
     binary(options)?;
     let number = |key| Ok(options.number(key, "a number")?.unwrap_or_default());
-    let by = By::new(number("a")?, number("b")?);
+    let by = ScaleFactors::new(number("a")?, number("b")?);
     let big = options.is("order", "big");
     let mut turned = Vec::new();
     with_dtype!(options, |T| {
@@ -322,14 +326,14 @@ fn scale(options: &Options) -> Result<Box<dyn Stream>, BuiltinError> {
     })
 }
 
-fn cast(options: &Options) -> Result<Box<dyn Stream>, BuiltinError> {
+fn cast(options: &KernelOptions) -> Result<Box<dyn Stream>, BuiltinError> {
     binary(options)?;
     let to = options.needed("to", options.text("to"))?;
     with_dtype!(options, |T| cast_from::<T>(options, to))
 }
 
 fn cast_from<T: Convert<Wide: Wide>>(
-    options: &Options,
+    options: &KernelOptions,
     to: &str,
 ) -> Result<Box<dyn Stream>, BuiltinError> {
     match to {
@@ -347,7 +351,7 @@ fn cast_from<T: Convert<Wide: Wide>>(
     }
 }
 
-fn cast_to<T: Convert<Wide: Wide>, U: Made>(options: &Options) -> Box<dyn Stream> {
+fn cast_to<T: Convert<Wide: Wide>, U: FromWide>(options: &KernelOptions) -> Box<dyn Stream> {
     let (big, to_big) = (options.is("order", "big"), options.is("to_order", "big"));
     let (mut turned, mut made) = (Vec::new(), Vec::new());
     map(options, move |values, given| {
@@ -371,7 +375,7 @@ fn cast_to<T: Convert<Wide: Wide>, U: Made>(options: &Options) -> Box<dyn Stream
 }
 
 /// Returns the only input of a kernel that processes a whole array.
-fn whole_array(options: &Options, inputs: &[String]) -> Result<Mapped, BuiltinError> {
+fn whole_array(options: &KernelOptions, inputs: &[String]) -> Result<SeriesFile, BuiltinError> {
     binary(options)?;
     let [name] = inputs else {
         let (kernel, count) = (options.kernel.name, inputs.len());
@@ -384,7 +388,11 @@ fn whole_array(options: &Options, inputs: &[String]) -> Result<Mapped, BuiltinEr
     })
 }
 
-fn subset(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
+fn subset(
+    options: &KernelOptions,
+    inputs: &[String],
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
     let array = whole_array(options, inputs)?;
     let size = size_of_dtype(options);
     let spans = spans(options, array.len() / size)?;
@@ -395,7 +403,7 @@ fn subset(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
 }
 
 /// Returns the part of an array of `values` that the arguments select.
-fn spans(options: &Options, values: usize) -> Result<Vec<Span>, BuiltinError> {
+fn spans(options: &KernelOptions, values: usize) -> Result<Vec<DimensionSpan>, BuiltinError> {
     const VALID: &str = "numbers with x between them, one for each dimension";
     let list = |key, default: Vec<usize>| match options.text(key) {
         None => Ok(default),
@@ -429,7 +437,7 @@ fn spans(options: &Options, values: usize) -> Result<Vec<Span>, BuiltinError> {
             return Err(options.wrong("stop", &range, &valid));
         }
         let count = (stop - start).div_ceil(step);
-        spans.push(Span {
+        spans.push(DimensionSpan {
             size,
             start,
             step,
@@ -443,7 +451,7 @@ fn spans(options: &Options, values: usize) -> Result<Vec<Span>, BuiltinError> {
 const BAND_BYTES: usize = 16 << 20;
 
 fn transpose(
-    options: &Options,
+    options: &KernelOptions,
     inputs: &[String],
     out: &mut dyn Write,
 ) -> Result<(), BuiltinError> {
@@ -461,13 +469,13 @@ fn transpose(
     }
     // The columns are whole lines of the input's rows, so that no line is read twice.
     let columns = (BAND_BYTES / (rows * size)).next_multiple_of(64 / size);
-    let mut band = pages::zeros(rows * columns.min(width) * size);
+    let mut band = huge_pages::zeros(rows * columns.min(width) * size);
     for first in (0..width).step_by(columns) {
         let columns = columns.min(width - first);
         let band = &mut band[..rows * columns * size];
         let from = &matrix;
         loops::transpose::transpose(
-            Part {
+            ColumnBlock {
                 from,
                 size,
                 rows,

@@ -7,47 +7,49 @@ use std::marker::PhantomData;
 use serde::{Deserialize, Serialize};
 
 use super::BuiltinError;
-use super::expression::{self, Comparison, Set};
-use super::table::{Arg, Code, Input, Kernel, Made, Options};
+use super::expression::{self, Set, ValueComparison};
+use super::table::{
+    BuiltinKernel, FoldInput, KernelArgument, KernelConstructor, KernelOptions, ReadyKernel,
+};
 use super::values::{FORMAT, ORDER, Take, fold_of_dtype, missing, stream_of_dtype};
 use crate::fold::Stream;
 use crate::loops::number::Number;
-use crate::loops::pick::{self, Range};
+use crate::loops::pick::{self, ValueRange};
 use crate::loops::simd::Level;
 use crate::loops::swap;
 
-const FILTER: &[Arg] = &[
-    Arg {
+const FILTER: &[KernelArgument] = &[
+    KernelArgument {
         key: "where",
         values: "CONDITION",
         default: "",
         help: "such as x > 3 && x != 5 || 10 <= x < 20; x is the value",
     },
-    Arg {
+    KernelArgument {
         key: "above",
         values: "NUMBER",
         default: "",
         help: "only values that are larger",
     },
-    Arg {
+    KernelArgument {
         key: "below",
         values: "NUMBER",
         default: "",
         help: "only values that are smaller",
     },
-    Arg {
+    KernelArgument {
         key: "from",
         values: "NUMBER",
         default: "",
         help: "only values that are not smaller",
     },
-    Arg {
+    KernelArgument {
         key: "to",
         values: "NUMBER",
         default: "",
         help: "only values that are not larger",
     },
-    Arg {
+    KernelArgument {
         key: "show",
         values: "values|index|count",
         default: "values",
@@ -55,21 +57,21 @@ const FILTER: &[Arg] = &[
     },
 ];
 
-const RAW: &[Arg] = &[Arg {
+const RAW: &[KernelArgument] = &[KernelArgument {
     key: "out",
     values: "raw|text",
     default: "raw",
     help: "values as they are in the input (those of text as f64), or a line each",
 }];
 
-const TOPK: &[Arg] = &[
-    Arg {
+const TOPK: &[KernelArgument] = &[
+    KernelArgument {
         key: "k",
         values: "N",
         default: "10",
         help: "how many",
     },
-    Arg {
+    KernelArgument {
         key: "by",
         values: "largest|smallest",
         default: "largest",
@@ -77,14 +79,14 @@ const TOPK: &[Arg] = &[
     },
 ];
 
-const SAMPLE: &[Arg] = &[
-    Arg {
+const SAMPLE: &[KernelArgument] = &[
+    KernelArgument {
         key: "n",
         values: "N",
         default: "1000",
         help: "how many; all have the same chance, and none comes twice",
     },
-    Arg {
+    KernelArgument {
         key: "seed",
         values: "N",
         default: "0",
@@ -93,24 +95,24 @@ const SAMPLE: &[Arg] = &[
 ];
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[
-    Kernel {
+pub(super) const KERNELS: &[BuiltinKernel] = &[
+    BuiltinKernel {
         name: "filter",
         revision: 1,
         help: "values that fulfil a condition: they themselves, their indices, or how many",
         args: &[FILTER, FORMAT, RAW, ORDER],
         usage: None,
         prepare: None,
-        code: Code::Either(Input::Values, filter),
+        code: KernelConstructor::Either(FoldInput::Values, filter),
     },
-    Kernel {
+    BuiltinKernel {
         name: "topk",
         revision: 1,
         help: "the largest or smallest values, best first, a line each: index and value",
         args: &[TOPK, FORMAT, ORDER],
         usage: None,
         prepare: None,
-        code: Code::Fold(Input::Values, |options| {
+        code: KernelConstructor::Fold(FoldInput::Values, |options| {
             let k = options.number("k", "a whole number")?.unwrap_or_default();
             let largest = options.is("by", "largest");
             fold_of_dtype!(options, |T| {
@@ -123,14 +125,14 @@ pub(super) const KERNELS: &[Kernel] = &[
             })
         }),
     },
-    Kernel {
+    BuiltinKernel {
         name: "sample",
         revision: 1,
         help: "values picked by chance, in their order; the same seed picks the same indices",
         args: &[SAMPLE, FORMAT, RAW, ORDER],
         usage: None,
         prepare: None,
-        code: Code::Fold(Input::Values, |options| {
+        code: KernelConstructor::Fold(FoldInput::Values, |options| {
             let n = options.number("n", "a whole number")?.unwrap_or_default();
             let seed = options
                 .number("seed", "a whole number")?
@@ -138,13 +140,13 @@ pub(super) const KERNELS: &[Kernel] = &[
             let text = options.is("out", "text");
             let big_endian = options.is("order", "big") && !options.is("dtype", "text");
             fold_of_dtype!(options, |T| {
-                missing::<T>(options).map(|missing| Sample::<T> {
+                missing::<T>(options).map(|missing| SampleValues::<T> {
                     n,
                     seed,
                     text,
                     big_endian,
                     missing,
-                    ..Sample::default()
+                    ..SampleValues::default()
                 })
             })
         }),
@@ -152,7 +154,7 @@ pub(super) const KERNELS: &[Kernel] = &[
 ];
 
 /// Returns the set that the arguments of `filter` describe.
-fn set<T: Number>(options: &Options) -> Result<Set<T>, BuiltinError> {
+fn set<T: Number>(options: &KernelOptions) -> Result<Set<T>, BuiltinError> {
     let mut all: Option<Set<T>> = None;
     let mut add =
         |set: Set<T>| all = Some(all.take().map_or_else(|| set.clone(), |all| all.and(&set)));
@@ -163,10 +165,10 @@ fn set<T: Number>(options: &Options) -> Result<Set<T>, BuiltinError> {
         })?);
     }
     for (key, comparison) in [
-        ("above", Comparison::Greater),
-        ("below", Comparison::Less),
-        ("from", Comparison::GreaterOrEqual),
-        ("to", Comparison::LessOrEqual),
+        ("above", ValueComparison::Greater),
+        ("below", ValueComparison::Less),
+        ("from", ValueComparison::GreaterOrEqual),
+        ("to", ValueComparison::LessOrEqual),
     ] {
         if let Some(text) = options.text(key) {
             let set = comparison.set(text);
@@ -180,23 +182,23 @@ fn set<T: Number>(options: &Options) -> Result<Set<T>, BuiltinError> {
     })
 }
 
-fn filter(options: &Options) -> Result<Made, BuiltinError> {
+fn filter(options: &KernelOptions) -> Result<ReadyKernel, BuiltinError> {
     if options.is("show", "count") {
-        return fold_of_dtype!(options, |T| set::<T>(options).map(|set| Counted::<T> {
+        return fold_of_dtype!(options, |T| set::<T>(options).map(|set| SetCounter::<T> {
             set: Some(set),
             count: 0,
         }))
-        .map(Made::Fold);
+        .map(ReadyKernel::Fold);
     }
     let index = options.is("show", "index");
     let text = options.is("out", "text");
     let big_endian = options.is("order", "big") && !options.is("dtype", "text");
-    stream_of_dtype!(options, |T| set::<T>(options).map(|set| Filter::<T> {
+    stream_of_dtype!(options, |T| set::<T>(options).map(|set| SetFilter::<T> {
         set,
         show: match (index, text) {
-            (true, _) => Show::Index,
-            (_, true) => Show::Text,
-            _ => Show::Raw,
+            (true, _) => SelectOutput::Index,
+            (_, true) => SelectOutput::Text,
+            _ => SelectOutput::Raw,
         },
         big_endian,
         torn: Vec::new(),
@@ -204,7 +206,7 @@ fn filter(options: &Options) -> Result<Made, BuiltinError> {
         kept: Vec::new(),
         index: 0,
     }))
-    .map(Made::Stream)
+    .map(ReadyKernel::Stream)
 }
 
 /// Number of bytes that are processed at a time.
@@ -213,13 +215,13 @@ const BLOCK_BYTES: usize = 16 << 10;
 /// Counts the values in a set.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
-struct Counted<T: Number> {
+struct SetCounter<T: Number> {
     #[serde(skip)]
     set: Option<Set<T>>,
     count: u64,
 }
 
-impl<T: Number> Take<T> for Counted<T> {
+impl<T: Number> Take<T> for SetCounter<T> {
     fn take(&mut self, _: u64, values: &[u8]) {
         let Some(set) = &self.set else { return };
         let level = Level::best();
@@ -228,7 +230,7 @@ impl<T: Number> Take<T> for Counted<T> {
                 self.count += pick::count(level, block, *range);
             }
             if set.nan {
-                let numbers = pick::count(level, block, Range::<T>::all());
+                let numbers = pick::count(level, block, ValueRange::<T>::all());
                 self.count += (block.len() / T::SIZE) as u64 - numbers;
             }
         }
@@ -245,7 +247,7 @@ impl<T: Number> Take<T> for Counted<T> {
 
 /// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Show {
+enum SelectOutput {
     Raw,
     Text,
     Index,
@@ -253,9 +255,9 @@ enum Show {
 
 /// Writes the values in a set as they arrive.
 #[derive(Debug)]
-struct Filter<T> {
+struct SetFilter<T> {
     set: Set<T>,
-    show: Show,
+    show: SelectOutput,
     big_endian: bool,
     /// Bytes of an incomplete value.
     torn: Vec<u8>,
@@ -264,7 +266,7 @@ struct Filter<T> {
     index: u64,
 }
 
-impl<T: Number> Filter<T> {
+impl<T: Number> SetFilter<T> {
     /// Processes whole values.
     fn values(&mut self, values: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         for block in values.chunks(BLOCK_BYTES) {
@@ -289,7 +291,7 @@ impl<T: Number> Filter<T> {
     }
 
     fn block(&self, values: &[u8], kept: &mut [u8], out: &mut dyn Write) -> std::io::Result<()> {
-        if self.show == Show::Index {
+        if self.show == SelectOutput::Index {
             for (index, value) in (self.index..).zip(values.chunks_exact(T::SIZE)) {
                 if self.set.has(T::read(value)) {
                     writeln!(out, "{index}")?;
@@ -303,7 +305,7 @@ impl<T: Number> Filter<T> {
         };
         write_values::<T>(
             &kept[..count * T::SIZE],
-            self.show == Show::Text,
+            self.show == SelectOutput::Text,
             self.big_endian,
             out,
         )
@@ -329,7 +331,7 @@ fn write_values<T: Number>(
     }
 }
 
-impl<T: Number> Stream for Filter<T> {
+impl<T: Number> Stream for SetFilter<T> {
     fn push(&mut self, mut bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         if !self.torn.is_empty() {
             let (head, rest) = bytes.split_at(bytes.len().min(T::SIZE - self.torn.len()));
@@ -407,20 +409,20 @@ impl<T: Number> Best<T> {
         if let Some((worst, index)) = self.worst {
             // An equal value with a later index is no better.
             let later = first > index;
-            let all = Range::<T>::all();
+            let all = ValueRange::<T>::all();
             let range = match (self.largest, later) {
                 (true, true) if worst.partial_cmp(&all.to) == Some(Ordering::Equal) => return,
                 (false, true) if worst.partial_cmp(&all.from) == Some(Ordering::Equal) => return,
-                (true, true) => Range {
+                (true, true) => ValueRange {
                     from: worst.above(),
                     ..all
                 },
-                (false, true) => Range {
+                (false, true) => ValueRange {
                     to: worst.below(),
                     ..all
                 },
-                (true, false) => Range { from: worst, ..all },
-                (false, false) => Range { to: worst, ..all },
+                (true, false) => ValueRange { from: worst, ..all },
+                (false, false) => ValueRange { to: worst, ..all },
             };
             if pick::count(Level::best(), values, range) == 0 {
                 return;
@@ -470,7 +472,7 @@ impl<T: Number> Take<T> for Best<T> {
 /// Sample: the values whose indices have the smallest hashes, as if each drew a lot.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
-struct Sample<T: Number> {
+struct SampleValues<T: Number> {
     #[serde(skip)]
     n: usize,
     #[serde(skip)]
@@ -499,7 +501,7 @@ fn lot(seed: u64, index: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-impl<T: Number> Sample<T> {
+impl<T: Number> SampleValues<T> {
     fn prune(&mut self) {
         self.held.sort_unstable_by_key(|held| held.0);
         self.held.truncate(self.n);
@@ -508,7 +510,7 @@ impl<T: Number> Sample<T> {
     }
 }
 
-impl<T: Number> Take<T> for Sample<T> {
+impl<T: Number> Take<T> for SampleValues<T> {
     fn take(&mut self, first: u64, values: &[u8]) {
         if self.n == 0 {
             return;

@@ -9,19 +9,19 @@ use std::ptr;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::BuiltinError;
-use super::table::{Input, Made, Options};
+use super::table::{FoldInput, KernelOptions, ReadyKernel};
 use super::values::size_of_dtype;
 use crate::fold::{Fold, Stream};
 use crate::threads::{Pile, in_threads};
 
 /// File that is mapped for reading. Inputs are sealed, so no process changes or truncates them during that time.
 #[derive(Debug)]
-pub(crate) struct Mapped {
+pub(crate) struct SeriesFile {
     start: *const u8,
     length: usize,
 }
 
-impl Mapped {
+impl SeriesFile {
     /// Maps a whole file; an empty file needs no mapping.
     ///
     /// # Errors
@@ -74,11 +74,11 @@ impl Mapped {
 }
 
 // SAFETY: the mapping is only read.
-unsafe impl Send for Mapped {}
+unsafe impl Send for SeriesFile {}
 // SAFETY: as above.
-unsafe impl Sync for Mapped {}
+unsafe impl Sync for SeriesFile {}
 
-impl Deref for Mapped {
+impl Deref for SeriesFile {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -88,7 +88,7 @@ impl Deref for Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for SeriesFile {
     fn drop(&mut self) {
         if self.length > 0 {
             // SAFETY: the mapping was made in `range`, and no slice of it outlives `self`. There is no remedy if the call fails.
@@ -103,8 +103,8 @@ const SHARE_BYTES: usize = 8 << 20;
 /// Number of bytes of numbers from text that are passed on at a time.
 const PIECE_BYTES: usize = 32 << 10;
 
-pub(crate) fn open(name: &str) -> Result<Mapped, BuiltinError> {
-    Mapped::open(name).map_err(|source| BuiltinError::Read {
+pub(crate) fn open(name: &str) -> Result<SeriesFile, BuiltinError> {
+    SeriesFile::open(name).map_err(|source| BuiltinError::Read {
         name: name.to_owned(),
         source,
     })
@@ -113,11 +113,11 @@ pub(crate) fn open(name: &str) -> Result<Mapped, BuiltinError> {
 /// Adds all inputs to a fold. If `threads=` says so, each thread has a fold, and their states are merged.
 pub(crate) fn fold(
     inputs: &[String],
-    input: Input,
-    options: &Options,
+    input: FoldInput,
+    options: &KernelOptions,
     mut fold: Box<dyn Fold>,
 ) -> Result<Box<dyn Fold>, BuiltinError> {
-    if input == Input::Values && options.is("dtype", "text") {
+    if input == FoldInput::Values && options.is("dtype", "text") {
         let mut offset = 0;
         text_pieces(inputs, |piece| {
             fold.update(offset, piece)?;
@@ -130,7 +130,7 @@ pub(crate) fn fold(
     let mut offset = 0;
     for name in inputs {
         let file = open(name)?;
-        if input == Input::Values {
+        if input == FoldInput::Values {
             whole_values(name, &file, size_of_dtype(options))?;
         }
         if threads == 1 || file.len() < 2 * SHARE_BYTES {
@@ -140,7 +140,7 @@ pub(crate) fn fold(
         }
         offset += file.len() as u64;
         // A gap separates texts.
-        offset += u64::from(input == Input::Bytes);
+        offset += u64::from(input == FoldInput::Bytes);
     }
     Ok(fold)
 }
@@ -149,7 +149,7 @@ pub(crate) fn fold(
 fn share(
     offset: u64,
     file: &[u8],
-    options: &Options,
+    options: &KernelOptions,
     threads: usize,
     fold: &mut dyn Fold,
 ) -> Result<(), BuiltinError> {
@@ -167,7 +167,7 @@ fn share(
     let threads = threads.min(shares.len());
     let shares = Pile::new(shares);
     let states = in_threads(vec![(); threads], |()| {
-        let (_, Made::Fold(mut part)) = options.kernel.code.make(options)? else {
+        let (_, ReadyKernel::Fold(mut part)) = options.kernel.code.make(options)? else {
             unreachable!("the same arguments made a fold before");
         };
         while let Some((at, share)) = shares.take() {
@@ -181,17 +181,17 @@ fn share(
 /// Pushes all inputs through a stream.
 pub(crate) fn stream(
     inputs: &[String],
-    input: Input,
-    options: &Options,
+    input: FoldInput,
+    options: &KernelOptions,
     stream: &mut dyn Stream,
     out: &mut dyn Write,
 ) -> Result<(), BuiltinError> {
-    if input == Input::Values && options.is("dtype", "text") {
+    if input == FoldInput::Values && options.is("dtype", "text") {
         return text_pieces(inputs, |piece| stream.push(piece, out));
     }
     for (number, name) in inputs.iter().enumerate() {
         let file = open(name)?;
-        if input == Input::Values {
+        if input == FoldInput::Values {
             whole_values(name, &file, size_of_dtype(options))?;
         } else if number > 0 {
             stream.next_input(out)?;
@@ -203,12 +203,12 @@ pub(crate) fn stream(
 
 /// All inputs in memory: mapped, or converted from text to little-endian `f64`.
 #[derive(Debug)]
-pub(crate) enum Memory {
-    Mapped(Mapped),
+pub(crate) enum SeriesInputs {
+    Mapped(SeriesFile),
     Read(Vec<u8>),
 }
 
-impl Deref for Memory {
+impl Deref for SeriesInputs {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -220,19 +220,22 @@ impl Deref for Memory {
 }
 
 /// Returns all inputs, for kernels that read them several times.
-pub(crate) fn memory(inputs: &[String], options: &Options) -> Result<Vec<Memory>, BuiltinError> {
+pub(crate) fn memory(
+    inputs: &[String],
+    options: &KernelOptions,
+) -> Result<Vec<SeriesInputs>, BuiltinError> {
     if options.is("dtype", "text") {
         let mut all = Vec::new();
         text_pieces(inputs, |piece| {
             all.extend_from_slice(piece);
             Ok(())
         })?;
-        return Ok(vec![Memory::Read(all)]);
+        return Ok(vec![SeriesInputs::Read(all)]);
     }
     let map = |name: &String| {
         let file = open(name)?;
         whole_values(name, &file, size_of_dtype(options))?;
-        Ok(Memory::Mapped(file))
+        Ok(SeriesInputs::Mapped(file))
     };
     inputs.iter().map(map).collect()
 }

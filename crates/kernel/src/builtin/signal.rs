@@ -5,24 +5,24 @@ use std::io::Write;
 
 use super::BuiltinError;
 use super::series::{open, text_pieces, whole_values};
-use super::table::{Arg, Code, Kernel, Options};
-use super::values::{FORMAT, Numbers, ORDER, OUT, missing, size_of_dtype, with_dtype};
+use super::table::{BuiltinKernel, KernelArgument, KernelConstructor, KernelOptions};
+use super::values::{FORMAT, NumericResult, ORDER, OUT, missing, size_of_dtype, with_dtype};
 use crate::loops::heartbeat::{RATE_AT_LEAST, RATE_AT_MOST, r_peaks};
 use crate::loops::number::Number;
 use crate::loops::swap::swap;
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[Kernel {
+pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "heartbeat",
     revision: 1,
     help: "indices of the R peaks of an electrocardiogram",
     args: &[FORMAT, HEARTBEAT, OUT, ORDER],
     usage: None,
     prepare: None,
-    code: Code::Whole(heartbeat),
+    code: KernelConstructor::Whole(heartbeat),
 }];
 
-const HEARTBEAT: &[Arg] = &[Arg {
+const HEARTBEAT: &[KernelArgument] = &[KernelArgument {
     key: "rate",
     values: "HERTZ",
     default: "",
@@ -30,7 +30,7 @@ const HEARTBEAT: &[Arg] = &[Arg {
 }];
 
 fn heartbeat(
-    options: &Options,
+    options: &KernelOptions,
     inputs: &[String],
     out: &mut dyn Write,
 ) -> Result<(), BuiltinError> {
@@ -44,14 +44,14 @@ fn heartbeat(
     if options.is("out", "f64") {
         #[allow(clippy::cast_precision_loss, reason = "far fewer than 2^53 samples")]
         let peaks = peaks.into_iter().map(|peak| peak as f64).collect();
-        return Numbers::floats(peaks).write(true, out);
+        return NumericResult::floats(peaks).write(true, out);
     }
     let lines: String = peaks.into_iter().map(|peak| format!("{peak}\n")).collect();
     out.write_all(lines.as_bytes()).map_err(BuiltinError::Write)
 }
 
 /// Returns all values of all inputs; NaN for missing ones.
-fn signal(options: &Options, inputs: &[String]) -> Result<Vec<f64>, BuiltinError> {
+fn signal(options: &KernelOptions, inputs: &[String]) -> Result<Vec<f64>, BuiltinError> {
     let mut signal = Vec::new();
     if options.is("dtype", "text") {
         let missing = missing::<f64>(options)?;

@@ -20,23 +20,25 @@ use num_bigint::BigInt;
 use serde::{Deserialize, Serialize};
 
 use super::BuiltinError;
-use super::table::{Arg, Code, Input, Kernel, Options};
-use super::values::{FORMAT, Numbers, ORDER, OUT, Take, fold_of_dtype, missing};
-use crate::exact::{self, Exact, ratio};
+use super::table::{BuiltinKernel, FoldInput, KernelArgument, KernelConstructor, KernelOptions};
+use super::values::{FORMAT, NumericResult, ORDER, OUT, Take, fold_of_dtype, missing};
+use crate::exact_sums::{self, Exact, ratio};
 use crate::fold::Fold;
 use crate::loops::extremes::extremes;
 use crate::loops::moments::centred::Centred;
-use crate::loops::moments::{BLOCK, BLOCK_OF_PRODUCTS, Summed, Sums, Together, Want};
+use crate::loops::moments::{
+    BLOCK, BLOCK_OF_PRODUCTS, BlockTotals, LimbSums, SumKinds, SummedBlocks,
+};
 use crate::loops::simd::Level;
 
-const DDOF: &[Arg] = &[Arg {
+const DDOF: &[KernelArgument] = &[KernelArgument {
     key: "ddof",
     values: "0|1",
     default: "0",
     help: "0: standard deviation of a population, 1: of a sample",
 }];
 
-const OF: &[Arg] = &[Arg {
+const OF: &[KernelArgument] = &[KernelArgument {
     key: "of",
     values: "LIST",
     default: "count,min,max,mean,stddev",
@@ -45,14 +47,14 @@ const OF: &[Arg] = &[Arg {
 
 macro_rules! kernel {
     ($name:literal, $revision:literal, $statistic:ident, $help:literal, $args:expr) => {
-        Kernel {
+        BuiltinKernel {
             name: $name,
             revision: $revision,
             help: $help,
             args: $args,
             usage: None,
             prepare: None,
-            code: Code::Fold(Input::Values, |options| {
+            code: KernelConstructor::Fold(FoldInput::Values, |options| {
                 fold(options, vec![Statistic::$statistic], false)
             }),
         }
@@ -60,7 +62,7 @@ macro_rules! kernel {
 }
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[
+pub(super) const KERNELS: &[BuiltinKernel] = &[
     kernel!("count", 1, Count, "number of values", &[FORMAT, OUT, ORDER]),
     kernel!("max", 1, Max, "largest value", &[FORMAT, OUT, ORDER]),
     kernel!("min", 1, Min, "smallest value", &[FORMAT, OUT, ORDER]),
@@ -80,14 +82,14 @@ pub(super) const KERNELS: &[Kernel] = &[
         "slope, intercept and r² of the line through value against index",
         &[FORMAT, OUT, ORDER]
     ),
-    Kernel {
+    BuiltinKernel {
         name: "stats",
         revision: 1,
         help: "several statistics in one pass, a line each: its name and its value",
         args: &[OF, FORMAT, OUT, DDOF, ORDER],
         usage: None,
         prepare: None,
-        code: Code::Fold(Input::Values, |options| {
+        code: KernelConstructor::Fold(FoldInput::Values, |options| {
             let of = options.text("of").unwrap_or_default();
             let statistics: Option<Vec<_>> = of.split(',').map(Statistic::find).collect();
             let valid = "count, min, max, sum, mean, stddev, linreg, with commas between";
@@ -133,18 +135,18 @@ impl Statistic {
     }
 
     /// Returns the sums that it needs; `None` if it needs none.
-    fn want(self) -> Option<Want> {
+    fn want(self) -> Option<SumKinds> {
         match self {
             Self::Count | Self::Min | Self::Max => None,
-            Self::Sum | Self::Mean => Some(Want::Sum),
-            Self::Stddev => Some(Want::Squares),
-            Self::Linreg => Some(Want::Products),
+            Self::Sum | Self::Mean => Some(SumKinds::Sum),
+            Self::Stddev => Some(SumKinds::Squares),
+            Self::Linreg => Some(SumKinds::Products),
         }
     }
 }
 
 fn fold(
-    options: &Options,
+    options: &KernelOptions,
     statistics: Vec<Statistic>,
     named: bool,
 ) -> Result<Box<dyn Fold>, BuiltinError> {
@@ -152,7 +154,7 @@ fn fold(
         .iter()
         .filter_map(|statistic| statistic.want())
         .max();
-    let settings = Settings {
+    let settings = StatisticsSettings {
         statistics,
         named,
         want,
@@ -170,11 +172,11 @@ fn fold(
 
 /// Requested statistics.
 #[derive(Debug, Default)]
-struct Settings {
+struct StatisticsSettings {
     statistics: Vec<Statistic>,
     /// Whether each result is written after its name.
     named: bool,
-    want: Option<Want>,
+    want: Option<SumKinds>,
     ddof: u64,
     raw: bool,
 }
@@ -182,9 +184,9 @@ struct Settings {
 /// Partial state.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
-struct Statistics<T: Summed> {
+struct Statistics<T: SummedBlocks> {
     #[serde(skip)]
-    settings: Settings,
+    settings: StatisticsSettings,
     #[serde(skip)]
     missing_value: Option<T>,
     /// Number of values, including missing ones.
@@ -209,7 +211,7 @@ struct Statistics<T: Summed> {
     sifted: Vec<u8>,
 }
 
-impl<T: Summed> Statistics<T> {
+impl<T: SummedBlocks> Statistics<T> {
     fn extreme(&mut self, found: (T, T)) {
         self.extremes = Some(self.extremes.map_or(found, |known| {
             (found.0.smaller(known.0), found.1.larger(known.1))
@@ -217,7 +219,7 @@ impl<T: Summed> Statistics<T> {
     }
 
     /// Processes a block. All sums except those of products are added to `together`.
-    fn block(&mut self, first: u64, values: &[u8], together: &mut Together) {
+    fn block(&mut self, first: u64, values: &[u8], together: &mut BlockTotals) {
         let missing = self.missing_value.is_some_and(|missing| {
             let mut values = values.chunks_exact(T::SIZE);
             values.any(|value| T::read(value).same(missing))
@@ -242,7 +244,7 @@ impl<T: Summed> Statistics<T> {
         match T::moments(level, want, values, &mut self.grid) {
             Some(found) => {
                 self.extreme((found.least, found.greatest));
-                if want == Want::Products {
+                if want == SumKinds::Products {
                     found.sums.products(first, &mut self.products);
                 }
                 if let Some(sums) = together.add(&found.sums) {
@@ -254,20 +256,20 @@ impl<T: Summed> Statistics<T> {
     }
 
     /// Adds the sums of a block around a centre; this step does not round.
-    fn centred(&mut self, want: Want, first: u64, count: usize, found: &Centred<T>) {
+    fn centred(&mut self, want: SumKinds, first: u64, count: usize, found: &Centred<T>) {
         self.extreme((found.least, found.greatest));
-        let (centre, exponent) = exact::parts(found.centre);
-        let (distances, distances_exponent) = exact::parts(found.distances);
+        let (centre, exponent) = exact_sums::parts(found.centre);
+        let (distances, distances_exponent) = exact_sums::parts(found.distances);
         let (centre, distances, count) = (i128::from(centre), i128::from(distances), count as i128);
         self.sum.add(centre * count, exponent);
         self.sum.add(distances, distances_exponent);
-        if want >= Want::Squares {
+        if want >= SumKinds::Squares {
             self.squares.add(centre * centre * count, 2 * exponent);
             self.squares
                 .add(2 * centre * distances, exponent + distances_exponent);
             self.squares.add_f64(found.squares);
         }
-        if want == Want::Products {
+        if want == SumKinds::Products {
             let first = i128::from(first);
             let indices = first * count + count * (count - 1) / 2;
             self.products.add(centre * indices, exponent);
@@ -277,9 +279,9 @@ impl<T: Summed> Statistics<T> {
     }
 
     /// Adds sums, except those of products.
-    fn add(&mut self, want: Want, sums: &Sums) {
+    fn add(&mut self, want: SumKinds, sums: &LimbSums) {
         sums.sum(&mut self.sum);
-        if want >= Want::Squares {
+        if want >= SumKinds::Squares {
             sums.squares(&mut self.squares);
         }
     }
@@ -322,23 +324,23 @@ impl<T: Summed> Statistics<T> {
         self.sifted = sifted;
     }
 
-    fn sum_sifted(&mut self, want: Want, first: u64, values: &[u8]) {
+    fn sum_sifted(&mut self, want: SumKinds, first: u64, values: &[u8]) {
         if let Some(found) = T::moments(Level::best(), want, values, &mut self.grid) {
             self.add(want, &found.sums);
-            if want == Want::Products {
+            if want == SumKinds::Products {
                 found.sums.products(first, &mut self.products);
             }
             return;
         }
         // Only floats do not fit, and each of them is exactly an `f64`.
         for (index, bytes) in (first..).zip(values.chunks_exact(T::SIZE)) {
-            let (mantissa, exponent) = exact::parts(T::read(bytes).to_f64());
+            let (mantissa, exponent) = exact_sums::parts(T::read(bytes).to_f64());
             let mantissa = i128::from(mantissa);
             self.sum.add(mantissa, exponent);
-            if want >= Want::Squares {
+            if want >= SumKinds::Squares {
                 self.squares.add(mantissa * mantissa, 2 * exponent);
             }
-            if want >= Want::Products {
+            if want >= SumKinds::Products {
                 self.products.add(mantissa * i128::from(index), exponent);
             }
         }
@@ -363,7 +365,7 @@ impl<T: Summed> Statistics<T> {
         clippy::cast_precision_loss,
         reason = "counts are given as f64 where asked"
     )]
-    fn result(&self, statistic: Statistic) -> Result<Numbers, BuiltinError> {
+    fn result(&self, statistic: Statistic) -> Result<NumericResult, BuiltinError> {
         let there = self.there();
         let needed = match statistic {
             Statistic::Count | Statistic::Sum => 0,
@@ -380,39 +382,39 @@ impl<T: Summed> Statistics<T> {
         }
         let extreme = |best: fn((T, T)) -> T| {
             let Some(best) = self.extremes.map(best) else {
-                return Numbers::floats(vec![f64::NAN]);
+                return NumericResult::floats(vec![f64::NAN]);
             };
             let values = vec![best.to_f64() + 0.0];
             let text = best.text();
-            Numbers { values, text }
+            NumericResult { values, text }
         };
         Ok(match statistic {
-            Statistic::Count => Numbers {
+            Statistic::Count => NumericResult {
                 values: vec![there as f64],
                 text: there.to_string(),
             },
             Statistic::Min => extreme(|(least, _)| least),
             Statistic::Max => extreme(|(_, greatest)| greatest),
-            Statistic::Sum if T::INTEGER => Numbers {
+            Statistic::Sum if T::INTEGER => NumericResult {
                 values: vec![self.sum.value()],
                 text: self.sum.whole().to_string(),
             },
             Statistic::Sum => {
-                Numbers::floats(vec![self.not_finite().unwrap_or_else(|| self.sum.value())])
+                NumericResult::floats(vec![self.not_finite().unwrap_or_else(|| self.sum.value())])
             }
-            Statistic::Mean => Numbers::floats(vec![
+            Statistic::Mean => NumericResult::floats(vec![
                 self.not_finite()
                     .unwrap_or_else(|| self.sum.value_over(&there.into())),
             ]),
-            Statistic::Stddev => Numbers::floats(vec![self.stddev()]),
-            Statistic::Linreg => Numbers::floats(self.linreg()),
+            Statistic::Stddev => NumericResult::floats(vec![self.stddev()]),
+            Statistic::Linreg => NumericResult::floats(self.linreg()),
         })
     }
 
     /// Returns `n * sum of squares - square of sum`, which is n² times the variance, in units of 2^-4352.
     fn scatter(&self) -> BigInt {
         let sum = self.sum.integer();
-        ((self.squares.integer() * self.there()) << exact::PLACES) - &sum * &sum
+        ((self.squares.integer() * self.there()) << exact_sums::PLACES) - &sum * &sum
     }
 
     fn stddev(&self) -> f64 {
@@ -421,7 +423,7 @@ impl<T: Summed> Statistics<T> {
         }
         let there = self.there();
         let divisor = BigInt::from(there) * (there - self.settings.ddof);
-        exact::root_of_ratio(&self.scatter(), &divisor, -2 * exact::PLACES)
+        exact_sums::root_of_ratio(&self.scatter(), &divisor, -2 * exact_sums::PLACES)
     }
 
     fn linreg(&self) -> Vec<f64> {
@@ -436,15 +438,15 @@ impl<T: Summed> Statistics<T> {
         // n² times variance of the index, and covariance of index and value.
         let spread = &index_squares * there - &index * &index;
         let joint = &products * there - &index * &sum;
-        let slope = ratio(&joint, &spread, -exact::PLACES);
+        let slope = ratio(&joint, &spread, -exact_sums::PLACES);
         let at_zero = &sum * &index_squares - &index * &products;
-        let intercept = ratio(&at_zero, &spread, -exact::PLACES);
+        let intercept = ratio(&at_zero, &spread, -exact_sums::PLACES);
         let determined = ratio(&(&joint * &joint), &(spread * self.scatter()), 0);
         vec![slope, intercept, determined]
     }
 }
 
-impl<T: Summed> Statistics<T> {
+impl<T: SummedBlocks> Statistics<T> {
     /// Returns whether blocks must be complete, because the rounding of their sums depends on all of their values.
     fn anchored(&self) -> bool {
         !T::INTEGER && self.settings.want.is_some()
@@ -452,17 +454,17 @@ impl<T: Summed> Statistics<T> {
 
     /// Processes values block by block. Blocks begin at multiples of their length; parts of blocks are kept if blocks must be complete.
     fn blocks(&mut self, first: u64, mut values: &[u8]) {
-        let most = if T::INTEGER && self.settings.want == Some(Want::Products) {
+        let most = if T::INTEGER && self.settings.want == Some(SumKinds::Products) {
             BLOCK_OF_PRODUCTS
         } else {
             BLOCK
         };
         let most_64 = most as u64;
-        let mut together = Together::default();
+        let mut together = BlockTotals::default();
         let mut index = first;
         while !values.is_empty() {
-            let room = usize::try_from(most_64 - index % most_64).expect("a block has few values");
-            let (block, rest) = values.split_at(values.len().min(room * T::SIZE));
+            let space = usize::try_from(most_64 - index % most_64).expect("a block has few values");
+            let (block, rest) = values.split_at(values.len().min(space * T::SIZE));
             if self.anchored() && block.len() < most * T::SIZE {
                 self.keep(index, block.to_vec());
             } else {
@@ -484,12 +486,12 @@ impl<T: Summed> Statistics<T> {
         if parts.values().map(Vec::len).sum::<usize>() == BLOCK * T::SIZE {
             let whole: Vec<u8> = parts.values().flatten().copied().collect();
             self.parts.remove(&number);
-            self.block(number * BLOCK as u64, &whole, &mut Together::default());
+            self.block(number * BLOCK as u64, &whole, &mut BlockTotals::default());
         }
     }
 }
 
-impl<T: Summed> Take<T> for Statistics<T> {
+impl<T: SummedBlocks> Take<T> for Statistics<T> {
     fn take(&mut self, first: u64, values: &[u8]) {
         self.count += (values.len() / T::SIZE) as u64;
         if self.settings.statistics != [Statistic::Count] || self.missing_value.is_some() {
@@ -521,7 +523,7 @@ impl<T: Summed> Take<T> for Statistics<T> {
         // Incomplete last block.
         for (number, parts) in std::mem::take(&mut self.parts) {
             let values: Vec<u8> = parts.into_values().flatten().collect();
-            self.block(number * BLOCK as u64, &values, &mut Together::default());
+            self.block(number * BLOCK as u64, &values, &mut BlockTotals::default());
         }
         for statistic in &self.settings.statistics {
             let mut numbers = self.result(*statistic)?;

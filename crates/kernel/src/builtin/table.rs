@@ -12,7 +12,7 @@ pub(crate) const INPUT: &str = "INPUT";
 
 /// Argument of a built-in kernel, given as `key=value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arg {
+pub struct KernelArgument {
     /// Name.
     pub key: &'static str,
     /// Valid values: choices with `|` between them, or a word in capitals for a free value.
@@ -25,7 +25,7 @@ pub struct Arg {
 
 /// Built-in kernel.
 #[derive(Debug)]
-pub struct Kernel {
+pub struct BuiltinKernel {
     /// Its name.
     pub name: &'static str,
     /// Revision, which increases with each change of the results.
@@ -33,51 +33,57 @@ pub struct Kernel {
     /// Purpose, in one line.
     pub help: &'static str,
     /// Arguments, in groups that kernels share.
-    pub(crate) args: &'static [&'static [Arg]],
+    pub(crate) args: &'static [&'static [KernelArgument]],
     /// Usage of arguments that are not `key=value`.
-    pub(crate) usage: Option<Usage>,
-    pub(crate) code: Code,
+    pub(crate) usage: Option<ArgumentUsage>,
+    pub(crate) code: KernelConstructor,
     /// Function that derives missing arguments from the inputs, before the kernel is made; pieces do not allow this.
     pub(crate) prepare: Option<Prepare>,
 }
 
 /// Usage of arguments that are not `key=value`.
 #[derive(Debug)]
-pub(crate) struct Usage {
+pub(crate) struct ArgumentUsage {
     /// Arguments, in one line.
     pub(crate) text: &'static str,
     /// Check of the arguments.
-    pub(crate) check: fn(&Options) -> Result<(), BuiltinError>,
+    pub(crate) check: fn(&KernelOptions) -> Result<(), BuiltinError>,
 }
 
-/// Argument of all folds: by their law the result is the same.
-const THREADS: &[Arg] = &[Arg {
+/// Argument of all folds: by their merge invariance the result is the same.
+const THREADS: &[KernelArgument] = &[KernelArgument {
     key: "threads",
     values: "COUNT",
     default: "1",
     help: "threads that share the input (where it is no text of numbers); the result does not depend on them",
 }];
 
-/// See [`Kernel::prepare`].
-pub(crate) type Prepare = fn(&mut Options, &[String]) -> Result<(), BuiltinError>;
+/// See [`BuiltinKernel::prepare`].
+pub(crate) type Prepare = fn(&mut KernelOptions, &[String]) -> Result<(), BuiltinError>;
 
-impl Kernel {
+impl BuiltinKernel {
     /// Returns the arguments.
-    pub fn args(&self) -> impl Iterator<Item = &'static Arg> {
-        let threads: &[Arg] = if self.is_fold() { THREADS } else { &[] };
+    pub fn args(&self) -> impl Iterator<Item = &'static KernelArgument> {
+        let threads: &[KernelArgument] = if self.is_fold() { THREADS } else { &[] };
         self.args.iter().copied().flatten().chain(threads)
     }
 
     /// Returns whether the kernel accepts its input in any pieces, and its partial states can be merged (with some arguments at least).
     #[must_use]
     pub fn is_fold(&self) -> bool {
-        matches!(self.code, Code::Fold(..) | Code::Either(..))
+        matches!(
+            self.code,
+            KernelConstructor::Fold(..) | KernelConstructor::Either(..)
+        )
     }
 
     /// Returns whether the kernel writes output as input arrives, so that kernels can be chained (with some arguments at least).
     #[must_use]
     pub fn is_stream(&self) -> bool {
-        matches!(self.code, Code::Stream(..) | Code::Either(..))
+        matches!(
+            self.code,
+            KernelConstructor::Stream(..) | KernelConstructor::Either(..)
+        )
     }
 
     /// Returns the arguments in one line, such as `dtype=TYPE, out=text|f64`.
@@ -100,7 +106,7 @@ impl Kernel {
 
 /// Input of a fold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Input {
+pub(crate) enum FoldInput {
     /// All files in order are one series of values; text is converted to binary first.
     Values,
     /// Each file consists of bytes of its own.
@@ -109,49 +115,65 @@ pub(crate) enum Input {
 
 /// Function that makes a kernel from its arguments, or runs it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Code {
-    Fold(Input, fn(&Options) -> Result<Box<dyn Fold>, BuiltinError>),
-    Stream(Input, fn(&Options) -> Result<Box<dyn Stream>, BuiltinError>),
+pub(crate) enum KernelConstructor {
+    Fold(
+        FoldInput,
+        fn(&KernelOptions) -> Result<Box<dyn Fold>, BuiltinError>,
+    ),
+    Stream(
+        FoldInput,
+        fn(&KernelOptions) -> Result<Box<dyn Stream>, BuiltinError>,
+    ),
     /// Fold or stream, depending on the arguments.
-    Either(Input, fn(&Options) -> Result<Made, BuiltinError>),
-    Whole(Whole),
+    Either(
+        FoldInput,
+        fn(&KernelOptions) -> Result<ReadyKernel, BuiltinError>,
+    ),
+    Whole(WholeKernel),
 }
 
 /// Runs a kernel that needs its whole input.
-pub(crate) type Whole = fn(&Options, &[String], &mut dyn Write) -> Result<(), BuiltinError>;
+pub(crate) type WholeKernel =
+    fn(&KernelOptions, &[String], &mut dyn Write) -> Result<(), BuiltinError>;
 
 /// Kernel that is ready to run.
 #[derive(Debug)]
-pub(crate) enum Made {
+pub(crate) enum ReadyKernel {
     Fold(Box<dyn Fold>),
     Stream(Box<dyn Stream>),
-    Whole(Whole),
+    Whole(WholeKernel),
 }
 
-impl Code {
+impl KernelConstructor {
     /// Makes the kernel, and returns the kind of its input.
-    pub(crate) fn make(self, options: &Options) -> Result<(Input, Made), BuiltinError> {
+    pub(crate) fn make(
+        self,
+        options: &KernelOptions,
+    ) -> Result<(FoldInput, ReadyKernel), BuiltinError> {
         Ok(match self {
-            Self::Fold(input, make) => (input, Made::Fold(make(options)?)),
-            Self::Stream(input, make) => (input, Made::Stream(make(options)?)),
+            Self::Fold(input, make) => (input, ReadyKernel::Fold(make(options)?)),
+            Self::Stream(input, make) => (input, ReadyKernel::Stream(make(options)?)),
             Self::Either(input, make) => (input, make(options)?),
-            Self::Whole(run) => (Input::Bytes, Made::Whole(run)),
+            Self::Whole(run) => (FoldInput::Bytes, ReadyKernel::Whole(run)),
         })
     }
 }
 
 /// Arguments of one run.
 #[derive(Debug)]
-pub(crate) struct Options {
-    pub(crate) kernel: &'static Kernel,
+pub(crate) struct KernelOptions {
+    pub(crate) kernel: &'static BuiltinKernel,
     given: BTreeMap<&'static str, String>,
     /// All arguments as given, for kernels with a usage of their own.
     pub(crate) raw: Vec<String>,
 }
 
-impl Options {
+impl KernelOptions {
     /// Parses arguments, and checks names and choices.
-    pub(crate) fn parse(kernel: &'static Kernel, args: &[String]) -> Result<Self, BuiltinError> {
+    pub(crate) fn parse(
+        kernel: &'static BuiltinKernel,
+        args: &[String],
+    ) -> Result<Self, BuiltinError> {
         let mut options = Self {
             kernel,
             given: BTreeMap::new(),
@@ -239,7 +261,7 @@ impl Options {
     /// Returns the number of threads: 1 by default, and never more than any machine can use.
     ///
     /// # Errors
-    /// Like [`Options::positive`].
+    /// Like [`KernelOptions::positive`].
     pub(crate) fn threads(&self) -> Result<usize, BuiltinError> {
         const THREADS_MAX: usize = 256;
         Ok(self.positive("threads")?.unwrap_or(1).min(THREADS_MAX))

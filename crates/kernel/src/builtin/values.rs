@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::BuiltinError;
-use super::table::{Arg, Options};
+use super::table::{KernelArgument, KernelOptions};
 use crate::fold::{self, Fold};
 use crate::loops::number::{Number, decimal};
 use crate::loops::swap;
@@ -18,7 +18,7 @@ use crate::loops::swap;
 pub(crate) const DTYPES: &str = "f64, f32, i8, i16, i32, i64, u8, u16, u32, u64, text";
 
 /// Arguments of all numeric kernels.
-pub(crate) const FORMAT: &[Arg] = &[Arg {
+pub(crate) const FORMAT: &[KernelArgument] = &[KernelArgument {
     key: "dtype",
     values: "TYPE",
     default: "f64",
@@ -26,14 +26,14 @@ pub(crate) const FORMAT: &[Arg] = &[Arg {
 }];
 
 /// Further arguments of all numeric kernels, listed last.
-pub(crate) const ORDER: &[Arg] = &[
-    Arg {
+pub(crate) const ORDER: &[KernelArgument] = &[
+    KernelArgument {
         key: "order",
         values: "little|big",
         default: "little",
         help: "byte order of the values",
     },
-    Arg {
+    KernelArgument {
         key: "missing",
         values: "VALUE",
         default: "",
@@ -42,7 +42,7 @@ pub(crate) const ORDER: &[Arg] = &[
 ];
 
 /// Form of a result.
-pub(crate) const OUT: &[Arg] = &[Arg {
+pub(crate) const OUT: &[KernelArgument] = &[KernelArgument {
     key: "out",
     values: "text|f64",
     default: "text",
@@ -54,7 +54,7 @@ const SWAPPED_BYTES: usize = 16 << 10;
 
 /// Input format of all numeric kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Format {
+pub(crate) struct NumberFormat {
     pub(crate) big_endian: bool,
 }
 
@@ -76,7 +76,7 @@ pub(crate) trait Take<T: Number>:
 /// Makes the result of `$make` for the type `$T` that `dtype=` names: a `Result` of a [`Take`] that becomes a fold.
 macro_rules! fold_of_dtype {
     ($options:expr, |$T:ident| $make:expr) => {{
-        let options: &$crate::builtin::table::Options = $options;
+        let options: &$crate::builtin::table::KernelOptions = $options;
         $crate::builtin::values::of_dtype!(options, |$T| {
             $crate::builtin::values::boxed::<$T, _>(options, $make?)
         })
@@ -87,7 +87,7 @@ pub(crate) use fold_of_dtype;
 /// Makes the same for a `Result` of a stream.
 macro_rules! stream_of_dtype {
     ($options:expr, |$T:ident| $make:expr) => {{
-        let options: &$crate::builtin::table::Options = $options;
+        let options: &$crate::builtin::table::KernelOptions = $options;
         $crate::builtin::values::of_dtype!(options, |$T| {
             $make.map(|stream| Box::new(stream) as Box<dyn $crate::fold::Stream>)
         })
@@ -98,7 +98,7 @@ pub(crate) use stream_of_dtype;
 /// Runs `$make` for the type `$T` that `dtype=` names.
 macro_rules! of_dtype {
     ($options:expr, |$T:ident| $make:expr) => {{
-        let options: &$crate::builtin::table::Options = $options;
+        let options: &$crate::builtin::table::KernelOptions = $options;
         macro_rules! made {
             ($type:ty) => {{
                 type $T = $type;
@@ -149,7 +149,7 @@ macro_rules! with_dtype {
 pub(crate) use with_dtype;
 
 /// Returns the size in bytes of a value of the type that `dtype=` names; text is converted to `f64` before.
-pub(crate) fn size_of_dtype(options: &Options) -> usize {
+pub(crate) fn size_of_dtype(options: &KernelOptions) -> usize {
     match options.text("dtype").unwrap_or_default() {
         "i8" | "u8" => 1,
         "i16" | "u16" => 2,
@@ -159,13 +159,13 @@ pub(crate) fn size_of_dtype(options: &Options) -> usize {
 }
 
 pub(crate) fn boxed<T: Number, K: Take<T>>(
-    options: &Options,
+    options: &KernelOptions,
     kernel: K,
 ) -> Result<Box<dyn Fold>, BuiltinError> {
     // Text is converted to little-endian f64 before this step.
     let big_endian = options.is("order", "big") && !options.is("dtype", "text");
     Ok(Box::new(ValueFold {
-        format: Format { big_endian },
+        format: NumberFormat { big_endian },
         torn: Torn::default(),
         kernel,
         swapped: Vec::new(),
@@ -174,7 +174,7 @@ pub(crate) fn boxed<T: Number, K: Take<T>>(
 }
 
 /// Returns the value that means missing, if one was named.
-pub(crate) fn missing<T: Number>(options: &Options) -> Result<Option<T>, BuiltinError> {
+pub(crate) fn missing<T: Number>(options: &KernelOptions) -> Result<Option<T>, BuiltinError> {
     let Some(text) = options.text("missing") else {
         return Ok(None);
     };
@@ -184,11 +184,11 @@ pub(crate) fn missing<T: Number>(options: &Options) -> Result<Option<T>, Builtin
 }
 
 /// Bytes of values that were cut between two pieces, by the index of the value: a mask of the present bytes, and the bytes.
-type Parts = BTreeMap<u64, (u8, [u8; 8])>;
+type CutValues = BTreeMap<u64, (u8, [u8; 8])>;
 
 /// Incomplete values.
 #[derive(Debug, Default, Serialize, serde::Deserialize)]
-struct Torn(Parts);
+struct Torn(CutValues);
 
 impl Torn {
     /// Adds bytes from `offset` on, all within one value of `size` bytes. Returns the value if it is complete now.
@@ -223,7 +223,7 @@ impl Torn {
 /// Fold over values of type `T`.
 #[derive(Debug)]
 struct ValueFold<T, K> {
-    format: Format,
+    format: NumberFormat,
     torn: Torn,
     kernel: K,
     swapped: Vec<u8>,
@@ -296,12 +296,12 @@ impl<T: Number, K: Take<T>> Fold for ValueFold<T, K> {
 
 /// Result: numbers, and their text (exact for integers).
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Numbers {
+pub(crate) struct NumericResult {
     pub(crate) values: Vec<f64>,
     pub(crate) text: String,
 }
 
-impl Numbers {
+impl NumericResult {
     pub(crate) fn floats(values: Vec<f64>) -> Self {
         let text: Vec<_> = values.iter().map(|value| decimal(*value)).collect();
         Self {

@@ -8,7 +8,7 @@ use std::ptr;
 
 use super::native::NativeError;
 use super::pipes;
-use crate::builtin::series::Mapped;
+use crate::builtin::series::SeriesFile;
 
 /// Version of the interface between this program and users' kernels.
 pub const ABI_VERSION: u32 = 1;
@@ -56,7 +56,7 @@ pub(super) struct CTask {
 struct Owned {
     names: [Vec<CString>; 3],
     argv: Vec<*const c_char>,
-    files: Vec<Mapped>,
+    files: Vec<SeriesFile>,
     made: Vec<File>,
     inputs: Vec<RawInput>,
     outputs: Vec<RawOutput>,
@@ -126,11 +126,11 @@ impl CTask {
 }
 
 /// Maps an input for reading.
-pub(super) fn map(name: &str) -> Result<Mapped, NativeError> {
+pub(super) fn map(name: &str) -> Result<SeriesFile, NativeError> {
     // A kernel that needs a whole input receives a streaming input after its end.
     let mapped = match pipes::is_pipe(name) {
         true => pipes::gathered(name),
-        false => Mapped::open(name),
+        false => SeriesFile::open(name),
     };
     mapped.map_err(|source| NativeError::Input {
         name: name.to_owned(),

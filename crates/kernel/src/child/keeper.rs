@@ -19,12 +19,12 @@ pub(super) const KIND: &str = "keeper";
 
 /// Handle of the node to the keeper. The keeper ends when this handle is dropped.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct KeeperHandle {
     pipe: Option<OwnedFd>,
     process: Mutex<Child>,
 }
 
-impl Keeper {
+impl KeeperHandle {
     /// Starts the keeper from `program`, an open file.
     pub(crate) fn start(program: &OwnedFd) -> io::Result<Self> {
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
@@ -58,7 +58,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for KeeperHandle {
     fn drop(&mut self) {
         self.pipe = None;
         if let Err(error) = self.process.lock().wait() {

@@ -5,10 +5,10 @@ mod abi;
 mod keeper;
 mod native;
 mod own_fold;
+mod pipeline;
 mod pipes;
 mod ranked;
 mod reducer;
-mod stack;
 mod wasm;
 
 use std::fs::File;
@@ -18,16 +18,16 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use native::Call;
-use own_fold::Key;
+use native::KernelCall;
+use own_fold::FoldKey;
 
 use crate::builtin::{BuiltinError, run_builtin};
 use crate::program::hash_file;
-use crate::run::{Code, Part, Run};
+use crate::run::{CodeSource, Run, RunPart};
 use crate::{fork_server, peers};
 
 pub use abi::ABI_VERSION;
-pub(crate) use keeper::Keeper;
+pub(crate) use keeper::KeeperHandle;
 pub use native::{NativeError, SLICE_BYTES};
 pub use own_fold::PIECE_ALIGN;
 pub use wasm::WasmError;
@@ -51,12 +51,12 @@ const COMPILER: &str = "compiler";
 /// Kind of a child that reduces arrays.
 const REDUCER: &str = "reducer";
 
-/// Kind of a child that runs a stack.
-const STACK: &str = "stack";
+/// Kind of a child that runs a pipeline.
+const PIPELINE: &str = "pipeline";
 
 /// Kind of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ChildKernel {
     Builtin,
     Native,
     /// Module; its compiled form is this descriptor of the child.
@@ -64,7 +64,7 @@ enum Kind {
     Program,
 }
 
-impl Kind {
+impl ChildKernel {
     const WASM: &str = "wasm";
 
     fn word(self) -> String {
@@ -92,22 +92,22 @@ impl Kind {
 
 /// Kernel that runs in this process, or is started by it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Stage {
-    kind: Kind,
+struct ChildStage {
+    kind: ChildKernel,
     /// Name, or path of the code.
     name: String,
     args: Vec<String>,
 }
 
 /// Returns kind and name of a single kernel; takes the descriptor of a module from `modules`.
-fn words(code: &Code, modules: &mut impl Iterator<Item = RawFd>) -> [String; 2] {
+fn words(code: &CodeSource, modules: &mut impl Iterator<Item = RawFd>) -> [String; 2] {
     let path = |path: &Path| path.to_string_lossy().into_owned();
     let (kind, name) = match code {
-        Code::Builtin(name) => (Kind::Builtin, name.clone()),
-        Code::Native(file) => (Kind::Native, path(file)),
-        Code::Wasm(file) => (Kind::Wasm(modules.next().unwrap_or(-1)), path(file)),
-        Code::Program(file) => (Kind::Program, path(file)),
-        Code::Stack(_) => return [STACK.to_owned(), String::new()],
+        CodeSource::Builtin(name) => (ChildKernel::Builtin, name.clone()),
+        CodeSource::Native(file) => (ChildKernel::Native, path(file)),
+        CodeSource::Wasm(file) => (ChildKernel::Wasm(modules.next().unwrap_or(-1)), path(file)),
+        CodeSource::Program(file) => (ChildKernel::Program, path(file)),
+        CodeSource::Pipeline(_) => return [PIPELINE.to_owned(), String::new()],
     };
     [kind.word(), name]
 }
@@ -128,11 +128,15 @@ pub(crate) fn reducer_arguments() -> Vec<String> {
 /// An input that is the kernel's own code is not passed to the kernel, nor is an output that receives its standard output, unless stages
 /// must write it.
 pub(crate) fn arguments(
-    code: &Code,
+    code: &CodeSource,
     run: &Run,
     modules: impl IntoIterator<Item = RawFd>,
 ) -> Vec<String> {
-    let is_code = |path: &Path| code.parts().filter_map(Code::file).any(|file| file == path);
+    let is_code = |path: &Path| {
+        code.parts()
+            .filter_map(CodeSource::file)
+            .any(|file| file == path)
+    };
     let inputs: Vec<_> = run
         .inputs
         .iter()
@@ -142,14 +146,16 @@ pub(crate) fn arguments(
     let outputs: Vec<_> = run
         .outputs
         .iter()
-        .filter(|name| matches!(code, Code::Stack(_)) || Some(*name) != run.stdout.as_ref())
+        .filter(|name| {
+            matches!(code, CodeSource::Pipeline(_)) || Some(*name) != run.stdout.as_ref()
+        })
         .cloned()
         .collect();
     let mut all = vec!["tidemill".to_owned(), MARK.to_owned()];
     let mut modules = modules.into_iter();
     match code {
-        Code::Stack(stages) => {
-            all.extend([STACK.to_owned(), stages.len().to_string()]);
+        CodeSource::Pipeline(stages) => {
+            all.extend([PIPELINE.to_owned(), stages.len().to_string()]);
             for stage in stages {
                 all.extend(words(&stage.code, &mut modules));
                 all.push(stage.args.len().to_string());
@@ -171,10 +177,10 @@ pub(crate) fn arguments(
 /// Returns the part of a fold in the form for the child, with the key that binds states to the kernel: its code and arguments.
 fn part_word(run: &Run, code: Option<&Path>) -> String {
     let verb = match run.part {
-        Part::Whole => return "whole".to_owned(),
-        Part::Piece { input, offset } => format!("piece:{input}:{offset}"),
-        Part::Merge => "merge".to_owned(),
-        Part::Finish => "finish".to_owned(),
+        RunPart::Whole => return "whole".to_owned(),
+        RunPart::Piece { input, offset } => format!("piece:{input}:{offset}"),
+        RunPart::Merge => "merge".to_owned(),
+        RunPart::Finish => "finish".to_owned(),
     };
     // If the code cannot be read, it cannot be loaded either; then loading reports the error.
     let hash = code.and_then(|path| hash_file(path).ok());
@@ -182,18 +188,18 @@ fn part_word(run: &Run, code: Option<&Path>) -> String {
     format!("{}:{verb}", &blake3::hash(text.as_bytes()).to_hex()[..16])
 }
 
-fn parse_part(word: &str) -> Option<(Key, Part)> {
+fn parse_part(word: &str) -> Option<(FoldKey, RunPart)> {
     if word == "whole" {
-        return Some((Key::default(), Part::Whole));
+        return Some((FoldKey::default(), RunPart::Whole));
     }
     let (key, verb) = word.split_once(':')?;
     let key = u64::from_str_radix(key, 16).ok()?.to_be_bytes();
     let part = match verb {
-        "merge" => Part::Merge,
-        "finish" => Part::Finish,
+        "merge" => RunPart::Merge,
+        "finish" => RunPart::Finish,
         piece => {
             let (input, offset) = piece.strip_prefix("piece:")?.split_once(':')?;
-            Part::Piece {
+            RunPart::Piece {
                 input: input.parse().ok()?,
                 offset: offset.parse().ok()?,
             }
@@ -204,44 +210,44 @@ fn parse_part(word: &str) -> Option<(Key, Part)> {
 
 /// Task of a child.
 #[derive(Debug, PartialEq, Eq)]
-struct Task {
-    what: What,
+struct ChildTask {
+    what: ChildWork,
     inputs: Vec<String>,
     outputs: Vec<String>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum What {
+enum ChildWork {
     /// A kernel, and the part of its work that it does.
-    Single(Stage, (Key, Part)),
-    Stack(Vec<Stage>),
+    Single(ChildStage, (FoldKey, RunPart)),
+    Pipeline(Vec<ChildStage>),
 }
 
-impl Task {
+impl ChildTask {
     /// Parses the output of [`arguments`], without the program's name and the mark.
     fn parse(mut args: impl Iterator<Item = String>) -> Option<Self> {
         let kind = args.next()?;
-        let mut what = if kind == STACK {
+        let mut what = if kind == PIPELINE {
             let count: usize = args.next()?.parse().ok()?;
             let mut stages = Vec::new();
             for _ in 0..count {
-                let kind = Kind::parse(&args.next()?)?;
+                let kind = ChildKernel::parse(&args.next()?)?;
                 let name = args.next()?;
                 let args = list(&mut args)?;
-                stages.push(Stage { kind, name, args });
+                stages.push(ChildStage { kind, name, args });
             }
-            What::Stack(stages)
+            ChildWork::Pipeline(stages)
         } else {
-            let stage = Stage {
-                kind: Kind::parse(&kind)?,
+            let stage = ChildStage {
+                kind: ChildKernel::parse(&kind)?,
                 name: args.next()?,
                 args: Vec::new(),
             };
-            What::Single(stage, parse_part(&args.next()?)?)
+            ChildWork::Single(stage, parse_part(&args.next()?)?)
         };
         let inputs = list(&mut args)?;
         let outputs = list(&mut args)?;
-        if let What::Single(stage, _) = &mut what {
+        if let ChildWork::Single(stage, _) = &mut what {
             stage.args = args.collect();
         }
         Some(Self {
@@ -253,9 +259,11 @@ impl Task {
 
     fn run(&self) -> u8 {
         match &self.what {
-            What::Single(stage, _) if stage.kind == Kind::Builtin => builtin_main(stage, self),
-            What::Single(stage, part) => own_main(stage, *part, self),
-            What::Stack(stages) => stack_main(stages, self),
+            ChildWork::Single(stage, _) if stage.kind == ChildKernel::Builtin => {
+                builtin_main(stage, self)
+            }
+            ChildWork::Single(stage, part) => own_main(stage, *part, self),
+            ChildWork::Pipeline(stages) => pipeline_main(stages, self),
         }
     }
 }
@@ -314,22 +322,22 @@ pub(crate) fn run_task(args: impl Iterator<Item = String>) -> u8 {
     if args.peek().is_some_and(|kind| kind == REDUCER) {
         return reducer::serve();
     }
-    let Some(task) = Task::parse(args) else {
+    let Some(task) = ChildTask::parse(args) else {
         complain("tidemill: this argument is for the program's own use");
         return WRONG_USE;
     };
     task.run()
 }
 
-fn builtin_main(stage: &Stage, task: &Task) -> u8 {
+fn builtin_main(stage: &ChildStage, task: &ChildTask) -> u8 {
     let grows = task.inputs.iter().any(|name| pipes::is_pipe(name));
     let result = match task.outputs.as_slice() {
         [] if grows => rustix::io::dup(io::stdout())
             .map_err(|error| BuiltinError::Write(error.into()))
-            .and_then(|out| stack::streamed(stage, &task.inputs, out.into())),
+            .and_then(|out| pipeline::streamed(stage, &task.inputs, out.into())),
         [output] if grows => File::create(output)
             .map_err(BuiltinError::Write)
-            .and_then(|out| stack::streamed(stage, &task.inputs, out)),
+            .and_then(|out| pipeline::streamed(stage, &task.inputs, out)),
         [] => run_builtin(
             &stage.name,
             &stage.args,
@@ -356,9 +364,9 @@ fn builtin_exit_code(error: &BuiltinError) -> u8 {
     }
 }
 
-fn stack_main(stages: &[Stage], task: &Task) -> u8 {
+fn pipeline_main(stages: &[ChildStage], task: &ChildTask) -> u8 {
     let output = task.outputs.first().map_or("", String::as_str);
-    match stack::run(stages, &task.inputs, output) {
+    match pipeline::run(stages, &task.inputs, output) {
         Ok(()) => 0,
         Err(error) => {
             complain(&error.to_string());
@@ -375,15 +383,17 @@ fn kernel_name(name: &str) -> &'static str {
 }
 
 /// Runs a user's kernel according to its kind.
-fn run_own(kind: Kind, name: &str, call: Call<'_>) -> Result<u8, NativeError> {
+fn run_own(kind: ChildKernel, name: &str, call: KernelCall<'_>) -> Result<u8, NativeError> {
     match kind {
-        Kind::Wasm(module) => wasm::run(name, module, call),
-        Kind::Native | Kind::Builtin | Kind::Program => native::run(name, call),
+        ChildKernel::Wasm(module) => wasm::run(name, module, call),
+        ChildKernel::Native | ChildKernel::Builtin | ChildKernel::Program => {
+            native::run(name, call)
+        }
     }
 }
 
-fn own_main(stage: &Stage, (key, part): (Key, Part), task: &Task) -> u8 {
-    let call = Call {
+fn own_main(stage: &ChildStage, (key, part): (FoldKey, RunPart), task: &ChildTask) -> u8 {
+    let call = KernelCall {
         args: &stage.args,
         inputs: &task.inputs,
         outputs: &task.outputs,

@@ -12,9 +12,9 @@ use std::ptr::NonNull;
 use libloading::{Library, Symbol};
 
 use super::abi::{ABI_VERSION, CTask, RawTask, create};
-use super::own_fold::{self, Key, OwnFold};
+use super::own_fold::{self, FoldKey, OwnFold};
 use super::ranked;
-use crate::run::Part;
+use crate::run::RunPart;
 
 /// Exit code for entry points that return a value which is no exit code.
 const FAILED: u8 = 1;
@@ -113,35 +113,35 @@ pub enum NativeError {
 
 /// Returns the message of the system's loader: a missing library or symbol by its name.
 fn why(error: &libloading::Error) -> String {
-    let said = std::error::Error::source(error);
-    let mut said = said.map_or_else(|| error.to_string(), ToString::to_string);
-    if said.starts_with(MPICH) {
-        said.push_str(
+    let message = std::error::Error::source(error);
+    let mut message = message.map_or_else(|| error.to_string(), ToString::to_string);
+    if message.starts_with(MPICH) {
+        message.push_str(
             "; MPICH is not installed on this node's host (Debian: apt-get install libmpich12)",
         );
     }
-    said
+    message
 }
 
 /// Arguments of a call.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Call<'a> {
+pub(super) struct KernelCall<'a> {
     pub(super) args: &'a [String],
     pub(super) inputs: &'a [String],
     pub(super) outputs: &'a [String],
-    pub(super) part: Part,
-    pub(super) key: Key,
+    pub(super) part: RunPart,
+    pub(super) key: FoldKey,
 }
 
 type StartKernel = unsafe extern "C" fn(*const RawTask) -> c_int;
-type Init = unsafe extern "C" fn(*const RawTask) -> *mut c_void;
+type NativeInit = unsafe extern "C" fn(*const RawTask) -> *mut c_void;
 type Update = unsafe extern "C" fn(*mut c_void, usize, u64, *const c_void, usize) -> c_int;
 type Merge = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int;
 type Give = unsafe extern "C" fn(*mut c_void, *const RawTask) -> c_int;
-type Map = unsafe extern "C" fn(*mut c_void, usize, c_int);
+type MemoryCall = unsafe extern "C" fn(*mut c_void, usize, c_int);
 
 /// Loads the shared object at `path` and calls it. Its return value is the exit code.
-pub(super) fn run(path: &str, call: Call<'_>) -> Result<u8, NativeError> {
+pub(super) fn run(path: &str, call: KernelCall<'_>) -> Result<u8, NativeError> {
     // SAFETY: this runs the user's code, which may do anything that this process may; for this reason the process is confined and holds
     // no valuable data.
     let library = unsafe { Library::new(path) }.map_err(NativeError::Load)?;
@@ -158,7 +158,7 @@ pub(super) fn run(path: &str, call: Call<'_>) -> Result<u8, NativeError> {
     if ranked::is_one() {
         return ranked::run(library, call);
     }
-    let whole = call.part == Part::Whole;
+    let whole = call.part == RunPart::Whole;
     let args = || {
         [path.to_owned()]
             .into_iter()
@@ -171,7 +171,7 @@ pub(super) fn run(path: &str, call: Call<'_>) -> Result<u8, NativeError> {
         // SAFETY: the task and all it points to live until the call returns.
         return Ok(exit_code(unsafe { start(task.as_ptr()) }));
     }
-    if let Some(functions) = Functions::find(library) {
+    if let Some(functions) = NativeFunctions::find(library) {
         let task = CTask::new(args(), &[], call.outputs)?;
         // SAFETY: as above.
         let state = unsafe { (functions.init)(task.as_ptr()) };
@@ -189,10 +189,10 @@ pub(super) fn run(path: &str, call: Call<'_>) -> Result<u8, NativeError> {
         return Err(NativeError::NoFold);
     }
     // SAFETY: the header declares the entry point with this type.
-    let map = unsafe { library.get::<Map>(c"tidemill_map") };
+    let map = unsafe { library.get::<MemoryCall>(c"tidemill_map") };
     // The name of this function in Active Burst-Buffer (§III-D). Other functions have that name, too, so it is looked up last. SAFETY: as
     // above.
-    let map = map.or_else(|_| unsafe { library.get::<Map>(c"func") });
+    let map = map.or_else(|_| unsafe { library.get::<MemoryCall>(c"func") });
     run_map(map.map_err(|_| NativeError::EntryPoint)?, call)
 }
 
@@ -201,15 +201,15 @@ fn exit_code(code: c_int) -> u8 {
 }
 
 #[derive(Debug)]
-struct Functions {
-    init: Symbol<'static, Init>,
+struct NativeFunctions {
+    init: Symbol<'static, NativeInit>,
     update: Symbol<'static, Update>,
     merge: Symbol<'static, Merge>,
     state: Symbol<'static, Give>,
     finish: Symbol<'static, Give>,
 }
 
-impl Functions {
+impl NativeFunctions {
     /// Returns all functions, or none.
     fn find(library: &'static Library) -> Option<Self> {
         // SAFETY: the header declares the functions with these types.
@@ -227,7 +227,7 @@ impl Functions {
 
 #[derive(Debug)]
 struct NativeFold {
-    functions: Functions,
+    functions: NativeFunctions,
     task: CTask,
     state: *mut c_void,
 }
@@ -265,12 +265,12 @@ impl OwnFold for NativeFold {
 }
 
 /// Page-aligned memory that a map may write to.
-struct Slice {
+struct PageSlice {
     begin: NonNull<u8>,
     layout: Layout,
 }
 
-impl Slice {
+impl PageSlice {
     fn new() -> Self {
         let layout = Layout::from_size_align(SLICE_BYTES, SLICE_ALIGN)
             .expect("a constant size at a constant power of two");
@@ -286,21 +286,21 @@ impl Slice {
     }
 }
 
-impl Drop for Slice {
+impl Drop for PageSlice {
     fn drop(&mut self) {
         // SAFETY: it was allocated with this layout.
         unsafe { std::alloc::dealloc(self.begin.as_ptr(), self.layout) }
     }
 }
 
-fn run_map(map: Symbol<'static, Map>, call: Call<'_>) -> Result<u8, NativeError> {
+fn run_map(map: Symbol<'static, MemoryCall>, call: KernelCall<'_>) -> Result<u8, NativeError> {
     let made = create(call.outputs)?;
     let fd = match made.as_slice() {
         [] => libc::STDOUT_FILENO,
         [one] => one.as_raw_fd(),
         more => return Err(NativeError::Outputs(more.len())),
     };
-    let mut slice = Slice::new();
+    let mut slice = PageSlice::new();
     for name in call.inputs {
         let error = |source| NativeError::Input {
             name: name.clone(),

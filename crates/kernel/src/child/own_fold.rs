@@ -5,9 +5,9 @@ use std::io::{self, Write};
 use super::abi::map;
 use super::native::{NativeError, fill};
 use super::pipes;
-use crate::builtin::series::Mapped;
+use crate::builtin::series::SeriesFile;
 use crate::fold::STATE_VERSION;
-use crate::run::Part;
+use crate::run::RunPart;
 
 /// Number of bytes that a fold gets at once: enough that calls cost nothing, few enough to stay in a cache.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
@@ -16,7 +16,7 @@ pub(super) const PIECE_BYTES: usize = 1 << 20;
 pub const PIECE_ALIGN: u64 = 4096;
 
 /// Key that binds a partial state to its kernel and arguments.
-pub(super) type Key = [u8; 8];
+pub(super) type FoldKey = [u8; 8];
 
 /// Fold of a user. All functions return the kernel's exit code, 0 for success.
 pub(super) trait OwnFold {
@@ -32,24 +32,24 @@ pub(super) trait OwnFold {
 /// Runs the fold; returns the kernel's first exit code that is not 0.
 pub(super) fn run(
     fold: &mut dyn OwnFold,
-    part: Part,
-    key: Key,
+    part: RunPart,
+    key: FoldKey,
     inputs: &[String],
 ) -> Result<u8, NativeError> {
     let code = match part {
-        Part::Whole => over(fold, inputs, 0, 0)?,
-        Part::Piece { input, offset } => {
+        RunPart::Whole => over(fold, inputs, 0, 0)?,
+        RunPart::Piece { input, offset } => {
             if inputs.len() != 1 || !offset.is_multiple_of(PIECE_ALIGN) {
                 return Err(NativeError::Piece);
             }
             over(fold, inputs, input, offset)?
         }
-        Part::Merge | Part::Finish => merge(fold, key, inputs)?,
+        RunPart::Merge | RunPart::Finish => merge(fold, key, inputs)?,
     };
     match part {
         _ if code != 0 => Ok(code),
-        Part::Whole | Part::Finish => fold.finish(),
-        Part::Piece { .. } | Part::Merge => {
+        RunPart::Whole | RunPart::Finish => fold.finish(),
+        RunPart::Piece { .. } | RunPart::Merge => {
             let head: Vec<u8> = [STATE_VERSION].into_iter().chain(key).collect();
             fold.write(&head).map_err(NativeError::Write)?;
             fold.state()
@@ -110,9 +110,9 @@ fn over_pipe(
     }
 }
 
-fn merge(fold: &mut dyn OwnFold, key: Key, inputs: &[String]) -> Result<u8, NativeError> {
+fn merge(fold: &mut dyn OwnFold, key: FoldKey, inputs: &[String]) -> Result<u8, NativeError> {
     for name in inputs {
-        let file: Mapped = map(name)?;
+        let file: SeriesFile = map(name)?;
         let wrong = |reason| NativeError::State {
             name: name.clone(),
             reason,

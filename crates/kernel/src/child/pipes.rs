@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::mm::MapFlags;
 
 use crate::builtin::BuiltinError;
-use crate::builtin::chain::{Link, LinkError, Sink, named_inputs};
-use crate::builtin::series::Mapped;
+use crate::builtin::chain::{ChainLink, ChainSink, LinkError, named_inputs};
+use crate::builtin::series::SeriesFile;
 use crate::prepare::{RESERVED, TEMPORARY};
 
 /// Number of bytes that are read from a pipe at a time.
@@ -22,7 +22,7 @@ pub(super) fn is_pipe(name: &str) -> bool {
 }
 
 /// Returns all data of a pipe, in a file without a name.
-pub(super) fn gathered(name: &str) -> io::Result<Mapped> {
+pub(super) fn gathered(name: &str) -> io::Result<SeriesFile> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let directory: PathBuf = [RESERVED, TEMPORARY].iter().collect();
@@ -36,11 +36,11 @@ pub(super) fn gathered(name: &str) -> io::Result<Mapped> {
     fs::remove_file(&path)?;
     io::copy(&mut File::open(name)?, &mut file)?;
     let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-    Mapped::range(&file, 0, length, MapFlags::SHARED)
+    SeriesFile::range(&file, 0, length, MapFlags::SHARED)
 }
 
-/// Returns whether built-in kernels must process their data as it arrives, because an input is still being written.
-pub(super) fn any(first: &Link, inputs: &[String]) -> bool {
+/// Returns whether built-in kernels must process their data as it arrives, because an input is streaming.
+pub(super) fn any(first: &ChainLink, inputs: &[String]) -> bool {
     inputs.iter().any(|name| is_pipe(name))
         && !named_inputs(&first.name, &first.args)
             .iter()
@@ -49,9 +49,9 @@ pub(super) fn any(first: &Link, inputs: &[String]) -> bool {
 
 /// Pushes the data among the inputs through a chain of kernels, to its end.
 pub(super) fn push(
-    first: &Link,
+    first: &ChainLink,
     inputs: &[String],
-    mut sink: Box<dyn Sink>,
+    mut sink: Box<dyn ChainSink>,
 ) -> Result<(), LinkError> {
     let named = named_inputs(&first.name, &first.args);
     let mut piece = vec![0; PIECE_BYTES];

@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use libloading::{Library, Symbol};
 
 use super::abi;
-use super::native::{Call, NativeError};
+use super::native::{KernelCall, NativeError};
 use crate::run::RANKS_VARIABLE;
 
 /// `MPI_COMM_WORLD` of MPICH and of all with its binary interface.
@@ -20,9 +20,9 @@ const WORLD: c_int = 0x4400_0000;
 /// Message of a rank that has finished, and the answer when all ranks have.
 const BARRIER: &[u8] = b"cmd=barrier_in last=yes\n";
 
-type Init = unsafe extern "C" fn(*mut c_int, *mut *mut *mut c_char) -> c_int;
+type RankInit = unsafe extern "C" fn(*mut c_int, *mut *mut *mut c_char) -> c_int;
 type Barrier = unsafe extern "C" fn(c_int) -> c_int;
-type Ranked = unsafe extern "C" fn(c_int, c_int, c_int);
+type RankCall = unsafe extern "C" fn(c_int, c_int, c_int);
 
 /// Returns whether this process is such a kernel.
 pub(super) fn is_one() -> bool {
@@ -30,21 +30,21 @@ pub(super) fn is_one() -> bool {
 }
 
 /// Calls the function on this rank, and ends the process when it has returned on all ranks.
-pub(super) fn run(library: &'static Library, call: Call<'_>) -> Result<u8, NativeError> {
+pub(super) fn run(library: &'static Library, call: KernelCall<'_>) -> Result<u8, NativeError> {
     // SAFETY: no code is called; this only looks up a symbol of another library.
     if unsafe { library.get::<*const u8>(c"ompi_mpi_comm_world") }.is_ok() {
         return Err(NativeError::OtherMpi);
     }
     // SAFETY: MPI declares the functions with these types.
     let (init, barrier) = unsafe {
-        let init: Result<Symbol<'static, Init>, _> = library.get(c"MPI_Init");
+        let init: Result<Symbol<'static, RankInit>, _> = library.get(c"MPI_Init");
         (init, library.get::<Barrier>(c"MPI_Barrier"))
     };
     let (Ok(init), Ok(barrier)) = (init, barrier) else {
         return Err(NativeError::NoMpi);
     };
     // SAFETY: the paper declares the function with this type.
-    let func = unsafe { library.get::<Ranked>(c"func") };
+    let func = unsafe { library.get::<RankCall>(c"func") };
     let func = func.map_err(|_| NativeError::NoRanked)?;
     let input = input(call.inputs)?;
     let made = abi::create(call.outputs)?;

@@ -10,12 +10,13 @@ use rustix::mm::MapFlags;
 use serde::Serialize;
 
 use crate::array::{ArrayError, Reducer};
-use crate::builtin::series::Mapped;
+use crate::builtin::series::SeriesFile;
 use crate::fork_server::receive;
-use crate::reducing::{
-    ANSWER_BYTES_MAX, Answer, ORDER_BYTES_MAX, Order, Piece, Trouble, Work, length,
+use crate::reduce_workers::{
+    ANSWER_BYTES_MAX, ArrayReduction, ORDER_BYTES_MAX, ReducerAnswer, ReducerError, ReducerWork,
+    StoredBytes, length,
 };
-use crate::reduction::{Batch, Folding};
+use crate::reduction::{BoxFold, ReductionBatch};
 
 /// A multiple of every possible page size.
 const PAGE_BYTES: u64 = 64 << 10;
@@ -26,7 +27,7 @@ pub(super) fn serve() -> u8 {
         return 1;
     };
     let mut socket = UnixStream::from(socket);
-    let mut worker = Worker::default();
+    let mut worker = ReducerWorker::default();
     loop {
         match worker.turn(&mut socket) {
             Ok(true) => {}
@@ -40,13 +41,13 @@ pub(super) fn serve() -> u8 {
 }
 
 #[derive(Default)]
-struct Worker {
+struct ReducerWorker {
     reducer: Reducer,
     /// Bytes that were read, in a buffer that may be larger.
     gathered: Vec<u8>,
 }
 
-impl Worker {
+impl ReducerWorker {
     /// Executes one order; returns `false` if there is none.
     fn turn(&mut self, socket: &mut UnixStream) -> io::Result<bool> {
         let Some((file, work)) = work(socket)? else {
@@ -70,33 +71,40 @@ impl Worker {
     fn carry_out(
         &mut self,
         file: &File,
-        work: &Work,
+        work: &ReducerWork,
         socket: &mut UnixStream,
-    ) -> io::Result<Answer> {
+    ) -> io::Result<ReducerAnswer> {
         match work {
-            Work::Array(order) => match order.pieces[..] {
-                [Piece::Held { offset, length }] => self.in_place(file, order, (offset, length)),
+            ReducerWork::Array(order) => match order.pieces[..] {
+                [StoredBytes::Held { offset, length }] => {
+                    self.in_place(file, order, (offset, length))
+                }
                 _ => {
                     let count = self.gather(&order.pieces, file, socket)?;
                     packed(self.reducer.reduce(&order.spec, &self.gathered[..count]))
                 }
             },
-            Work::Batch(batch) => self.fold(file, batch, socket),
+            ReducerWork::Batch(batch) => self.fold(file, batch, socket),
         }
     }
 
     /// Folds piece after piece, and reads each into the same buffer: mapping a file costs more than copying pieces that stay in the
     /// cache. The bytes that were sent are always read to their end.
-    fn fold(&mut self, file: &File, batch: &Batch, socket: &mut UnixStream) -> io::Result<Answer> {
+    fn fold(
+        &mut self,
+        file: &File,
+        batch: &ReductionBatch,
+        socket: &mut UnixStream,
+    ) -> io::Result<ReducerAnswer> {
         let mut folding =
-            Folding::new(batch.task.clone(), batch.cells.clone()).map_err(Trouble::from);
+            BoxFold::new(batch.task.clone(), batch.cells.clone()).map_err(ReducerError::from);
         let size = file.metadata()?.len();
         for item in &batch.items {
-            let beyond = |piece: &Piece| match piece {
-                Piece::Held { offset, length } => {
+            let beyond = |piece: &StoredBytes| match piece {
+                StoredBytes::Held { offset, length } => {
                     offset.checked_add(*length).is_none_or(|end| end > size)
                 }
-                Piece::Sent(_) | Piece::Hole(_) => false,
+                StoredBytes::Sent(_) | StoredBytes::Hole(_) => false,
             };
             let stored = match item.bytes[..] {
                 [piece] if beyond(&piece) => Err(beyond_the_end()),
@@ -107,7 +115,7 @@ impl Worker {
             };
             let added = match &mut folding {
                 Ok(folding) => {
-                    stored.and_then(|stored| folding.add(item, stored).map_err(Trouble::from))
+                    stored.and_then(|stored| folding.add(item, stored).map_err(ReducerError::from))
                 }
                 Err(_) => Ok(()),
             };
@@ -125,23 +133,25 @@ impl Worker {
     /// Collects bytes from their locations in a contiguous buffer; returns their number.
     fn gather(
         &mut self,
-        pieces: &[Piece],
+        pieces: &[StoredBytes],
         file: &File,
         socket: &mut UnixStream,
     ) -> io::Result<usize> {
         let mut end = 0;
         for piece in pieces {
             let start = end;
-            let (Piece::Held { length, .. } | Piece::Sent(length) | Piece::Hole(length)) = piece;
+            let (StoredBytes::Held { length, .. }
+            | StoredBytes::Sent(length)
+            | StoredBytes::Hole(length)) = piece;
             end += usize::try_from(*length).map_err(io::Error::other)?;
             if self.gathered.len() < end {
                 self.gathered.resize(end, 0);
             }
             let bytes = &mut self.gathered[start..end];
             match piece {
-                Piece::Held { offset, .. } => file.read_exact_at(bytes, *offset)?,
-                Piece::Sent(_) => socket.read_exact(bytes)?,
-                Piece::Hole(_) => bytes.fill(0),
+                StoredBytes::Held { offset, .. } => file.read_exact_at(bytes, *offset)?,
+                StoredBytes::Sent(_) => socket.read_exact(bytes)?,
+                StoredBytes::Hole(_) => bytes.fill(0),
             }
         }
         Ok(end)
@@ -151,9 +161,9 @@ impl Worker {
     fn in_place(
         &mut self,
         file: &File,
-        order: &Order,
+        order: &ArrayReduction,
         (offset, length): (u64, u64),
-    ) -> io::Result<Answer> {
+    ) -> io::Result<ReducerAnswer> {
         let size = file.metadata()?.len();
         let Some((mapped, lead)) = map(file, size, (offset, length))? else {
             return Ok(Err(beyond_the_end()));
@@ -168,35 +178,35 @@ fn map(
     file: &File,
     size: u64,
     (offset, length): (u64, u64),
-) -> io::Result<Option<(Mapped, usize)>> {
+) -> io::Result<Option<(SeriesFile, usize)>> {
     if offset.checked_add(length).is_none_or(|end| end > size) {
         return Ok(None);
     }
     let lead = usize::try_from(offset % PAGE_BYTES).map_err(io::Error::other)?;
     let length = usize::try_from(length).map_err(io::Error::other)?;
     let flags = MapFlags::SHARED | MapFlags::POPULATE;
-    let mapped = Mapped::range(file, offset - lead as u64, lead + length, flags)?;
+    let mapped = SeriesFile::range(file, offset - lead as u64, lead + length, flags)?;
     Ok(Some((mapped, lead)))
 }
 
-fn beyond_the_end() -> Trouble {
-    Trouble {
+fn beyond_the_end() -> ReducerError {
+    ReducerError {
         message: "the bytes lie beyond the end of the file".to_owned(),
         of_data: true,
     }
 }
 
-fn packed<T: Serialize>(made: Result<T, ArrayError>) -> io::Result<Answer> {
+fn packed<T: Serialize>(made: Result<T, ArrayError>) -> io::Result<ReducerAnswer> {
     match made {
         Ok(made) => postcard::to_allocvec(&made)
             .map(Ok)
             .map_err(io::Error::other),
-        Err(error) => Ok(Err(Trouble::from(error))),
+        Err(error) => Ok(Err(ReducerError::from(error))),
     }
 }
 
 /// Receives the next work and its file.
-fn work(socket: &mut UnixStream) -> io::Result<Option<(File, Work)>> {
+fn work(socket: &mut UnixStream) -> io::Result<Option<(File, ReducerWork)>> {
     let mut head = [0; 4];
     let (got, descriptors) = receive(socket, &mut head)?;
     if got == 0 {

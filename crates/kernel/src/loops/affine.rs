@@ -1,7 +1,7 @@
 //! Computes `a·x + b` of each value of an array.
 
 use super::number::Number;
-use super::simd::{self, Level, Pass};
+use super::simd::{self, Level, SimdPass};
 
 /// Type of values that can be scaled.
 ///
@@ -10,23 +10,23 @@ use super::simd::{self, Level, Pass};
 /// - 64-bit integers: exact and clamped to the range if `a` and `b` are integers below 2⁶³ in size; else like the other integers, with
 ///   the value rounded to `f64` first.
 /// - NaN stays NaN; an integer that would be NaN becomes 0.
-pub(crate) trait Scale: Number {
+pub(crate) trait Scalable: Number {
     /// Returns the scaled value.
-    fn scale(self, by: By) -> Self;
+    fn scale(self, by: ScaleFactors) -> Self;
     /// Writes the value to the first `SIZE` bytes, least significant byte first.
     fn put(self, to: &mut [u8]);
 }
 
 /// Factor and summand of a scaling.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct By {
+pub(crate) struct ScaleFactors {
     a: f64,
     b: f64,
     /// Both numbers, if they are integers.
     whole: Option<(i128, i128)>,
 }
 
-impl By {
+impl ScaleFactors {
     /// Makes a scaling from its factor and its summand.
     pub(crate) fn new(a: f64, b: f64) -> Self {
         const LIMIT: f64 = 9_223_372_036_854_775_808.0;
@@ -49,33 +49,33 @@ macro_rules! put {
     };
 }
 
-impl Scale for f64 {
+impl Scalable for f64 {
     put!(f64);
     #[inline(always)]
-    fn scale(self, by: By) -> Self {
+    fn scale(self, by: ScaleFactors) -> Self {
         self * by.a + by.b
     }
 }
 
-impl Scale for f32 {
+impl Scalable for f32 {
     put!(f32);
     #[allow(
         clippy::cast_possible_truncation,
         reason = "the rounding that is documented"
     )]
     #[inline(always)]
-    fn scale(self, by: By) -> Self {
+    fn scale(self, by: ScaleFactors) -> Self {
         (f64::from(self) * by.a + by.b) as f32
     }
 }
 
 macro_rules! narrow {
     ($($type:ty),*) => {
-        $(impl Scale for $type {
+        $(impl Scalable for $type {
             put!($type);
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "held within the range")]
             #[inline(always)]
-            fn scale(self, by: By) -> Self {
+            fn scale(self, by: ScaleFactors) -> Self {
                 (f64::from(self) * by.a + by.b).round_ties_even() as $type
             }
         })*
@@ -86,7 +86,7 @@ narrow!(i8, i16, i32, u8, u16, u32);
 
 macro_rules! wide {
     ($($type:ty),*) => {
-        $(impl Scale for $type {
+        $(impl Scalable for $type {
             put!($type);
             #[allow(
                 clippy::cast_possible_truncation,
@@ -95,7 +95,7 @@ macro_rules! wide {
                 reason = "the rounding that is documented, held within the range"
             )]
             #[inline(always)]
-            fn scale(self, by: By) -> Self {
+            fn scale(self, by: ScaleFactors) -> Self {
                 match by.whole {
                     // Both are below 2^63 and the value below 2^64, so nothing overflows.
                     Some((a, b)) => {
@@ -113,21 +113,21 @@ macro_rules! wide {
 wide!(i64, u64);
 
 /// Writes the scaled values of `from` to `to`, which must have the same length. Values that are `missing` are copied.
-pub(crate) fn scale<T: Scale>(
+pub(crate) fn scale<T: Scalable>(
     from: &[u8],
     to: &mut [u8],
-    by: By,
+    by: ScaleFactors,
     missing: Option<T>,
     level: Level,
 ) {
     let with = With { by, missing };
-    simd::run(level, Apart { from, to, with });
+    simd::run(level, ApartScaling { from, to, with });
 }
 
 /// Scales values in place.
-pub(crate) fn scale_in_place<T: Scale>(
+pub(crate) fn scale_in_place<T: Scalable>(
     values: &mut [u8],
-    by: By,
+    by: ScaleFactors,
     missing: Option<T>,
     level: Level,
 ) {
@@ -137,11 +137,11 @@ pub(crate) fn scale_in_place<T: Scale>(
 
 #[derive(Clone, Copy)]
 struct With<T> {
-    by: By,
+    by: ScaleFactors,
     missing: Option<T>,
 }
 
-impl<T: Scale> With<T> {
+impl<T: Scalable> With<T> {
     #[inline(always)]
     fn one(&self, value: T) -> T {
         match self.missing {
@@ -151,13 +151,13 @@ impl<T: Scale> With<T> {
     }
 }
 
-struct Apart<'a, T> {
+struct ApartScaling<'a, T> {
     from: &'a [u8],
     to: &'a mut [u8],
     with: With<T>,
 }
 
-impl<T: Scale> Pass for Apart<'_, T> {
+impl<T: Scalable> SimdPass for ApartScaling<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -174,7 +174,7 @@ struct InPlace<'a, T> {
     with: With<T>,
 }
 
-impl<T: Scale> Pass for InPlace<'_, T> {
+impl<T: Scalable> SimdPass for InPlace<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -191,7 +191,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Checks all levels, with separate buffers and in place, against the scaling of single values.
-    fn check<T: Scale>(bytes: &[u8], by: By, missing: Option<T>) {
+    fn check<T: Scalable>(bytes: &[u8], by: ScaleFactors, missing: Option<T>) {
         let bytes = &bytes[..bytes.len() / T::SIZE * T::SIZE];
         let mut wanted = Vec::new();
         for value in bytes.chunks_exact(T::SIZE).map(T::read) {
@@ -222,7 +222,7 @@ mod tests {
             a in prop_oneof![any::<f64>(), (-9_i8..9).prop_map(f64::from)],
             b in prop_oneof![any::<f64>(), (-9_i8..9).prop_map(f64::from)],
         ) {
-            let by = By::new(a, b);
+            let by = ScaleFactors::new(a, b);
             check::<f64>(&bytes, by, Some(f64::NAN));
             check::<f32>(&bytes, by, None);
             check::<i8>(&bytes, by, Some(3));
@@ -237,7 +237,7 @@ mod tests {
 
         #[test]
         fn integer_scale_is_exact_and_saturates(x in any::<i64>(), y in any::<i32>(), a in any::<i32>(), b in any::<i32>()) {
-            let by = By::new(a.into(), b.into());
+            let by = ScaleFactors::new(a.into(), b.into());
             let exact = i128::from(x) * i128::from(a) + i128::from(b);
             prop_assert_eq!(i128::from(x.scale(by)), exact.clamp(i64::MIN.into(), i64::MAX.into()));
             // Products of 32-bit numbers have 62 bits, more than a double has. But a result within the range is below 2^53, and so exact.
@@ -248,13 +248,13 @@ mod tests {
 
     #[test]
     fn scale_rounds_and_saturates() {
-        assert_eq!(5_i32.scale(By::new(0.5, 0.0)), 2);
-        assert_eq!(7_i32.scale(By::new(0.5, 0.0)), 4);
-        assert_eq!(200_u8.scale(By::new(2.0, 0.0)), 255);
-        assert_eq!(200_u8.scale(By::new(-1.0, 0.0)), 0);
-        assert_eq!(1_i16.scale(By::new(f64::NAN, 0.0)), 0);
-        assert_eq!(i64::MAX.scale(By::new(1.0, -1.0)), i64::MAX - 1);
-        assert_eq!(u64::MAX.scale(By::new(1.0, 1.0)), u64::MAX);
-        assert!(f32::NAN.scale(By::new(2.0, 1.0)).is_nan());
+        assert_eq!(5_i32.scale(ScaleFactors::new(0.5, 0.0)), 2);
+        assert_eq!(7_i32.scale(ScaleFactors::new(0.5, 0.0)), 4);
+        assert_eq!(200_u8.scale(ScaleFactors::new(2.0, 0.0)), 255);
+        assert_eq!(200_u8.scale(ScaleFactors::new(-1.0, 0.0)), 0);
+        assert_eq!(1_i16.scale(ScaleFactors::new(f64::NAN, 0.0)), 0);
+        assert_eq!(i64::MAX.scale(ScaleFactors::new(1.0, -1.0)), i64::MAX - 1);
+        assert_eq!(u64::MAX.scale(ScaleFactors::new(1.0, 1.0)), u64::MAX);
+        assert!(f32::NAN.scale(ScaleFactors::new(2.0, 1.0)).is_nan());
     }
 }

@@ -1,8 +1,8 @@
 //! Counts lines and words in bytes.
 
-use super::simd::{self, Level, Pass};
+use super::simd::{self, Level, SimdPass};
 
-/// Number of bytes that are counted before the narrow counters of [`Count`] could overflow.
+/// Number of bytes that are counted before the narrow counters of [`NewlineCount`] could overflow.
 const PIECE: usize = 255 * LANES;
 
 /// Number of counters, of one byte each.
@@ -17,7 +17,7 @@ pub(crate) fn lines_and_words(level: Level, mut before: u8, bytes: &[u8]) -> (u6
     }
     let mut all = (0, 0);
     for piece in bytes.chunks(PIECE) {
-        let (lines, words) = simd::run(level, Count { before, piece });
+        let (lines, words) = simd::run(level, NewlineCount { before, piece });
         before = piece.last().copied().unwrap_or(before);
         all.0 += lines;
         all.1 += words;
@@ -26,12 +26,12 @@ pub(crate) fn lines_and_words(level: Level, mut before: u8, bytes: &[u8]) -> (u6
 }
 
 /// Counts newlines in a piece, and words that begin in it.
-struct Count<'a> {
+struct NewlineCount<'a> {
     before: u8,
     piece: &'a [u8],
 }
 
-impl Pass for Count<'_> {
+impl SimdPass for NewlineCount<'_> {
     type Output = (u64, u64);
 
     #[inline(always)]

@@ -7,7 +7,7 @@
 //! - A number that a float cannot represent exactly is rounded to the nearest (ties to even).
 
 use super::number::Number;
-use super::simd::{self, Level, Pass};
+use super::simd::{self, Level, SimdPass};
 
 /// Number of values at a time: between two loops they are stored in 64 bits in the first-level cache.
 pub(crate) const AT_ONCE: usize = 1024;
@@ -20,7 +20,7 @@ pub(crate) trait Convert: Number {
 }
 
 /// Type that can be made from all the widest types.
-pub(crate) trait Made: Sized {
+pub(crate) trait FromWide: Sized {
     fn from_f64(value: f64) -> Self;
     fn from_i64(value: i64) -> Self;
     fn from_u64(value: u64) -> Self;
@@ -29,14 +29,14 @@ pub(crate) trait Made: Sized {
 
 /// One of the widest types.
 pub(crate) trait Wide: Copy + Default {
-    fn make<U: Made>(self) -> U;
+    fn make<U: FromWide>(self) -> U;
 }
 
 macro_rules! wide {
     ($wide:ty, $make:ident: $($type:ty),*) => {
         impl Wide for $wide {
             #[inline(always)]
-            fn make<U: Made>(self) -> U {
+            fn make<U: FromWide>(self) -> U {
                 U::$make(self)
             }
         }
@@ -56,7 +56,7 @@ wide!(u64, from_u64: u8, u16, u32, u64);
 
 macro_rules! made {
     ($($type:ty: $clamp_i64:expr, $clamp_u64:expr;)*) => {
-        $(impl Made for $type {
+        $(impl FromWide for $type {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "documented")]
             #[inline(always)]
             fn from_f64(value: f64) -> Self {
@@ -104,7 +104,11 @@ made! {
 }
 
 /// Writes the little-endian values of `from` as values of type `U` to `to`, which must have space for as many values.
-pub(crate) fn convert<T: Convert<Wide: Wide>, U: Made>(from: &[u8], to: &mut [u8], level: Level) {
+pub(crate) fn convert<T: Convert<Wide: Wide>, U: FromWide>(
+    from: &[u8],
+    to: &mut [u8],
+    level: Level,
+) {
     let mut wide = [T::Wide::default(); AT_ONCE];
     let to = to.chunks_mut(AT_ONCE * size_of::<U>());
     for (from, to) in from.chunks(AT_ONCE * T::SIZE).zip(to) {
@@ -126,7 +130,7 @@ struct Widen<'a, T: Convert> {
     to: &'a mut [T::Wide],
 }
 
-impl<T: Convert> Pass for Widen<'_, T> {
+impl<T: Convert> SimdPass for Widen<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -143,7 +147,7 @@ struct Make<'a, W, U> {
     made: std::marker::PhantomData<U>,
 }
 
-impl<W: Wide, U: Made> Pass for Make<'_, W, U> {
+impl<W: Wide, U: FromWide> SimdPass for Make<'_, W, U> {
     type Output = ();
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 //! Then their lengths are the eigenvalues, and their directions the eigenvectors. The order of all operations is fixed, so results do not
 //! depend on the processor.
 
-use super::simd::{Level, Pass, run};
+use super::simd::{Level, SimdPass, run};
 
 /// Maximum number of sweeps over all pairs; about ten are needed.
 const SWEEPS_MAX: usize = 60;
@@ -109,7 +109,7 @@ struct Sweep<'a> {
     size: usize,
 }
 
-impl Pass for Sweep<'_> {
+impl SimdPass for Sweep<'_> {
     type Output = bool;
 
     #[inline(always)]

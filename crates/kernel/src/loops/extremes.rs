@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::number::Number;
-use super::simd::{self, Level, Pass};
+use super::simd::{self, Level, SimdPass};
 
 /// Returns the smallest and the largest of whole little-endian values, without NaN; `None` if all are NaN.
 pub(crate) fn extremes<T: Number>(level: Level, values: &[u8]) -> Option<(T, T)> {
@@ -36,7 +36,7 @@ impl<T: Number, const MAX: bool, const L: usize> Extreme<'_, T, MAX, L> {
     }
 }
 
-impl<T: Number, const MAX: bool, const L: usize> Pass for Extreme<'_, T, MAX, L> {
+impl<T: Number, const MAX: bool, const L: usize> SimdPass for Extreme<'_, T, MAX, L> {
     type Output = Option<T>;
 
     #[inline(always)]

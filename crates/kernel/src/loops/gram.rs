@@ -4,10 +4,10 @@
 
 use std::marker::PhantomData;
 
-use super::lanes::{Lanes, Lines, tile, with_lanes};
+use super::lanes::{CacheAligned, Lanes, tile, with_lanes};
 use super::number::Number;
-use super::product::Real;
-use super::simd::{Level, Pass, run};
+use super::product::RealNumber;
+use super::simd::{Level, SimdPass, run};
 
 /// Number of rows at a time while columns are grouped.
 const STRIP: usize = 16;
@@ -15,7 +15,7 @@ const STRIP: usize = 16;
 /// Rows whose columns are stored in groups.
 #[derive(Debug, Default)]
 pub(crate) struct Groups<T> {
-    values: Lines<T>,
+    values: CacheAligned<T>,
     rows: usize,
     groups: usize,
 }
@@ -25,7 +25,7 @@ const fn line<T>() -> usize {
     64 / size_of::<T>()
 }
 
-impl<T: Real> Groups<T> {
+impl<T: RealNumber> Groups<T> {
     /// Returns the number of columns, including the zero columns that fill the last group.
     pub(crate) fn width(&self) -> usize {
         self.groups * line::<T>()
@@ -45,7 +45,7 @@ impl<T: Real> Groups<T> {
         self.values.resize(self.rows * self.width());
         let (values, rows) = (self.values.values_mut(), self.rows);
         let type_ = PhantomData::<N>;
-        let load = Load {
+        let load = GramLoad {
             bytes,
             shift,
             sums,
@@ -60,7 +60,7 @@ impl<T: Real> Groups<T> {
     }
 }
 
-struct Load<'a, T, N> {
+struct GramLoad<'a, T, N> {
     bytes: &'a [u8],
     shift: &'a [T],
     sums: &'a mut [f64],
@@ -85,7 +85,7 @@ fn fetch(line: *const u8) {
 /// Groups of `W` columns.
 struct InLines<const W: usize, L>(L);
 
-impl<const W: usize, T: Real, N: Number> InLines<W, Load<'_, T, N>> {
+impl<const W: usize, T: RealNumber, N: Number> InLines<W, GramLoad<'_, T, N>> {
     /// Loads `count` columns from `column` on of all rows from `first` to `end`.
     #[inline(always)]
     fn group(&mut self, column: usize, count: usize, (first, end): (usize, usize)) {
@@ -115,7 +115,7 @@ impl<const W: usize, T: Real, N: Number> InLines<W, Load<'_, T, N>> {
     }
 }
 
-impl<const W: usize, T: Real, N: Number> Pass for InLines<W, Load<'_, T, N>> {
+impl<const W: usize, T: RealNumber, N: Number> SimdPass for InLines<W, GramLoad<'_, T, N>> {
     type Output = ();
 
     #[inline(always)]
@@ -136,7 +136,7 @@ impl<const W: usize, T: Real, N: Number> Pass for InLines<W, Load<'_, T, N>> {
 
 /// Adds the sums over all rows of products of any two columns to `to`, which is row-major with the groups' width squared. It computes
 /// only sums whose first column does not follow the second, and some others near these.
-pub(crate) fn gram<T: Real>(level: Level, groups: &Groups<T>, to: &mut [f64]) {
+pub(crate) fn gram<T: RealNumber>(level: Level, groups: &Groups<T>, to: &mut [f64]) {
     assert!(to.len() >= groups.width() * groups.width());
     with_lanes!(level, T, |V| run(
         level,
@@ -189,7 +189,7 @@ impl<V: Lanes> Gram<'_, V> {
     }
 }
 
-impl<V: Lanes> Pass for Gram<'_, V> {
+impl<V: Lanes> SimdPass for Gram<'_, V> {
     type Output = ();
 
     #[inline(always)]
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn check<T: Real>(values: &[T], columns: usize) {
+    fn check<T: RealNumber>(values: &[T], columns: usize) {
         let values = &values[..values.len() / columns * columns];
         let mut bytes = vec![0; values.len() * T::SIZE];
         for (value, to) in values.iter().zip(bytes.chunks_exact_mut(T::SIZE)) {

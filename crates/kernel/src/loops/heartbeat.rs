@@ -49,7 +49,7 @@ const PAUSE: f64 = 4.0;
 
 /// Peak that may be a beat.
 #[derive(Clone, Copy, Debug)]
-struct Candidate {
+struct PeakCandidate {
     sample: usize,
     /// Time in seconds.
     time: f64,
@@ -107,13 +107,13 @@ fn highest(band: &[f64], sample: usize, near: usize) -> usize {
 
 /// Filter of second order (Butterworth, by the bilinear transform), in the transposed direct form II.
 #[derive(Clone, Copy, Debug)]
-struct Filter {
+struct ButterworthFilter {
     b: [f64; 3],
     a: [f64; 2],
     state: [f64; 2],
 }
 
-impl Filter {
+impl ButterworthFilter {
     fn low(cut: f64, rate: f64) -> Self {
         let (cos, alpha) = Self::angle(cut, rate);
         let side = (1.0 - cos) / 2.0;
@@ -150,7 +150,10 @@ impl Filter {
 
 /// Returns the signal within the band, filtered forwards and backwards so that nothing is shifted.
 fn band(signal: &[f64], rate: f64) -> Vec<f64> {
-    let filters = (Filter::high(BAND.0, rate), Filter::low(BAND.1, rate));
+    let filters = (
+        ButterworthFilter::high(BAND.0, rate),
+        ButterworthFilter::low(BAND.1, rate),
+    );
     // The filter starts from the first value, so that the start is no step.
     let first = signal
         .iter()
@@ -195,9 +198,9 @@ fn mean(band: &[f64], width: usize) -> Vec<f64> {
 }
 
 /// Returns the samples that are higher than all before, and not lower than any after, within the length of a complex.
-fn candidates(energy: &[f64], rate: f64) -> Vec<Candidate> {
+fn candidates(energy: &[f64], rate: f64) -> Vec<PeakCandidate> {
     let reach = samples(COMPLEX, rate);
-    let mut candidates: Vec<Candidate> = Vec::new();
+    let mut candidates: Vec<PeakCandidate> = Vec::new();
     let mut sample = 0;
     while sample < energy.len() {
         // A sample on a falling slope is no peak; this excludes most samples.
@@ -214,7 +217,7 @@ fn candidates(energy: &[f64], rate: f64) -> Vec<Candidate> {
         }
         let behind = &energy[sample.saturating_sub(reach)..sample];
         if energy[sample] > 0.0 && behind.iter().all(|other| *other < energy[sample]) {
-            candidates.push(Candidate {
+            candidates.push(PeakCandidate {
                 sample,
                 #[allow(clippy::cast_precision_loss, reason = "far fewer than 2^53 samples")]
                 time: sample as f64 / rate,
@@ -229,7 +232,7 @@ fn candidates(energy: &[f64], rate: f64) -> Vec<Candidate> {
 }
 
 /// Rates each candidate against the candidates around it.
-fn rate_all(candidates: &mut [Candidate]) {
+fn rate_all(candidates: &mut [PeakCandidate]) {
     let mut amplitudes = Vec::new();
     let (mut begin, mut end) = (0, 0);
     // Neighbours have nearly the same candidates around them, so one computation for each second is enough.
@@ -300,7 +303,7 @@ fn two_kinds(amplitudes: &mut [f64], seconds: f64) -> (f64, f64) {
 }
 
 /// Sets the tempo at each candidate to the median of the intervals of `beats` around it.
-fn set_tempo(candidates: &mut [Candidate], beats: &[Candidate]) {
+fn set_tempo(candidates: &mut [PeakCandidate], beats: &[PeakCandidate]) {
     let (mut begin, mut end) = (0, 0);
     let mut next = f64::NEG_INFINITY;
     let mut tempo = INTERVAL;
@@ -332,7 +335,7 @@ fn set_tempo(candidates: &mut [Candidate], beats: &[Candidate]) {
 }
 
 /// Returns the chain of candidates with the highest sum of ratings, minus the costs of uneven intervals.
-fn chain(candidates: &[Candidate]) -> Vec<usize> {
+fn chain(candidates: &[PeakCandidate]) -> Vec<usize> {
     let mut sums: Vec<f64> = Vec::with_capacity(candidates.len());
     let mut before: Vec<Option<usize>> = Vec::with_capacity(candidates.len());
     for (index, candidate) in candidates.iter().enumerate() {
@@ -365,9 +368,9 @@ mod tests {
     use super::*;
 
     /// Random numbers: uniform from -1 to 1, and approximately normal as a sum of twelve.
-    struct Chance(u64);
+    struct NoiseRandom(u64);
 
-    impl Chance {
+    impl NoiseRandom {
         fn uniform(&mut self) -> f64 {
             self.0 = self
                 .0
@@ -383,7 +386,7 @@ mod tests {
 
     /// Returns a signal with a QRS complex and a T wave at each beat, baseline wander and white noise; every tenth beat is early.
     fn heart(rate: f64, beats: usize, noise: f64, seed: u64) -> (Vec<f64>, Vec<usize>) {
-        let mut chance = Chance(seed);
+        let mut chance = NoiseRandom(seed);
         let mut times = vec![0.6];
         for beat in 1..beats {
             let early = match beat % 10 {

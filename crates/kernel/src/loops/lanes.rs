@@ -11,11 +11,11 @@ use std::arch::x86_64::{
     _mm512_storeu_pd, _mm512_storeu_ps,
 };
 
-use super::product::Real;
+use super::product::RealNumber;
 
 /// Vector of numbers. The code that uses it must be compiled with its instructions; [`super::simd::run`] ensures this.
 pub(crate) trait Lanes: Copy {
-    type Number: Real;
+    type Number: RealNumber;
     /// Number of lanes.
     const COUNT: usize;
 
@@ -46,9 +46,9 @@ pub(crate) trait Lanes: Copy {
 
 /// Separate numbers; on processors with vectors of half their size (NEON), compilers use those.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plain<T, const N: usize>([T; N]);
+pub(crate) struct ScalarLanes<T, const N: usize>([T; N]);
 
-impl<T: Real, const N: usize> Lanes for Plain<T, N> {
+impl<T: RealNumber, const N: usize> Lanes for ScalarLanes<T, N> {
     type Number = T;
     const COUNT: usize = N;
 
@@ -220,13 +220,13 @@ const LINE_BYTES: usize = 64;
 
 /// Numbers that begin at the start of a cache line.
 #[derive(Debug, Default)]
-pub(crate) struct Lines<T> {
+pub(crate) struct CacheAligned<T> {
     memory: Vec<T>,
     start: usize,
     count: usize,
 }
 
-impl<T: Real> Lines<T> {
+impl<T: RealNumber> CacheAligned<T> {
     /// Sets the number of numbers. Their values are unspecified.
     pub(crate) fn resize(&mut self, count: usize) {
         if count == self.count {
@@ -256,16 +256,16 @@ macro_rules! with_lanes {
         match $level {
             #[cfg(target_arch = "x86_64")]
             $crate::loops::simd::Level::Avx512 | $crate::loops::simd::Level::Ifma => {
-                type $V<T> = <T as $crate::loops::product::Real>::Wide;
+                type $V<T> = <T as $crate::loops::product::RealNumber>::Wide;
                 $body
             }
             #[cfg(target_arch = "x86_64")]
             $crate::loops::simd::Level::Avx2 => {
-                type $V<T> = <T as $crate::loops::product::Real>::Half;
+                type $V<T> = <T as $crate::loops::product::RealNumber>::Half;
                 $body
             }
             $crate::loops::simd::Level::Portable => {
-                type $V<T> = <T as $crate::loops::product::Real>::Plain;
+                type $V<T> = <T as $crate::loops::product::RealNumber>::Plain;
                 $body
             }
         }

@@ -4,11 +4,11 @@
 
 use std::marker::PhantomData;
 
-use super::lanes::{Lanes, Lines, tile, with_lanes};
+use super::lanes::{CacheAligned, Lanes, tile, with_lanes};
 use super::number::bytes_of;
-use super::product::{Panel, Real};
-use super::simd::{Level, Pass, run};
-use super::transpose::{Part, transpose};
+use super::product::{Panel, RealNumber};
+use super::simd::{Level, SimdPass, run};
+use super::transpose::{ColumnBlock, transpose};
 
 /// Number of centres whose sums are kept in registers at a time.
 const CENTRES: usize = 4;
@@ -25,7 +25,7 @@ pub(crate) struct Centres<T> {
     columns: usize,
 }
 
-impl<T: Real> Centres<T> {
+impl<T: RealNumber> Centres<T> {
     /// Takes `columns` numbers for each centre, which are rounded; the penalty of each centre is half the sum of their squares.
     pub(crate) fn new(centres: &[f64], columns: usize) -> Self {
         let count = (centres.len() / columns).next_multiple_of(CENTRES);
@@ -52,11 +52,11 @@ impl<T: Real> Centres<T> {
 /// Finds the nearest centres of rows; buffers are kept for the next rows.
 #[derive(Debug, Default)]
 pub(crate) struct Nearest<T> {
-    turned: Lines<T>,
-    places: Lines<T>,
+    turned: CacheAligned<T>,
+    places: CacheAligned<T>,
 }
 
-impl<T: Real> Nearest<T> {
+impl<T: RealNumber> Nearest<T> {
     /// Finds the number of a centre for each row of the panel: the centre whose product with the row, minus half the square of the
     /// centre, is largest. Of equal centres, the first is chosen.
     pub(crate) fn find(
@@ -71,7 +71,7 @@ impl<T: Real> Nearest<T> {
         self.turned.resize(band * centres.columns);
         self.places.resize(band);
         for first in (0..panel.rows).step_by(band) {
-            let part = Part {
+            let part = ColumnBlock {
                 from: bytes_of(&panel.values[first * panel.width..][..band * panel.width]),
                 size: size_of::<T>(),
                 rows: band,
@@ -104,7 +104,7 @@ impl<T: Real> Nearest<T> {
     }
 }
 
-fn bytes_mut<T: Real>(values: &mut [T]) -> &mut [u8] {
+fn bytes_mut<T: RealNumber>(values: &mut [T]) -> &mut [u8] {
     // SAFETY: numbers are bytes without gaps, and any bytes are numbers.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
@@ -150,7 +150,7 @@ impl<V: Lanes> Find<'_, V> {
     }
 }
 
-impl<V: Lanes> Pass for Find<'_, V> {
+impl<V: Lanes> SimdPass for Find<'_, V> {
     type Output = ();
 
     #[inline(always)]
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn check<T: Real>(rows: &[T], columns: usize, centres: &[f64]) {
+    fn check<T: RealNumber>(rows: &[T], columns: usize, centres: &[f64]) {
         let rows = &rows[..rows.len() / columns * columns];
         let centres = &centres[..centres.len() / columns * columns];
         let score = |row: &[T], centre: &[f64]| {

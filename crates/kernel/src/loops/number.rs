@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Counter in a lane.
-pub(crate) trait Tally: Copy + Default {
+pub(crate) trait LaneCounter: Copy + Default {
     /// Maximum count.
     const MAX: usize;
     /// Returns the count plus one if `counts`.
@@ -17,7 +17,7 @@ pub(crate) trait Tally: Copy + Default {
 
 macro_rules! tally {
     ($($type:ty),*) => {
-        $(impl Tally for $type {
+        $(impl LaneCounter for $type {
             // No caller counts more at once.
             const MAX: usize = if size_of::<$type>() == 1 { 255 } else { 65_535 };
             #[inline(always)]
@@ -39,7 +39,7 @@ pub(crate) trait Number:
     Copy + PartialOrd + std::fmt::Debug + Default + Send + Sync + Serialize + DeserializeOwned + 'static
 {
     /// Integer type of the same size, for counts.
-    type Tally: Tally;
+    type Tally: LaneCounter;
     /// Size of a value, in bytes.
     const SIZE: usize;
     /// Whether sums are exact.

@@ -1,16 +1,16 @@
 //! Counts and selects the values of a block that are in a range.
 
-use super::number::{Number, Tally};
-use super::simd::{self, Level, Pass};
+use super::number::{LaneCounter, Number};
+use super::simd::{self, Level, SimdPass};
 
 /// Range of values, including both bounds. NaN is in no range.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Range<T> {
+pub(crate) struct ValueRange<T> {
     pub(crate) from: T,
     pub(crate) to: T,
 }
 
-impl<T: Number> Range<T> {
+impl<T: Number> ValueRange<T> {
     /// Returns the range of all values except NaN.
     pub(crate) fn all() -> Self {
         Self {
@@ -26,7 +26,7 @@ impl<T: Number> Range<T> {
 }
 
 /// Returns the number of whole little-endian values in the range.
-pub(crate) fn count<T: Number>(level: Level, values: &[u8], range: Range<T>) -> u64 {
+pub(crate) fn count<T: Number>(level: Level, values: &[u8], range: ValueRange<T>) -> u64 {
     match T::SIZE {
         1 => counted::<T, 256>(level, values, range),
         2 => counted::<T, 128>(level, values, range),
@@ -36,19 +36,19 @@ pub(crate) fn count<T: Number>(level: Level, values: &[u8], range: Range<T>) -> 
 }
 
 /// Counts in `L` lanes, which fill four of the widest vectors.
-fn counted<T: Number, const L: usize>(level: Level, values: &[u8], range: Range<T>) -> u64 {
+fn counted<T: Number, const L: usize>(level: Level, values: &[u8], range: ValueRange<T>) -> u64 {
     let pieces = values.chunks(L * T::SIZE * T::Tally::MAX);
     pieces
-        .map(|values| simd::run(level, Count::<T, L> { values, range }))
+        .map(|values| simd::run(level, RangeCount::<T, L> { values, range }))
         .sum()
 }
 
-struct Count<'a, T, const L: usize> {
+struct RangeCount<'a, T, const L: usize> {
     values: &'a [u8],
-    range: Range<T>,
+    range: ValueRange<T>,
 }
 
-impl<T: Number, const L: usize> Pass for Count<'_, T, L> {
+impl<T: Number, const L: usize> SimdPass for RangeCount<'_, T, L> {
     type Output = u64;
 
     #[inline(always)]
@@ -70,7 +70,7 @@ impl<T: Number, const L: usize> Pass for Count<'_, T, L> {
 /// Copies the whole little-endian values that `keep` accepts to `to`, which must have space for all values. Returns their number.
 #[inline]
 pub(crate) fn keep<T: Number>(values: &[u8], to: &mut [u8], keep: impl Fn(T) -> bool) -> usize {
-    assert!(to.len() >= values.len(), "there is room for all values");
+    assert!(to.len() >= values.len(), "there is space for all values");
     let mut kept = 0;
     for bytes in values.chunks_exact(T::SIZE) {
         // The value is written in any case, so that there is no branch to predict.
@@ -87,11 +87,11 @@ mod tests {
 
     fn check<T: Number>(bytes: &[u8], bounds: &[u8]) {
         let bytes = &bytes[..bytes.len() / T::SIZE * T::SIZE];
-        let range = Range {
+        let range = ValueRange {
             from: T::read(bounds),
             to: T::read(&bounds[8..]),
         };
-        for range in [range, Range::all()] {
+        for range in [range, ValueRange::all()] {
             let values = bytes
                 .chunks(T::SIZE)
                 .filter(|value| range.has(T::read(value)));

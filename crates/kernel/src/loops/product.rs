@@ -3,12 +3,12 @@
 
 use std::ops::{Add, Mul, Sub};
 
-use super::lanes::{Lanes, Plain};
+use super::lanes::{Lanes, ScalarLanes};
 use super::number::Number;
-use super::simd::{Level, Pass, run};
+use super::simd::{Level, SimdPass, run};
 
 /// Floating-point number for computations.
-pub(crate) trait Real:
+pub(crate) trait RealNumber:
     Number + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
 {
     /// Vectors of AVX-512: a whole cache line.
@@ -25,12 +25,12 @@ pub(crate) trait Real:
     fn fused(self, a: Self, b: Self) -> Self;
 }
 
-impl Real for f64 {
+impl RealNumber for f64 {
     #[cfg(target_arch = "x86_64")]
     type Wide = std::arch::x86_64::__m512d;
     #[cfg(target_arch = "x86_64")]
     type Half = std::arch::x86_64::__m256d;
-    type Plain = Plain<Self, 4>;
+    type Plain = ScalarLanes<Self, 4>;
     #[inline(always)]
     fn of(value: f64) -> Self {
         value
@@ -41,12 +41,12 @@ impl Real for f64 {
     }
 }
 
-impl Real for f32 {
+impl RealNumber for f32 {
     #[cfg(target_arch = "x86_64")]
     type Wide = std::arch::x86_64::__m512;
     #[cfg(target_arch = "x86_64")]
     type Half = std::arch::x86_64::__m256;
-    type Plain = Plain<Self, 8>;
+    type Plain = ScalarLanes<Self, 8>;
     #[allow(clippy::cast_possible_truncation, reason = "rounding is meant")]
     #[inline(always)]
     fn of(value: f64) -> Self {
@@ -60,7 +60,7 @@ impl Real for f32 {
 
 /// Type of values, and the type in which kernels compute with them.
 pub(crate) trait Computed: Number {
-    type Real: Real;
+    type Real: RealNumber;
 }
 
 macro_rules! computed {
@@ -85,7 +85,7 @@ const ROWS: usize = 4;
 /// Computes a sum of products for each of `N` columns and four rows: over all `steps`, the number at `lane * row + step * number` of `a`
 /// times the numbers from `width * number` on of `b`.
 #[inline(always)]
-fn tile<T: Real, const N: usize>(
+fn tile<T: RealNumber, const N: usize>(
     a: &[T],
     (lane, step): (usize, usize),
     b: &[T],
@@ -143,7 +143,7 @@ pub(crate) struct Panel<T> {
     columns: usize,
 }
 
-impl<T: Real> Panel<T> {
+impl<T: RealNumber> Panel<T> {
     /// Loads little-endian values, `shift.len()` in a row, minus a shift for each column. Rows of zeros follow the last row, up to a
     /// multiple of 64.
     pub(crate) fn load<N: Number>(&mut self, level: Level, bytes: &[u8], shift: &[T]) {
@@ -160,7 +160,7 @@ impl<T: Real> Panel<T> {
         let type_ = std::marker::PhantomData::<N>;
         run(
             level,
-            Load {
+            ProductLoad {
                 bytes,
                 shift,
                 values,
@@ -176,7 +176,7 @@ impl<T: Real> Panel<T> {
     }
 }
 
-struct Load<'a, T, N> {
+struct ProductLoad<'a, T, N> {
     bytes: &'a [u8],
     shift: &'a [T],
     values: &'a mut [T],
@@ -184,7 +184,7 @@ struct Load<'a, T, N> {
     type_: std::marker::PhantomData<N>,
 }
 
-impl<T: Real, N: Number> Pass for Load<'_, T, N> {
+impl<T: RealNumber, N: Number> SimdPass for ProductLoad<'_, T, N> {
     type Output = ();
 
     #[inline(always)]
@@ -215,7 +215,7 @@ struct AddRows<'a, F> {
     of: F,
 }
 
-impl<F: Fn(f64) -> f64> Pass for AddRows<'_, F> {
+impl<F: Fn(f64) -> f64> SimdPass for AddRows<'_, F> {
     type Output = ();
 
     #[inline(always)]
@@ -237,7 +237,7 @@ pub(crate) struct Columns<T> {
     count: usize,
 }
 
-impl<T: Real> Columns<T> {
+impl<T: RealNumber> Columns<T> {
     /// Makes columns of the rows of `rows`, which has `length` numbers in each.
     pub(crate) fn new(rows: &[T], length: usize) -> Self {
         let count = rows.len() / length;
@@ -261,7 +261,7 @@ impl<T: Real> Columns<T> {
 }
 
 /// Computes the sum of products of each row with each column, row-major.
-pub(crate) fn multiply<T: Real>(
+pub(crate) fn multiply<T: RealNumber>(
     level: Level,
     panel: &Panel<T>,
     columns: &Columns<T>,
@@ -281,7 +281,7 @@ struct Multiply<'a, T, const N: usize> {
     to: &'a mut [T],
 }
 
-impl<T: Real, const N: usize> Multiply<'_, T, N> {
+impl<T: RealNumber, const N: usize> Multiply<'_, T, N> {
     #[inline(always)]
     fn block<const M: usize>(&mut self, first: usize, column: usize) {
         let (panel, columns) = (self.panel, self.columns);
@@ -296,7 +296,7 @@ impl<T: Real, const N: usize> Multiply<'_, T, N> {
     }
 }
 
-impl<T: Real, const N: usize> Pass for Multiply<'_, T, N> {
+impl<T: RealNumber, const N: usize> SimdPass for Multiply<'_, T, N> {
     type Output = ();
 
     #[inline(always)]
@@ -334,11 +334,11 @@ mod tests {
     }
 
     /// Returns the sum in the order of the loops, without vectors.
-    fn dot<T: Real>(pairs: impl Iterator<Item = (T, T)>) -> T {
+    fn dot<T: RealNumber>(pairs: impl Iterator<Item = (T, T)>) -> T {
         pairs.fold(T::default(), |sum, (a, b)| sum + a * b)
     }
 
-    fn check<T: Real>(rows: &[T], length: usize, centres: &[T]) {
+    fn check<T: RealNumber>(rows: &[T], length: usize, centres: &[T]) {
         let rows = &rows[..rows.len() / length * length];
         let centres = &centres[..centres.len() / length * length];
         let products: Vec<T> = rows

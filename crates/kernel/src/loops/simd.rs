@@ -1,12 +1,12 @@
 //! Runs one body of code, compiled for the widest vectors that the processor supports.
 //!
-//! A [`Pass`] is written once, over arrays of lanes whose operations are independent, and compiled three times. The order of operations
+//! A [`SimdPass`] is written once, over arrays of lanes whose operations are independent, and compiled three times. The order of operations
 //! is the same in all versions, so the results are the same, to the last bit.
 
 use std::sync::LazyLock;
 
 /// Code that profits from wide vectors. `run` must be `#[inline(always)]`, or it is compiled without them.
-pub(crate) trait Pass {
+pub(crate) trait SimdPass {
     type Output;
     fn run(self) -> Self::Output;
 }
@@ -66,7 +66,7 @@ impl Level {
 }
 
 /// Runs `pass` with the instructions of `level`, which must be one of [`Level::available`].
-pub(crate) fn run<P: Pass>(level: Level, pass: P) -> P::Output {
+pub(crate) fn run<P: SimdPass>(level: Level, pass: P) -> P::Output {
     match level {
         Level::Portable => pass.run(),
         // SAFETY: a level exists only if `Level::available` found its instructions.
@@ -80,13 +80,13 @@ pub(crate) fn run<P: Pass>(level: Level, pass: P) -> P::Output {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn avx2<P: Pass>(pass: P) -> P::Output {
+fn avx2<P: SimdPass>(pass: P) -> P::Output {
     pass.run()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn avx512<P: Pass>(pass: P) -> P::Output {
+fn avx512<P: SimdPass>(pass: P) -> P::Output {
     pass.run()
 }
 

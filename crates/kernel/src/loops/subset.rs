@@ -2,7 +2,7 @@
 
 /// Selected part of one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
+pub(crate) struct DimensionSpan {
     /// Size of the whole dimension.
     pub(crate) size: usize,
     /// First selected index.
@@ -18,7 +18,7 @@ pub(crate) struct Span {
 pub(crate) fn subset<E>(
     from: &[u8],
     size: usize,
-    spans: &[Span],
+    spans: &[DimensionSpan],
     take: &mut dyn FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     let Some((span, inner)) = spans.split_first() else {
@@ -54,7 +54,7 @@ pub(crate) fn subset<E>(
 /// Copies items of `N` bytes of one row, many at a time.
 fn every<const N: usize, E>(
     from: &[u8],
-    span: Span,
+    span: DimensionSpan,
     take: &mut dyn FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut some = [[0; N]; 512];
@@ -81,10 +81,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn span() -> impl Strategy<Value = Span> {
+    fn span() -> impl Strategy<Value = DimensionSpan> {
         (1_usize..7, 1_usize..4).prop_flat_map(|(size, step)| {
             (0..size).prop_flat_map(move |start| {
-                (0..=(size - start).div_ceil(step)).prop_map(move |count| Span {
+                (0..=(size - start).div_ceil(step)).prop_map(move |count| DimensionSpan {
                     size,
                     start,
                     step,

@@ -1,6 +1,6 @@
 //! Reverses the bytes of values.
 
-use super::simd::{self, Level, Pass};
+use super::simd::{self, Level, SimdPass};
 
 /// Writes the values of `from`, each of `size` bytes (1, 2, 4 or 8), to `to` with their bytes reversed.
 pub(crate) fn swap(from: &[u8], to: &mut [u8], size: usize) {
@@ -18,7 +18,7 @@ struct Swap<'a, const N: usize> {
     to: &'a mut [u8],
 }
 
-impl<const N: usize> Pass for Swap<'_, N> {
+impl<const N: usize> SimdPass for Swap<'_, N> {
     type Output = ();
 
     #[inline(always)]

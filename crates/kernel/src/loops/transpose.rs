@@ -14,7 +14,7 @@ const BAND: usize = 32;
 
 /// Columns `columns` of a matrix.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part<'a> {
+pub(crate) struct ColumnBlock<'a> {
     /// Whole matrix, in row-major order.
     pub(crate) from: &'a [u8],
     /// Size of a value, in bytes: 1, 2, 4 or 8.
@@ -30,8 +30,8 @@ pub(crate) struct Part<'a> {
 }
 
 /// Writes columns as the rows of `to`, which must have exactly as many values.
-pub(crate) fn transpose(part: Part<'_>, to: &mut [u8], level: Level) {
-    let Part {
+pub(crate) fn transpose(part: ColumnBlock<'_>, to: &mut [u8], level: Level) {
+    let ColumnBlock {
         from,
         size,
         rows,
@@ -43,13 +43,13 @@ pub(crate) fn transpose(part: Part<'_>, to: &mut [u8], level: Level) {
     assert!(first + columns <= width, "the columns are there");
     assert!(
         to.len() == rows * columns * size,
-        "there is room for the columns"
+        "there is space for the columns"
     );
     let pointers = (
         from[(first * size).min(from.len())..].as_ptr(),
         to.as_mut_ptr(),
     );
-    let matrix = Matrix {
+    let matrix = TransposeMatrix {
         from: pointers.0,
         to: pointers.1,
         rows,
@@ -75,7 +75,7 @@ pub(crate) fn transpose(part: Part<'_>, to: &mut [u8], level: Level) {
 
 /// Locations of values.
 #[derive(Clone, Copy)]
-struct Matrix {
+struct TransposeMatrix {
     /// First value of the first column.
     from: *const u8,
     to: *mut u8,
@@ -85,7 +85,7 @@ struct Matrix {
     columns: usize,
 }
 
-impl Matrix {
+impl TransposeMatrix {
     /// # Safety
     /// All values must be valid.
     #[inline(always)]
@@ -163,13 +163,13 @@ mod x86 {
         _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
     };
 
-    use super::Matrix;
+    use super::TransposeMatrix;
 
     /// Size in bytes beyond which no cache holds the result.
     const FAR: usize = 8 << 20;
 
     /// Returns the position of the first line in each row of the result, if lines can and should be stored past the caches.
-    fn far(matrix: &Matrix, size: usize) -> Option<usize> {
+    fn far(matrix: &TransposeMatrix, size: usize) -> Option<usize> {
         let row = matrix.rows * size;
         let lead = matrix.to.align_offset(64);
         let whole = row.is_multiple_of(64) && lead.is_multiple_of(size);
@@ -195,10 +195,10 @@ mod x86 {
     /// # Safety
     /// All values of eight bytes must be valid, and the processor must have AVX-512 F.
     #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn wide_8(matrix: Matrix) {
+    pub(super) unsafe fn wide_8(matrix: TransposeMatrix) {
         let lead = far(&matrix, 8);
         let far = lead.is_some();
-        let tile = |matrix: &Matrix, row: usize, column: usize| {
+        let tile = |matrix: &TransposeMatrix, row: usize, column: usize| {
             // SAFETY: `blocks` passes tiles that are within the matrix.
             unsafe {
                 let from = matrix
@@ -245,10 +245,10 @@ mod x86 {
     /// # Safety
     /// All values of four bytes must be valid, and the processor must have AVX-512 F.
     #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn wide_4(matrix: Matrix) {
+    pub(super) unsafe fn wide_4(matrix: TransposeMatrix) {
         let lead = far(&matrix, 4);
         let far = lead.is_some();
-        let tile = |matrix: &Matrix, row: usize, column: usize| {
+        let tile = |matrix: &TransposeMatrix, row: usize, column: usize| {
             // SAFETY: `blocks` passes tiles that are within the matrix.
             unsafe {
                 let from = matrix
@@ -297,8 +297,8 @@ mod x86 {
     /// # Safety
     /// All values of eight bytes must be valid, and the processor must have AVX2.
     #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn half_8(matrix: Matrix) {
-        let tile = |matrix: &Matrix, row: usize, column: usize| {
+    pub(super) unsafe fn half_8(matrix: TransposeMatrix) {
+        let tile = |matrix: &TransposeMatrix, row: usize, column: usize| {
             // SAFETY: `blocks` passes tiles that are within the matrix.
             unsafe {
                 let from = matrix
@@ -352,11 +352,11 @@ mod tests {
         for level in Level::available() {
             // The result begins at a line, at a value, or at neither.
             for shift in [0, 8, 3] {
-                let mut room = vec![0; wanted.len() + 72];
-                let begin = room.as_ptr().align_offset(64) + shift;
-                let to = &mut room[begin..begin + wanted.len()];
+                let mut buffer = vec![0; wanted.len() + 72];
+                let begin = buffer.as_ptr().align_offset(64) + shift;
+                let to = &mut buffer[begin..begin + wanted.len()];
                 transpose(
-                    Part {
+                    ColumnBlock {
                         from: &from,
                         size,
                         rows,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
-use super::state::{Numbers, State, real};
+use super::state::{BoxState, CellNumbers, real};
 use crate::array::ArrayError;
 use crate::loops::number::Number;
 
@@ -15,14 +15,14 @@ pub(super) const COUNTERS_MAX: u64 = 2 << 20;
 
 /// Requested bins: `10`, `-5:35:80`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Wanted {
+pub struct WantedBins {
     /// Number of bins.
     pub bins: u32,
     /// Lowest and highest edge; `None`: the extremes of the values.
     pub between: Option<(f64, f64)>,
 }
 
-impl Default for Wanted {
+impl Default for WantedBins {
     fn default() -> Self {
         Self {
             bins: 10,
@@ -31,7 +31,7 @@ impl Default for Wanted {
     }
 }
 
-impl std::str::FromStr for Wanted {
+impl std::str::FromStr for WantedBins {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -197,7 +197,7 @@ pub(super) enum Binning {
 }
 
 impl Binning {
-    pub(super) fn new(wanted: Wanted, cells: u64) -> Result<Self> {
+    pub(super) fn new(wanted: WantedBins, cells: u64) -> Result<Self> {
         let counters = cells.saturating_mul(u64::from(wanted.bins) + 2);
         if counters > COUNTERS_MAX {
             return Err(Error::Query(format!(
@@ -222,7 +222,7 @@ impl Binning {
     ///
     /// # Errors
     /// If the extremes are not finite, or values changed between two passes.
-    pub(super) fn next(&mut self, found: &State) -> Result<bool> {
+    pub(super) fn next(&mut self, found: &BoxState) -> Result<bool> {
         match self {
             Self::Ends(bins) => {
                 *self = Self::Counted(between(found, *bins)?, Some(found.counts.clone()));
@@ -243,12 +243,12 @@ impl Binning {
 
 /// Returns bins between the extremes of all cells. As in numpy, a single value is in the middle, and without values the bins are from 0
 /// to 1.
-fn between(found: &State, bins: u32) -> Result<Edges> {
-    let ends = |numbers: &Numbers| -> Vec<f64> {
+fn between(found: &BoxState, bins: u32) -> Result<Edges> {
+    let ends = |numbers: &CellNumbers| -> Vec<f64> {
         let all = match numbers {
-            Numbers::None => Vec::new(),
-            Numbers::Whole(all) => all.iter().copied().map(real).collect(),
-            Numbers::Real(all) => all.clone(),
+            CellNumbers::None => Vec::new(),
+            CellNumbers::Whole(all) => all.iter().copied().map(real).collect(),
+            CellNumbers::Real(all) => all.clone(),
         };
         let there = all.into_iter().zip(&found.counts);
         there

@@ -2,17 +2,17 @@
 
 use std::marker::PhantomData;
 
-use super::counted::Counters;
-use super::state::{Numbers, Sums, count};
+use super::counted::CellCounters;
+use super::state::{CellNumbers, CellSums, count};
 use crate::array::pass::{Compensated, two_sum};
-use crate::loops::number::{Number, Tally};
-use crate::loops::simd::{self, Level, Pass};
+use crate::loops::number::{LaneCounter, Number};
+use crate::loops::simd::{self, Level, SimdPass};
 
 /// Number of lanes of a block: the same on every processor, so that sums of floats are the same, too.
 const LANES: usize = 32;
 
 /// Type whose sums are supported.
-pub(super) trait Summed: Number {
+pub(super) trait Summable: Number {
     /// Sum of up to 4096 values.
     type Lane: Copy + Default;
     /// Sum of any number of values.
@@ -21,15 +21,15 @@ pub(super) trait Summed: Number {
     fn join(total: Self::Total, lane: Self::Lane) -> Self::Total;
     fn both(one: Self::Total, other: Self::Total) -> Self::Total;
     fn real(total: Self::Total) -> f64;
-    fn sums(totals: Vec<Self::Total>) -> Sums;
-    fn numbers(values: &[Self]) -> Numbers;
+    fn sums(totals: Vec<Self::Total>) -> CellSums;
+    fn numbers(values: &[Self]) -> CellNumbers;
 }
 
 macro_rules! whole {
     ($($type:ty),*; $lane:ty, $put:expr, $join:expr) => {
         $(#[allow(clippy::cast_lossless, clippy::cast_possible_wrap, clippy::cast_sign_loss,
             clippy::cast_possible_truncation, clippy::unnecessary_cast, reason = "both fit")]
-        impl Summed for $type {
+        impl Summable for $type {
             type Lane = $lane;
             type Total = i128;
             #[inline(always)]
@@ -48,11 +48,11 @@ macro_rules! whole {
             fn real(total: i128) -> f64 {
                 super::state::real(total)
             }
-            fn sums(totals: Vec<i128>) -> Sums {
-                Sums::Whole(totals)
+            fn sums(totals: Vec<i128>) -> CellSums {
+                CellSums::Whole(totals)
             }
-            fn numbers(values: &[Self]) -> Numbers {
-                Numbers::Whole(values.iter().map(|value| i128::from(*value)).collect())
+            fn numbers(values: &[Self]) -> CellNumbers {
+                CellNumbers::Whole(values.iter().map(|value| i128::from(*value)).collect())
             }
         })*
     };
@@ -63,7 +63,7 @@ whole!(i64, u64; (i64, u64),
     |(high, low), value| (high + (value >> 32) as i64, low + u64::from(value as u32)),
     |(high, low)| ((high as i128) << 32) + low as i128);
 
-impl Summed for f32 {
+impl Summable for f32 {
     type Lane = f64;
     type Total = Compensated;
     #[inline(always)]
@@ -82,15 +82,15 @@ impl Summed for f32 {
     fn real(total: Compensated) -> f64 {
         super::state::total(total)
     }
-    fn sums(totals: Vec<Compensated>) -> Sums {
-        Sums::Real(totals)
+    fn sums(totals: Vec<Compensated>) -> CellSums {
+        CellSums::Real(totals)
     }
-    fn numbers(values: &[Self]) -> Numbers {
-        Numbers::Real(values.iter().copied().map(f64::from).collect())
+    fn numbers(values: &[Self]) -> CellNumbers {
+        CellNumbers::Real(values.iter().copied().map(f64::from).collect())
     }
 }
 
-impl Summed for f64 {
+impl Summable for f64 {
     type Lane = Compensated;
     type Total = Compensated;
     #[inline(always)]
@@ -110,11 +110,11 @@ impl Summed for f64 {
     fn real(total: Compensated) -> f64 {
         super::state::total(total)
     }
-    fn sums(totals: Vec<Compensated>) -> Sums {
-        Sums::Real(totals)
+    fn sums(totals: Vec<Compensated>) -> CellSums {
+        CellSums::Real(totals)
     }
-    fn numbers(values: &[Self]) -> Numbers {
-        Numbers::Real(values.to_vec())
+    fn numbers(values: &[Self]) -> CellNumbers {
+        CellNumbers::Real(values.to_vec())
     }
 }
 
@@ -135,7 +135,7 @@ fn plus((sum, lost): Compensated, (value, below): Compensated) -> Compensated {
 
 /// Results of a block.
 #[derive(Clone, Copy)]
-pub(super) struct Found<T: Summed> {
+pub(super) struct BlockResult<T: Summable> {
     pub(super) count: u64,
     pub(super) sum: T::Total,
     pub(super) low: T,
@@ -143,23 +143,23 @@ pub(super) struct Found<T: Summed> {
 }
 
 /// Counts, sums and, with `EXTREMES`, finds the smallest and largest value. With `BIG`, values are big-endian.
-pub(super) struct Block<'a, T, K, const SUM: bool, const EXTREMES: bool, const BIG: bool> {
+pub(super) struct CellBlock<'a, T, K, const SUM: bool, const EXTREMES: bool, const BIG: bool> {
     pub(super) values: &'a [u8],
     pub(super) keeps: K,
     pub(super) of: PhantomData<T>,
 }
 
-impl<T: Summed, K: Fn(T) -> bool, const SUM: bool, const EXTREMES: bool, const BIG: bool> Pass
-    for Block<'_, T, K, SUM, EXTREMES, BIG>
+impl<T: Summable, K: Fn(T) -> bool, const SUM: bool, const EXTREMES: bool, const BIG: bool> SimdPass
+    for CellBlock<'_, T, K, SUM, EXTREMES, BIG>
 {
-    type Output = Found<T>;
+    type Output = BlockResult<T>;
 
     #[inline(always)]
     #[allow(
         clippy::needless_range_loop,
         reason = "lanes number several arrays at once"
     )]
-    fn run(self) -> Found<T> {
+    fn run(self) -> BlockResult<T> {
         let mut counts = [T::Tally::default(); LANES];
         let mut sums = [T::Lane::default(); LANES];
         let (mut lows, mut highs) = ([T::HIGHEST; LANES], [T::LOWEST; LANES]);
@@ -188,7 +188,7 @@ impl<T: Summed, K: Fn(T) -> bool, const SUM: bool, const EXTREMES: bool, const B
         for (lane, value) in rows.remainder().chunks_exact(T::SIZE).enumerate() {
             put(lane, value);
         }
-        let mut found = Found {
+        let mut found = BlockResult {
             count: 0,
             sum: T::Total::default(),
             low: T::HIGHEST,
@@ -216,7 +216,7 @@ pub(super) struct Squares<'a, T, K> {
     pub(super) of: PhantomData<T>,
 }
 
-impl<T: Summed, K: Fn(T) -> bool> Pass for Squares<'_, T, K> {
+impl<T: Summable, K: Fn(T) -> bool> SimdPass for Squares<'_, T, K> {
     type Output = f64;
 
     #[inline(always)]
@@ -245,7 +245,7 @@ impl<T: Summed, K: Fn(T) -> bool> Pass for Squares<'_, T, K> {
 
 /// Cells of a box, with one array for each kind of result.
 #[derive(Debug)]
-pub(super) struct Cells<T: Summed> {
+pub(super) struct Cells<T: Summable> {
     pub(super) counts: Vec<u64>,
     pub(super) sums: Vec<T::Total>,
     /// Sums of weighted values.
@@ -254,11 +254,11 @@ pub(super) struct Cells<T: Summed> {
     pub(super) lows: Vec<T>,
     pub(super) highs: Vec<T>,
     pub(super) moments: Vec<(f64, f64)>,
-    pub(super) counters: Option<Counters>,
+    pub(super) counters: Option<CellCounters>,
 }
 
 /// Adds each value to a cell of its own.
-struct Each<'a, T: Summed, K> {
+struct EachCell<'a, T: Summable, K> {
     values: &'a [u8],
     keeps: K,
     weight: f64,
@@ -266,7 +266,7 @@ struct Each<'a, T: Summed, K> {
     first: usize,
 }
 
-impl<T: Summed, K: Fn(T) -> bool> Pass for Each<'_, T, K> {
+impl<T: Summable, K: Fn(T) -> bool> SimdPass for EachCell<'_, T, K> {
     type Output = ();
 
     #[inline(always)]
@@ -326,7 +326,7 @@ impl<T: Summed, K: Fn(T) -> bool> Pass for Each<'_, T, K> {
     }
 }
 
-impl<T: Summed> Cells<T> {
+impl<T: Summable> Cells<T> {
     /// Adds each value to a cell of its own, from `first` on.
     pub(super) fn each<K: Fn(T) -> bool>(
         &mut self,
@@ -335,7 +335,7 @@ impl<T: Summed> Cells<T> {
         keeps: K,
         weight: f64,
     ) {
-        let each = Each {
+        let each = EachCell {
             values,
             keeps,
             weight,
@@ -359,7 +359,7 @@ impl<T: Summed> Cells<T> {
         keeps: K,
     ) {
         let of = PhantomData;
-        let block = Block::<T, K, true, false, true> { values, keeps, of };
+        let block = CellBlock::<T, K, true, false, true> { values, keeps, of };
         let found = simd::run(level, block);
         if found.count > 0 {
             self.sums[cell] = T::both(self.sums[cell], found.sum);
@@ -380,7 +380,7 @@ impl<T: Summed> Cells<T> {
             ($sum:literal, $extremes:literal) => {
                 simd::run(
                     level,
-                    Block::<T, K, $sum, $extremes, false> { values, keeps, of },
+                    CellBlock::<T, K, $sum, $extremes, false> { values, keeps, of },
                 )
             };
         }

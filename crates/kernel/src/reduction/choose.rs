@@ -1,16 +1,16 @@
 //! Selects the indices of a dimension by a range of its coordinate's values.
 
-use tidemill_format::Range;
+use tidemill_format::IndexRange;
 
-use super::plan::Found;
+use super::plan::PlannedCoordinate;
 
 /// Maximum number of runs of indices of one dimension of a file.
 const RUNS_MAX: usize = 64;
 
 /// Selected part of a dimension.
-pub(super) struct Chosen {
+pub(super) struct ChosenIndices {
     /// Runs of indices, in the order of the result.
-    pub(super) runs: Vec<Range>,
+    pub(super) runs: Vec<IndexRange>,
     /// All values of the coordinate, in which selected longitudes are those of the selection; `None` if they are the file's own.
     pub(super) values: Option<Vec<f64>>,
     /// Number of missing values.
@@ -19,15 +19,15 @@ pub(super) struct Chosen {
 
 /// Range from the least to the greatest value, and whether the greatest is included.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
+pub(super) struct ValueInterval {
     pub(super) least: f64,
     pub(super) most: f64,
     pub(super) through: bool,
 }
 
-impl Span {
+impl ValueInterval {
     /// Converts the ends to the coordinate's own type.
-    pub(super) fn of(found: &Found, (least, most, through): (f64, f64, bool)) -> Self {
+    pub(super) fn of(found: &PlannedCoordinate, (least, most, through): (f64, f64, bool)) -> Self {
         let own = |value: f64| match found.single && found.units.is_none() {
             #[expect(clippy::cast_possible_truncation, reason = "the nearest is wanted")]
             true => f64::from(value as f32),
@@ -70,8 +70,8 @@ impl Span {
     }
 }
 
-fn run(start: usize, end: usize) -> Range {
-    Range {
+fn run(start: usize, end: usize) -> IndexRange {
+    IndexRange {
         start: start as u64,
         end: end as u64,
         step: 1,
@@ -100,7 +100,7 @@ fn few(found: &[(usize, usize)]) -> Result<(), String> {
 }
 
 /// Selects by ascending or descending values. Some of the values may be missing.
-pub(super) fn by_values(values: &[f64], span: Span) -> Result<Chosen, String> {
+pub(super) fn by_values(values: &[f64], span: ValueInterval) -> Result<ChosenIndices, String> {
     let found = runs(values.len(), |index| span.has(values[index]));
     few(&found)?;
     let gaps = found.windows(2).map(|pair| pair[0].1..pair[1].0);
@@ -108,7 +108,7 @@ pub(super) fn by_values(values: &[f64], span: Span) -> Result<Chosen, String> {
     if between.any(|value| !value.is_nan()) {
         return Err("what is selected is not one run of its values, which go around or back; select by index: [START:END]".into());
     }
-    Ok(Chosen {
+    Ok(ChosenIndices {
         runs: found
             .into_iter()
             .map(|(start, end)| run(start, end))
@@ -119,7 +119,10 @@ pub(super) fn by_values(values: &[f64], span: Span) -> Result<Chosen, String> {
 }
 
 /// Selects by longitudes, which are periodic with 360 degrees.
-pub(super) fn by_longitudes(found: &Found, span: Span) -> Result<Chosen, String> {
+pub(super) fn by_longitudes(
+    found: &PlannedCoordinate,
+    span: ValueInterval,
+) -> Result<ChosenIndices, String> {
     let values = &found.values;
     if !span.least.is_finite() || !span.most.is_finite() {
         return by_values(values, span);
@@ -173,7 +176,7 @@ pub(super) fn by_longitudes(found: &Found, span: Span) -> Result<Chosen, String>
         );
     }
     let shown = turned.iter().zip(values);
-    Ok(Chosen {
+    Ok(ChosenIndices {
         runs: all.iter().map(|(start, end)| run(*start, *end)).collect(),
         values: Some(
             shown
@@ -185,14 +188,14 @@ pub(super) fn by_longitudes(found: &Found, span: Span) -> Result<Chosen, String>
 }
 
 /// Selects every `step`-th of the selected indices; `taken` counts the indices of the previous files.
-pub(super) fn every(runs: &[Range], step: u64, taken: &mut u64) -> Vec<Range> {
+pub(super) fn every(runs: &[IndexRange], step: u64, taken: &mut u64) -> Vec<IndexRange> {
     let mut left = Vec::new();
     for one in runs {
         let skipped = (step - *taken % step) % step;
         *taken += one.count();
         let start = one.start + skipped;
         if start < one.end {
-            left.push(Range {
+            left.push(IndexRange {
                 start,
                 end: one.end,
                 step,
@@ -204,15 +207,15 @@ pub(super) fn every(runs: &[Range], step: u64, taken: &mut u64) -> Vec<Range> {
 
 /// Returns the runs without the excluded indices.
 pub(super) fn without(
-    ranges: &[Range],
+    ranges: &[IndexRange],
     left_out: impl Fn(u64) -> bool,
-) -> Result<Vec<Range>, String> {
+) -> Result<Vec<IndexRange>, String> {
     let mut all = Vec::new();
     for range in ranges {
         let at = |place: usize| range.start + place as u64 * range.step;
         let count = usize::try_from(range.count()).unwrap_or(usize::MAX);
         let kept = runs(count, |place| !left_out(at(place)));
-        let of = |(start, end): (usize, usize)| Range {
+        let of = |(start, end): (usize, usize)| IndexRange {
             start: at(start),
             end: at(end - 1) + 1,
             step: range.step,

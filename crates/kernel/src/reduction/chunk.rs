@@ -1,14 +1,14 @@
 //! Pieces of a file as items. A piece that is stored on several nodes becomes several items.
 
-use tidemill_format::{Piece, Range, Span};
+use tidemill_format::{FileSpan, IndexRange, VariableExtent};
 
-use super::task::Item;
-use crate::reducing::Piece as Stored;
+use super::task::ReductionItem;
+use crate::reduce_workers::StoredBytes as Stored;
 
 /// Makes an item of a piece whose bytes are at these locations.
 #[must_use]
-pub fn item(piece: &Piece, bytes: Vec<Stored>) -> Item {
-    Item {
+pub fn item(piece: &VariableExtent, bytes: Vec<Stored>) -> ReductionItem {
+    ReductionItem {
         chunk: piece.chunk,
         bytes,
         mask: piece.mask,
@@ -22,13 +22,13 @@ pub fn item(piece: &Piece, bytes: Vec<Stored>) -> Item {
 /// Cuts a contiguous piece at `ends`, ascending offsets in the file at which the bytes of one part end and those of another begin. It
 /// cuts at whole rows if possible, so that only values across an end are in both pieces.
 #[must_use]
-pub fn cut(piece: &Piece, ends: &[u64]) -> Vec<Piece> {
+pub fn cut(piece: &VariableExtent, ends: &[u64]) -> Vec<VariableExtent> {
     let mut pieces = Vec::new();
     cut_to(piece, ends, &mut pieces);
     pieces
 }
 
-fn cut_to(piece: &Piece, ends: &[u64], to: &mut Vec<Piece>) {
+fn cut_to(piece: &VariableExtent, ends: &[u64], to: &mut Vec<VariableExtent>) {
     let place = piece.shape.iter().position(|length| *length > 1);
     let (Some(dimension), Some(span), false) = (place, &piece.span, ends.is_empty()) else {
         to.push(piece.clone());
@@ -54,7 +54,12 @@ fn cut_to(piece: &Piece, ends: &[u64], to: &mut Vec<Piece>) {
 }
 
 /// Returns the requested part of some indices of the first dimension that has more than one index.
-fn rows(piece: &Piece, span: &Span, dimension: usize, (from, to): (u64, u64)) -> Option<Piece> {
+fn rows(
+    piece: &VariableExtent,
+    span: &FileSpan,
+    dimension: usize,
+    (from, to): (u64, u64),
+) -> Option<VariableExtent> {
     let (row, range) = (span.size / piece.shape[dimension], piece.within[dimension]);
     let before = from
         .saturating_sub(range.start)
@@ -70,13 +75,13 @@ fn rows(piece: &Piece, span: &Span, dimension: usize, (from, to): (u64, u64)) ->
     let start = range.start + before * range.step;
     let end = range.start + (up_to - 1) * range.step + 1;
     let mut some = piece.clone();
-    some.span = Some(Span {
+    some.span = Some(FileSpan {
         file: span.file.clone(),
         offset: span.offset + from * row,
         size: (to - from) * row,
     });
     some.shape[dimension] = to - from;
-    some.within[dimension] = Range {
+    some.within[dimension] = IndexRange {
         start: start - from,
         end: end - from,
         step: range.step,

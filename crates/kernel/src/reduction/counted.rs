@@ -44,7 +44,7 @@ impl Counted {
 
 /// Method of counting.
 #[derive(Debug)]
-enum Counts {
+enum CountMethod {
     Digits(Digits),
     /// Finder of bins, and number of counters of each cell.
     Bins(Placer, usize),
@@ -52,18 +52,18 @@ enum Counts {
 
 /// Counters of all cells; those of one cell are contiguous.
 #[derive(Debug)]
-pub(super) struct Counters {
-    of: Counts,
+pub(super) struct CellCounters {
+    of: CountMethod,
     pub(super) counts: Vec<u64>,
 }
 
-impl Counters {
+impl CellCounters {
     pub(super) fn new(of: &Counted, cells: usize) -> Self {
         Self {
             counts: vec![0; cells * of.counters()],
             of: match of {
-                Counted::Digits(digits) => Counts::Digits(digits.clone()),
-                Counted::Bins(bins) => Counts::Bins(bins.placer(), of.counters()),
+                Counted::Digits(digits) => CountMethod::Digits(digits.clone()),
+                Counted::Bins(bins) => CountMethod::Bins(bins.placer(), of.counters()),
             },
         }
     }
@@ -72,8 +72,8 @@ impl Counters {
     #[inline(always)]
     pub(super) fn put<T: Number>(&mut self, cell: usize, value: T) {
         match &self.of {
-            Counts::Digits(digits) => digits.put(&mut self.counts, cell, value),
-            Counts::Bins(placer, counters) => {
+            CountMethod::Digits(digits) => digits.put(&mut self.counts, cell, value),
+            CountMethod::Bins(placer, counters) => {
                 self.counts[cell * counters + placer.place(value)] += 1;
             }
         }

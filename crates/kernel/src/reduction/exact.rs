@@ -1,12 +1,12 @@
 //! Tests whole reductions of variables in memory: exact numbers, variables without values, weights.
 
-#![allow(clippy::float_cmp, reason = "results are told exactly")]
+#![allow(clippy::float_cmp, reason = "results are exact")]
 
 use super::table::Column;
 use super::*;
 use tidemill_format::{
-    Attribute, Bytes, DataType, Dimension, Format, Header, Kind, Order, Storage, Store, Value,
-    Variable,
+    Attribute, Bytes, DataKind, DataType, Dimension, Endian, Format, Header, Storage, Value,
+    Variable, VariableSource,
 };
 
 fn dimension(name: &str, size: u64, unlimited: bool) -> Dimension {
@@ -17,14 +17,14 @@ fn dimension(name: &str, size: u64, unlimited: bool) -> Dimension {
     }
 }
 
-fn variable(path: &str, kind: Kind, dimensions: Vec<Dimension>, offset: usize) -> Variable {
+fn variable(path: &str, kind: DataKind, dimensions: Vec<Dimension>, offset: usize) -> Variable {
     Variable {
         path: path.into(),
         dimensions,
         data_type: DataType {
             kind,
             size: 8,
-            order: Order::Little,
+            order: Endian::Little,
         },
         attributes: Vec::new(),
         storage: Storage::Contiguous {
@@ -38,7 +38,7 @@ fn variable(path: &str, kind: Kind, dimensions: Vec<Dimension>, offset: usize) -
 fn with_input<T>(
     variables: Vec<Variable>,
     bytes: &dyn Bytes,
-    run: impl FnOnce(Input<'_>) -> T,
+    run: impl FnOnce(ReductionInput<'_>) -> T,
 ) -> T {
     let header = Header {
         format: Format::Hdf5,
@@ -46,25 +46,29 @@ fn with_input<T>(
         groups: Vec::new(),
         variables,
     };
-    run(Input {
+    run(ReductionInput {
         name: "f",
         header: &header,
-        store: Store::File(bytes),
+        store: VariableSource::File(bytes),
         bytes: Some(bytes),
     })
 }
 
-fn table(query: &Query, variables: Vec<Variable>, bytes: &dyn Bytes) -> Result<Table> {
+fn table(
+    query: &ReductionQuery,
+    variables: Vec<Variable>,
+    bytes: &dyn Bytes,
+) -> Result<ResultTable> {
     with_input(variables, bytes, |input| {
-        here::reduce(query, &[input], |_| {})
+        local::reduce(query, &[input], |_| {})
     })
 }
 
-fn whole(operation: Operation, numbers: &[i64], fill: Option<i64>) -> Option<i128> {
+fn whole(operation: ReduceOperation, numbers: &[i64], fill: Option<i64>) -> Option<i128> {
     let bytes: Vec<u8> = numbers.iter().flat_map(|one| one.to_le_bytes()).collect();
     let mut x = variable(
         "x",
-        Kind::Int,
+        DataKind::Int,
         vec![dimension("i", numbers.len() as u64, false)],
         0,
     );
@@ -72,7 +76,7 @@ fn whole(operation: Operation, numbers: &[i64], fill: Option<i64>) -> Option<i12
         name: "_FillValue".into(),
         value: Value::Int(vec![fill]),
     }));
-    let found = table(&Query::new(operation, "x"), vec![x], &bytes).unwrap();
+    let found = table(&ReductionQuery::new(operation, "x"), vec![x], &bytes).unwrap();
     match &found.fields[0].values {
         Column::Whole(all) => all[0],
         Column::Real(all) => panic!("{all:?}"),
@@ -82,21 +86,30 @@ fn whole(operation: Operation, numbers: &[i64], fill: Option<i64>) -> Option<i12
 #[test]
 fn integers_of_64_bits_are_compared_and_summed_exactly() {
     let near = [1, 1 << 53, (1 << 53) + 1];
-    assert_eq!(whole(Operation::Count, &near, Some(1 << 53)), Some(2));
+    assert_eq!(whole(ReduceOperation::Count, &near, Some(1 << 53)), Some(2));
     assert_eq!(
-        whole(Operation::Max, &near, Some(1 << 53)),
+        whole(ReduceOperation::Max, &near, Some(1 << 53)),
         Some((1 << 53) + 1)
     );
     assert_eq!(
-        whole(Operation::Max, &near, Some((1 << 53) + 1)),
+        whole(ReduceOperation::Max, &near, Some((1 << 53) + 1)),
         Some(1 << 53)
     );
     let ends = [i64::MAX, i64::MAX, i64::MIN];
-    assert_eq!(whole(Operation::Count, &ends, Some(i64::MAX)), Some(1));
-    assert_eq!(whole(Operation::Count, &ends, Some(i64::MIN + 1)), Some(3));
+    assert_eq!(
+        whole(ReduceOperation::Count, &ends, Some(i64::MAX)),
+        Some(1)
+    );
+    assert_eq!(
+        whole(ReduceOperation::Count, &ends, Some(i64::MIN + 1)),
+        Some(3)
+    );
     // The sum needs more than 64 bits; numpy's sum would wrap.
     let sum = 2 * i128::from(i64::MAX);
-    assert_eq!(whole(Operation::Sum, &ends, Some(i64::MIN)), Some(sum));
+    assert_eq!(
+        whole(ReduceOperation::Sum, &ends, Some(i64::MIN)),
+        Some(sum)
+    );
     assert_eq!(
         Column::Whole(vec![Some(sum)]).text(0).unwrap(),
         sum.to_string()
@@ -109,37 +122,50 @@ fn sums_over_64_bits_are_written_exactly_or_refused() {
         .iter()
         .flat_map(|one| one.to_le_bytes())
         .collect();
-    let x = variable("x", Kind::Int, vec![dimension("i", 3, false)], 0);
-    let found = table(&Query::new(Operation::Sum, "x"), vec![x], &bytes).unwrap();
+    let x = variable("x", DataKind::Int, vec![dimension("i", 3, false)], 0);
+    let found = table(
+        &ReductionQuery::new(ReduceOperation::Sum, "x"),
+        vec![x],
+        &bytes,
+    )
+    .unwrap();
     let json = found.json();
     assert_eq!(
         json["values"]["sum"],
         (3 * i128::from(i64::MAX)).to_string()
     );
-    for form in [Form::Npy, Form::Netcdf] {
+    for form in [ResultFormat::Npy, ResultFormat::Netcdf] {
         found.write(form, &mut Vec::new()).unwrap_err();
     }
-    found.write(Form::Csv, &mut Vec::new()).unwrap();
+    found.write(ResultFormat::Csv, &mut Vec::new()).unwrap();
 }
 
 #[test]
 fn empty_variables_have_count_of_0() {
-    let of = |unlimited: bool, operation: Operation| {
+    let of = |unlimited: bool, operation: ReduceOperation| {
         let x = variable(
             "x",
-            Kind::Float,
+            DataKind::Float,
             vec![dimension("i", 0, unlimited), dimension("j", 3, false)],
             0,
         );
-        table(&Query::new(operation, "x"), vec![x], &Vec::<u8>::new())
+        table(
+            &ReductionQuery::new(operation, "x"),
+            vec![x],
+            &Vec::<u8>::new(),
+        )
     };
     for unlimited in [false, true] {
-        let found = of(unlimited, Operation::Count).unwrap();
+        let found = of(unlimited, ReduceOperation::Count).unwrap();
         assert_eq!(found.fields[0].values, Column::Whole(vec![Some(0)]));
     }
-    let sum = of(true, Operation::Sum).unwrap();
+    let sum = of(true, ReduceOperation::Sum).unwrap();
     assert_eq!(sum.fields[0].values, Column::Real(vec![Some(0.0)]));
-    for operation in [Operation::Mean, Operation::Max, Operation::Median] {
+    for operation in [
+        ReduceOperation::Mean,
+        ReduceOperation::Max,
+        ReduceOperation::Median,
+    ] {
         let found = of(true, operation).unwrap();
         assert_eq!(
             found.fields[0].values,
@@ -147,7 +173,7 @@ fn empty_variables_have_count_of_0() {
             "{operation}"
         );
     }
-    let refused = of(false, Operation::Sum).unwrap_err().to_string();
+    let refused = of(false, ReduceOperation::Sum).unwrap_err().to_string();
     assert!(refused.contains("x of f: a null dataspace"), "{refused}");
 }
 
@@ -168,14 +194,14 @@ fn weighted_mean_of_constant_is_constant() {
             .map(|(name, size)| dimension(name, (*size).into(), false))
             .collect();
         let variables = vec![
-            variable("lat", Kind::Float, vec![dimensions[1].clone()], 0),
-            variable("x", Kind::Float, dimensions, first),
+            variable("lat", DataKind::Float, vec![dimensions[1].clone()], 0),
+            variable("x", DataKind::Float, dimensions, first),
         ];
         for over in [None, Some(vec!["time".to_owned(), "lat".to_owned()])] {
-            let query = Query {
+            let query = ReductionQuery {
                 weights: Some("lat".into()),
                 over,
-                ..Query::new(Operation::Mean, "x")
+                ..ReductionQuery::new(ReduceOperation::Mean, "x")
             };
             let found = table(&query, variables.clone(), &bytes).unwrap();
             let Column::Real(all) = &found.fields[0].values else {
@@ -193,7 +219,7 @@ fn weighted_mean_of_constant_is_constant() {
 }
 
 /// Returns a cube of 75 days from 20 January on, in which each seventh value is missing.
-fn cube(kind: &Kind) -> (Vec<Variable>, Vec<u8>) {
+fn cube(kind: &DataKind) -> (Vec<Variable>, Vec<u8>) {
     let (times, lats, lons) = (75_u32, 4_u32, 3_u32);
     let mut bytes: Vec<u8> = (0..times)
         .flat_map(|day| f64::from(19 + day).to_le_bytes())
@@ -208,7 +234,7 @@ fn cube(kind: &Kind) -> (Vec<Variable>, Vec<u8>) {
         };
         #[expect(clippy::cast_precision_loss, reason = "they are below 2^12")]
         bytes.extend(match *kind {
-            Kind::Int => value.to_le_bytes(),
+            DataKind::Int => value.to_le_bytes(),
             _ => (value as f64 / 10.0).to_le_bytes(),
         });
     }
@@ -221,24 +247,24 @@ fn cube(kind: &Kind) -> (Vec<Variable>, Vec<u8>) {
         name: name.into(),
         value,
     };
-    let mut time = variable("time", Kind::Float, vec![dimensions[0].clone()], 0);
+    let mut time = variable("time", DataKind::Float, vec![dimensions[0].clone()], 0);
     let since = Value::Text("days since 2001-01-01".into());
     time.attributes.push(attribute("units", since));
-    let lat = variable("lat", Kind::Float, vec![dimensions[1].clone()], at_lat);
+    let lat = variable("lat", DataKind::Float, vec![dimensions[1].clone()], at_lat);
     let mut x = variable("x", kind.clone(), dimensions, at_x);
     x.attributes.push(match *kind {
-        Kind::Int => attribute("_FillValue", Value::Int(vec![-1])),
+        DataKind::Int => attribute("_FillValue", Value::Int(vec![-1])),
         _ => attribute("_FillValue", Value::Float(vec![-0.1])),
     });
     (vec![time, lat, x], bytes)
 }
 
-fn words(text: &str) -> Query {
+fn words(text: &str) -> ReductionQuery {
     let value = |key: &str| {
         let mut words = text.split(' ').filter_map(|word| word.split_once('='));
         words.find(|(name, _)| *name == key).map_or("", |one| one.1)
     };
-    let words = Words {
+    let words = QueryText {
         operation: value("op"),
         variable: "x",
         select: value("where"),
@@ -247,13 +273,13 @@ fn words(text: &str) -> Query {
         weights: value("weights"),
         quantiles: value("q"),
         bins: value("bins"),
-        ..Words::default()
+        ..QueryText::default()
     };
     words.query().unwrap()
 }
 
 /// Returns the result at once, and the same result written in slabs of at most `most` cells.
-fn both(kind: &Kind, query: &Query, most: u64) -> (Table, Vec<u8>) {
+fn both(kind: &DataKind, query: &ReductionQuery, most: u64) -> (ResultTable, Vec<u8>) {
     let (variables, bytes) = cube(kind);
     let whole = table(query, variables.clone(), &bytes).unwrap();
     let file = with_input(variables, &bytes, |input| {
@@ -264,7 +290,7 @@ fn both(kind: &Kind, query: &Query, most: u64) -> (Table, Vec<u8>) {
         for (at, slab) in plan.slabs_of(most) {
             assert!(slab.cells() <= most, "{at:?}");
             cells += slab.cells();
-            let found = here::found(&slab, &[input], &mut |_| {}).unwrap();
+            let found = local::found(&slab, &[input], &mut |_| {}).unwrap();
             file.put(0, &at, &found).unwrap();
         }
         assert_eq!(cells, plan.cells());
@@ -286,9 +312,9 @@ fn slabs_of_result_equal_whole_result() {
         "op=range by=season over=time,lat",
     ] {
         for most in [1, 2, 3, 5, 12, 100, 1000] {
-            let (whole, file) = both(&Kind::Float, &words(query), most);
+            let (whole, file) = both(&DataKind::Float, &words(query), most);
             let mut expected = Vec::new();
-            whole.write(Form::Netcdf, &mut expected).unwrap();
+            whole.write(ResultFormat::Netcdf, &mut expected).unwrap();
             assert_eq!(expected.len(), file.len(), "{query}, {most}");
             // The order of sums differs, so the last bit may differ.
             let values = file.len() - 8 * whole.fields.len() * whole.cells();
@@ -314,7 +340,7 @@ fn integer_slabs_have_64_bits_and_fill_value() {
         "op=min where=lat=20..40 over=lon",
     ] {
         for most in [1, 2, 3, 5, 12, 100] {
-            let (whole, file) = both(&Kind::Int, &words(query), most);
+            let (whole, file) = both(&DataKind::Int, &words(query), most);
             let Column::Whole(all) = &whole.fields[0].values else {
                 panic!("{query} has real numbers");
             };
@@ -324,7 +350,7 @@ fn integer_slabs_have_64_bits_and_fill_value() {
             let values = values.chunks_exact(8);
             let values = values.map(|bytes| i64::from_be_bytes(bytes.try_into().unwrap()));
             assert!(all.eq(values.map(i128::from)), "{query}, {most}");
-            let header = here::header("slabs", Store::File(&file)).unwrap();
+            let header = local::header("slabs", VariableSource::File(&file)).unwrap();
             let x = header.find("x").unwrap();
             let fill = x.attributes.iter().find(|one| one.name == "_FillValue");
             assert_eq!(
@@ -337,7 +363,7 @@ fn integer_slabs_have_64_bits_and_fill_value() {
 
 #[test]
 fn large_histogram_requires_given_ends() {
-    let (variables, bytes) = cube(&Kind::Float);
+    let (variables, bytes) = cube(&DataKind::Float);
     let refused = with_input(variables, &bytes, |input| {
         let plan = plan(&words("op=histogram bins=5 over=time"), &[input]).unwrap();
         plan.outline().unwrap_err().to_string()

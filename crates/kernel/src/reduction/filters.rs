@@ -1,9 +1,11 @@
 //! Types and filters of a variable, for decoding.
 
-use tidemill_format::{DataType, Filter, Kind, Meaning, Number, Order, Storage, Variable};
+use tidemill_format::{
+    DataKind, DataType, Endian, ExactNumber, Filter, Meaning, Storage, Variable,
+};
 
 use super::error::{Error, Result};
-use super::task::{Task, Wants};
+use super::task::{ReductionTask, WantedResults};
 use crate::array::{Codec, Dtype, Literal};
 
 /// Decoding of a variable.
@@ -18,8 +20,8 @@ pub(super) struct Coding {
 
 impl Coding {
     /// Returns the task that folds such values; the caller adds the targets.
-    pub(super) fn task(self, meaning: &Meaning, wants: Wants) -> Task {
-        Task {
+    pub(super) fn task(self, meaning: &Meaning, wants: WantedResults) -> ReductionTask {
+        ReductionTask {
             dtype: self.dtype,
             big_endian: self.big_endian,
             filters: self.filters,
@@ -66,7 +68,7 @@ pub(super) fn coding(file: &str, variable: &Variable, unsigned: bool) -> Result<
         .filter(|fill| fill.len() == dtype.size());
     Ok(Coding {
         dtype,
-        big_endian: variable.data_type.order == Order::Big,
+        big_endian: variable.data_type.order == Endian::Big,
         filters,
         order,
         fill: fill.unwrap_or_else(|| vec![0; dtype.size()]),
@@ -76,8 +78,8 @@ pub(super) fn coding(file: &str, variable: &Variable, unsigned: bool) -> Result<
 /// Returns the type of numbers of 8 to 64 bits.
 pub(crate) fn dtype(data_type: &DataType, unsigned: bool) -> Option<Dtype> {
     match data_type.kind {
-        Kind::Int | Kind::Uint | Kind::Bool => {}
-        Kind::Float => {
+        DataKind::Int | DataKind::Uint | DataKind::Bool => {}
+        DataKind::Float => {
             return match data_type.size {
                 4 => Some(Dtype::Float32),
                 8 => Some(Dtype::Float64),
@@ -112,18 +114,18 @@ fn name(filter: &Filter) -> String {
 }
 
 /// Returns the rule for values that count, according to the attributes of a variable.
-pub(crate) fn keep(meaning: &Meaning) -> super::Keep {
-    super::Keep {
+pub(crate) fn keep(meaning: &Meaning) -> super::KeepRule {
+    super::KeepRule {
         missing: meaning.missing.iter().map(literal).collect(),
         least: meaning.valid_min.as_ref().map(literal),
         most: meaning.valid_max.as_ref().map(literal),
     }
 }
 
-fn literal(number: &Number) -> Literal {
+fn literal(number: &ExactNumber) -> Literal {
     match *number {
-        Number::Real(real) => Literal::Float(real),
-        Number::Whole(whole) => match (i64::try_from(whole), u64::try_from(whole)) {
+        ExactNumber::Real(real) => Literal::Float(real),
+        ExactNumber::Whole(whole) => match (i64::try_from(whole), u64::try_from(whole)) {
             (Ok(whole), _) => Literal::Int(whole),
             (_, Ok(whole)) => Literal::Uint(whole),
             _ => Literal::Float(number.real()),

@@ -1,26 +1,26 @@
 //! Decodes pieces of a variable and adds their values to cells.
 
-use super::cells::{Cells, Summed};
-use super::counted::Counters;
-use super::state::{Numbers, State, Sums, as_usize};
-use super::task::{Item, Keep, Target, Task};
+use super::cells::{Cells, Summable};
+use super::counted::CellCounters;
+use super::state::{BoxState, CellNumbers, CellSums, as_usize};
+use super::task::{DimensionTarget, KeepRule, ReductionItem, ReductionTask};
 use crate::array::codec::{self, Decoder};
 use crate::array::pass::two_sum;
-use crate::array::values::{BLOCK, Values};
+use crate::array::values::{BLOCK, RawValues};
 use crate::array::{ArrayError, Codec, DIMENSIONS_MAX, Literal, RAW_BYTES_MAX, with_type};
 use crate::loops::number::Number;
 use crate::loops::simd::Level;
 
 /// Folds pieces into the cells of one box, one after the other.
-pub struct Folding {
-    task: Task,
-    sink: Box<dyn Sink>,
+pub struct BoxFold {
+    task: ReductionTask,
+    sink: Box<dyn FoldSink>,
     cells: (Vec<u64>, Vec<u64>),
     decoder: Decoder,
     rows: Vec<u8>,
 }
 
-impl std::fmt::Debug for Folding {
+impl std::fmt::Debug for BoxFold {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Folding")
             .field("cells", &self.cells)
@@ -28,12 +28,12 @@ impl std::fmt::Debug for Folding {
     }
 }
 
-impl Folding {
+impl BoxFold {
     /// Starts without values. `cells` are the first cell of the box and its lengths.
     ///
     /// # Errors
     /// If there are too many cells, or if the task is invalid.
-    pub fn new(task: Task, cells: (Vec<u64>, Vec<u64>)) -> Result<Self, ArrayError> {
+    pub fn new(task: ReductionTask, cells: (Vec<u64>, Vec<u64>)) -> Result<Self, ArrayError> {
         let rank = task.targets.len();
         if rank > DIMENSIONS_MAX {
             return Err(ArrayError::Dimensions(rank));
@@ -42,7 +42,7 @@ impl Folding {
         let kept = task
             .targets
             .iter()
-            .filter(|target| **target != Target::Reduced)
+            .filter(|target| **target != DimensionTarget::Reduced)
             .count();
         let count = cells.1.iter().try_fold(1_usize, |all, length| {
             all.checked_mul(usize::try_from(*length).ok()?)
@@ -70,19 +70,19 @@ impl Folding {
     ///
     /// # Errors
     /// If the bytes do not match the task, or if the piece is outside of the box.
-    pub fn add(&mut self, item: &Item, stored: &[u8]) -> Result<(), ArrayError> {
+    pub fn add(&mut self, item: &ReductionItem, stored: &[u8]) -> Result<(), ArrayError> {
         let task = &self.task;
         let size = task.dtype.size();
         let raw = check(task, item)?;
         let walk = walk(task, item, &self.cells)?;
         if item.bytes.is_empty() {
-            let values = Values::constant(&task.fill, (task.dtype, task.big_endian))?;
+            let values = RawValues::constant(&task.fill, (task.dtype, task.big_endian))?;
             return self.sink.take(&walk, &values);
         }
         let raw = raw.ok_or(ArrayError::TooLarge)?;
         if let Some(stride) = item.stride {
             gather_rows(item, (stride, raw), stored, &mut self.rows)?;
-            let values = Values::new(&self.rows, (task.dtype, task.big_endian), false);
+            let values = RawValues::new(&self.rows, (task.dtype, task.big_endian), false);
             return self.sink.take(&walk, &values);
         }
         let applied = |place: usize| item.mask >> place.min(31) & 1 == 0;
@@ -98,7 +98,7 @@ impl Folding {
                 expected: raw,
             });
         }
-        let values = Values::new(bytes, (task.dtype, task.big_endian), shuffled);
+        let values = RawValues::new(bytes, (task.dtype, task.big_endian), shuffled);
         self.sink.take(&walk, &values)
     }
 
@@ -110,14 +110,14 @@ impl Folding {
 
     /// Returns the state.
     #[must_use]
-    pub fn finish(self) -> State {
+    pub fn finish(self) -> BoxState {
         let (at, shape) = self.cells;
         self.sink.finish(at, shape)
     }
 }
 
 /// Checks that the piece fits this task; returns the number of bytes that it decodes to, if that is within the limit.
-fn check(task: &Task, item: &Item) -> Result<Option<usize>, ArrayError> {
+fn check(task: &ReductionTask, item: &ReductionItem) -> Result<Option<usize>, ArrayError> {
     let rank = task.targets.len();
     if item.shape.len() != rank || item.within.len() != rank || item.at.len() != rank {
         return Err(ArrayError::Dimensions(item.shape.len()));
@@ -148,7 +148,7 @@ fn check(task: &Task, item: &Item) -> Result<Option<usize>, ArrayError> {
 
 /// Copies rows that are apart into a contiguous buffer.
 fn gather_rows(
-    item: &Item,
+    item: &ReductionItem,
     (stride, raw): (u64, usize),
     stored: &[u8],
     rows: &mut Vec<u8>,
@@ -174,7 +174,7 @@ fn gather_rows(
 
 /// One dimension of a walk.
 #[derive(Debug, Clone)]
-struct Dimension<'a> {
+struct FoldDimension<'a> {
     length: usize,
     /// Distance from one index to the next, in values.
     step: usize,
@@ -193,15 +193,15 @@ enum Leads {
 
 /// Walk over the requested part of a piece, the slowest dimension first.
 #[derive(Debug)]
-struct Walk<'a> {
+struct FoldWalk<'a> {
     first: usize,
     cell: usize,
-    dimensions: Vec<Dimension<'a>>,
+    dimensions: Vec<FoldDimension<'a>>,
     empty: bool,
 }
 
 /// Returns the distances from one index of each dimension to the next, in values, in a stored chunk.
-fn strides(task: &Task, item: &Item) -> Option<Vec<usize>> {
+fn strides(task: &ReductionTask, item: &ReductionItem) -> Option<Vec<usize>> {
     let rank = item.shape.len();
     let mut strides = vec![1_usize; rank];
     let order: Vec<usize> = match &task.order {
@@ -224,14 +224,14 @@ fn strides(task: &Task, item: &Item) -> Option<Vec<usize>> {
 /// Returns the destinations of the indices of a dimension that is not reduced, and the distance of the first one from the start of the
 /// box. `cells` is the distance from one index to the next in the box. Returns `None` if a destination is outside of the box.
 fn leads(
-    target: &Target,
+    target: &DimensionTarget,
     (first, end): (usize, usize),
     (start, stop): (u64, u64),
     cells: usize,
 ) -> Option<(Leads, usize)> {
     match target {
-        Target::Reduced => Some((Leads::Nowhere, 0)),
-        Target::Grouped(groups) => {
+        DimensionTarget::Reduced => Some((Leads::Nowhere, 0)),
+        DimensionTarget::Grouped(groups) => {
             let cell = |group: &u32| {
                 let group = u64::from(*group);
                 let inside = (start..stop).contains(&group);
@@ -241,7 +241,7 @@ fn leads(
             let all: Option<Vec<usize>> = groups.iter().map(cell).collect();
             Some((Leads::To(all?), 0))
         }
-        Target::Kept(from) => {
+        DimensionTarget::Kept(from) => {
             let from = from.checked_add(first as u64)?;
             let until = from.checked_add((end - first) as u64)?;
             let inside = from >= start && until <= stop;
@@ -251,17 +251,17 @@ fn leads(
 }
 
 fn walk<'a>(
-    task: &'a Task,
-    item: &Item,
+    task: &'a ReductionTask,
+    item: &ReductionItem,
     (at, lengths): &(Vec<u64>, Vec<u64>),
-) -> Result<Walk<'a>, ArrayError> {
+) -> Result<FoldWalk<'a>, ArrayError> {
     let rank = item.shape.len();
     let outside = || ArrayError::Selection {
         dimensions: rank,
         given: rank,
     };
     let strides = strides(task, item).ok_or_else(outside)?;
-    let mut walk = Walk {
+    let mut walk = FoldWalk {
         first: 0,
         cell: 0,
         dimensions: Vec::new(),
@@ -277,7 +277,7 @@ fn walk<'a>(
         let target = &task.targets[dimension];
         let mut span = (0, 0);
         let apart = cells;
-        if *target != Target::Reduced {
+        if *target != DimensionTarget::Reduced {
             kept -= 1;
             span = (at[kept], at[kept].saturating_add(lengths[kept]));
             cells *= as_usize(lengths[kept]);
@@ -290,7 +290,7 @@ fn walk<'a>(
             }
             _ => None,
         };
-        walk.push(Dimension {
+        walk.push(FoldDimension {
             length,
             step: as_usize(range.step) * strides[dimension],
             leads,
@@ -301,9 +301,9 @@ fn walk<'a>(
     Ok(walk)
 }
 
-impl<'a> Walk<'a> {
+impl<'a> FoldWalk<'a> {
     /// Adds the next slower dimension; two dimensions are merged if a walk over both is a walk over one.
-    fn push(&mut self, slower: Dimension<'a>) {
+    fn push(&mut self, slower: FoldDimension<'a>) {
         if slower.length == 1 && slower.weights.is_none() && !matches!(slower.leads, Leads::To(_)) {
             return;
         }
@@ -326,20 +326,20 @@ impl<'a> Walk<'a> {
 }
 
 /// Destination of values.
-trait Sink: Send {
-    fn take(&mut self, walk: &Walk<'_>, values: &Values<'_>) -> Result<(), ArrayError>;
-    fn finish(self: Box<Self>, at: Vec<u64>, shape: Vec<u64>) -> State;
+trait FoldSink: Send {
+    fn take(&mut self, walk: &FoldWalk<'_>, values: &RawValues<'_>) -> Result<(), ArrayError>;
+    fn finish(self: Box<Self>, at: Vec<u64>, shape: Vec<u64>) -> BoxState;
 }
 
-struct Typed<T: Summed> {
+struct Typed<T: Summable> {
     cells: Cells<T>,
-    keep: Kept<T>,
-    rooms: [Vec<u8>; 2],
+    keep: ValueFilter<T>,
+    buffers: [Vec<u8>; 2],
 }
 
 /// Rule for values that count. NaN never counts.
 #[derive(Clone, Debug)]
-pub(crate) enum Kept<T> {
+pub(crate) enum ValueFilter<T> {
     All,
     /// All values except this one.
     Not(T),
@@ -356,7 +356,7 @@ pub(crate) enum Kept<T> {
     },
 }
 
-impl<T: Number> Kept<T> {
+impl<T: Number> ValueFilter<T> {
     /// Returns whether a value counts.
     pub(crate) fn counts(&self, value: T) -> bool {
         let within = |least: T, most: T| (value >= least) & (value <= most);
@@ -371,7 +371,7 @@ impl<T: Number> Kept<T> {
     }
 }
 
-fn sink<T: Summed>(task: &Task, cells: usize) -> Result<Box<dyn Sink>, ArrayError> {
+fn sink<T: Summable>(task: &ReductionTask, cells: usize) -> Result<Box<dyn FoldSink>, ArrayError> {
     let wants = task.wants;
     let weighted = task.weights.is_some();
     let all = |wanted: bool| if wanted { cells } else { 0 };
@@ -387,10 +387,10 @@ fn sink<T: Summed>(task: &Task, cells: usize) -> Result<Box<dyn Sink>, ArrayErro
             counters: task
                 .counted
                 .as_ref()
-                .map(|counted| Counters::new(counted, cells)),
+                .map(|counted| CellCounters::new(counted, cells)),
         },
         keep: kept(&task.keep)?,
-        rooms: Default::default(),
+        buffers: Default::default(),
     }))
 }
 
@@ -402,7 +402,7 @@ fn sink<T: Summed>(task: &Task, cells: usize) -> Result<Box<dyn Sink>, ArrayErro
     clippy::cast_precision_loss,
     reason = "the nearest bound is looked for"
 )]
-pub(crate) fn kept<T: Number>(keep: &Keep) -> Result<Kept<T>, ArrayError> {
+pub(crate) fn kept<T: Number>(keep: &KeepRule) -> Result<ValueFilter<T>, ArrayError> {
     let bound = |literal: &Literal, up: bool| match *literal {
         Literal::Float(value) => T::bound(value, up),
         Literal::Int(value) => T::parse(&value.to_string()).or(T::bound(value as f64, up)),
@@ -438,14 +438,14 @@ pub(crate) fn kept<T: Number>(keep: &Keep) -> Result<Kept<T>, ArrayError> {
         .map_or(Some(T::HIGHEST), |most| bound(most, false));
     let (least, most) = least.zip(most).unwrap_or(none);
     let open = keep.least.is_none() && keep.most.is_none();
-    let within = |not| Kept::Within { least, most, not };
+    let within = |not| ValueFilter::Within { least, most, not };
     Ok(match not[..] {
-        [] if open => Kept::All,
-        [one] if open => Kept::Not(one),
+        [] if open => ValueFilter::All,
+        [one] if open => ValueFilter::Not(one),
         [] => within(None),
         [one] => within(Some([one, one])),
         [one, other] => within(Some([one, other])),
-        _ => Kept::Many { least, most, not },
+        _ => ValueFilter::Many { least, most, not },
     })
 }
 
@@ -455,16 +455,16 @@ macro_rules! with_keep {
         let $level = Level::best();
         match $keep {
             #[allow(clippy::eq_op, reason = "only NaN is not itself")]
-            Kept::All => {
+            ValueFilter::All => {
                 let $keeps = |value: T| value == value;
                 $body
             }
             // One comparison, which is false for NaN.
-            Kept::Not(one) => {
+            ValueFilter::Not(one) => {
                 let $keeps = |value: T| (value < *one) | (value > *one);
                 $body
             }
-            Kept::Within {
+            ValueFilter::Within {
                 least,
                 most,
                 not: Some([one, other]),
@@ -474,7 +474,7 @@ macro_rules! with_keep {
                 };
                 $body
             }
-            Kept::Within {
+            ValueFilter::Within {
                 least,
                 most,
                 not: None,
@@ -482,7 +482,7 @@ macro_rules! with_keep {
                 let $keeps = |value: T| (value >= *least) & (value <= *most);
                 $body
             }
-            Kept::Many { least, most, not } => {
+            ValueFilter::Many { least, most, not } => {
                 let $level = Level::Portable;
                 let $keeps =
                     |value: T| (value >= *least) & (value <= *most) && !not.contains(&value);
@@ -492,15 +492,15 @@ macro_rules! with_keep {
     }};
 }
 
-impl<T: Summed> Sink for Typed<T> {
-    fn take(&mut self, walk: &Walk<'_>, values: &Values<'_>) -> Result<(), ArrayError> {
+impl<T: Summable> FoldSink for Typed<T> {
+    fn take(&mut self, walk: &FoldWalk<'_>, values: &RawValues<'_>) -> Result<(), ArrayError> {
         if !walk.empty {
             self.go(&walk.dimensions, values, (walk.first, walk.cell), 1.0);
         }
         Ok(())
     }
 
-    fn finish(self: Box<Self>, at: Vec<u64>, shape: Vec<u64>) -> State {
+    fn finish(self: Box<Self>, at: Vec<u64>, shape: Vec<u64>) -> BoxState {
         let Cells {
             counts,
             sums,
@@ -513,7 +513,7 @@ impl<T: Summed> Sink for Typed<T> {
         } = self.cells;
         let numbers = |values: Vec<T>| {
             if values.is_empty() {
-                Numbers::None
+                CellNumbers::None
             } else {
                 T::numbers(&values)
             }
@@ -522,11 +522,11 @@ impl<T: Summed> Sink for Typed<T> {
         let rounded = weights.iter().map(|(sum, lost)| two_sum(*sum, *lost));
         let (weights, weights_lost): (Vec<f64>, Vec<f64>) = rounded.unzip();
         let sums = match (weights.is_empty(), sums.is_empty()) {
-            (false, _) => Sums::Real(weighted),
+            (false, _) => CellSums::Real(weighted),
             (_, false) => T::sums(sums),
-            _ => Sums::None,
+            _ => CellSums::None,
         };
-        State {
+        BoxState {
             at,
             shape,
             counts,
@@ -540,16 +540,16 @@ impl<T: Summed> Sink for Typed<T> {
     }
 }
 
-impl<T: Summed> Typed<T> {
+impl<T: Summable> Typed<T> {
     fn go(
         &mut self,
-        dimensions: &[Dimension<'_>],
-        values: &Values<'_>,
+        dimensions: &[FoldDimension<'_>],
+        values: &RawValues<'_>,
         (value, cell): (usize, usize),
         weight: f64,
     ) {
         let Some((outer, inner)) = dimensions.split_first() else {
-            let one = Dimension {
+            let one = FoldDimension {
                 length: 1,
                 step: 1,
                 leads: Leads::Nowhere,
@@ -575,15 +575,15 @@ impl<T: Summed> Typed<T> {
 
     fn row(
         &mut self,
-        inner: &Dimension<'_>,
-        values: &Values<'_>,
+        inner: &FoldDimension<'_>,
+        values: &RawValues<'_>,
         (value, cell): (usize, usize),
         weight: f64,
     ) {
         let at_once = (BLOCK - 1) / inner.step.max(1) + 1;
         let whole = inner.step == 1 && inner.leads == Leads::Nowhere && inner.weights.is_none();
         let added = whole && self.cells.are_sums();
-        let [mut read, mut picked] = std::mem::take(&mut self.rooms);
+        let [mut read, mut picked] = std::mem::take(&mut self.buffers);
         for first in (0..inner.length).step_by(at_once) {
             let count = at_once.min(inner.length - first);
             let stored = added.then(|| values.swapped(value + first, count));
@@ -601,29 +601,29 @@ impl<T: Summed> Typed<T> {
                 }
                 block = &picked[..count * T::SIZE];
             }
-            let run = Run {
+            let run = ValueRun {
                 inner,
                 first,
                 count,
             };
             run.put(&mut self.cells, &self.keep, block, (cell, weight));
         }
-        self.rooms = [read, picked];
+        self.buffers = [read, picked];
     }
 }
 
 /// Contiguous values of a row.
-struct Run<'a, 'b> {
-    inner: &'a Dimension<'b>,
+struct ValueRun<'a, 'b> {
+    inner: &'a FoldDimension<'b>,
     first: usize,
     count: usize,
 }
 
-impl Run<'_, '_> {
-    fn put<T: Summed>(
+impl ValueRun<'_, '_> {
+    fn put<T: Summable>(
         &self,
         cells: &mut Cells<T>,
-        keep: &Kept<T>,
+        keep: &ValueFilter<T>,
         block: &[u8],
         (cell, weight): (usize, f64),
     ) {

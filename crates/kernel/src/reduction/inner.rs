@@ -3,13 +3,13 @@
 
 use std::rc::Rc;
 
-use tidemill_format::Range;
+use tidemill_format::IndexRange;
 
 use super::error::Result;
-use super::plan::{File, Found, alike};
+use super::plan::{PlannedCoordinate, PlannedFile, alike};
 use super::series::{is_same, lacking, of_coordinate, slack, units_differ};
 use super::state::as_usize;
-use super::task::Target;
+use super::task::DimensionTarget;
 
 /// Index of a value that a file does not have.
 const NONE: u64 = u64::MAX;
@@ -18,7 +18,7 @@ const NONE: u64 = u64::MAX;
 ///
 /// # Errors
 /// If the coordinates cannot be compared, or if no value is in all files.
-pub(super) fn intersect(files: &mut [File<'_>], dimension: usize) -> Result<()> {
+pub(super) fn intersect(files: &mut [PlannedFile<'_>], dimension: usize) -> Result<()> {
     let Some(first) = files[0].shared(dimension)? else {
         return without(files, dimension);
     };
@@ -56,7 +56,7 @@ pub(super) fn intersect(files: &mut [File<'_>], dimension: usize) -> Result<()> 
         kept.map(|(own, _)| own).collect()
     };
     let of_first = kept(&mut (0..first.values.len() as u64));
-    let mut common = Found::clone(&first);
+    let mut common = PlannedCoordinate::clone(&first);
     common.values = of_first
         .iter()
         .map(|own| first.values[as_usize(*own)])
@@ -72,8 +72,8 @@ pub(super) fn intersect(files: &mut [File<'_>], dimension: usize) -> Result<()> 
 
 /// Checks a dimension whose coordinate the first file does not have: its length must be the same in all files, and none may have the
 /// coordinate.
-fn without(files: &mut [File<'_>], dimension: usize) -> Result<()> {
-    let size = |file: &File<'_>| file.variable.dimensions[dimension].size;
+fn without(files: &mut [PlannedFile<'_>], dimension: usize) -> Result<()> {
+    let size = |file: &PlannedFile<'_>| file.variable.dimensions[dimension].size;
     for place in 1..files.len() {
         let has = files[place].shared(dimension)?.is_some();
         files[place].forget(dimension);
@@ -90,7 +90,10 @@ fn without(files: &mut [File<'_>], dimension: usize) -> Result<()> {
 }
 
 /// Returns the index in another file of each value of the first; `None` if the two are the same. NaN is no value.
-fn found_in(first: &Found, other: &Found) -> std::result::Result<Option<Vec<u64>>, String> {
+fn found_in(
+    first: &PlannedCoordinate,
+    other: &PlannedCoordinate,
+) -> std::result::Result<Option<Vec<u64>>, String> {
     let others = alike(other, first.units.as_ref(), other.values.clone());
     let slack = slack(first, other);
     let same = |(one, two): (&f64, &f64)| !one.is_nan() && is_same(*one, *two, slack);
@@ -124,12 +127,12 @@ fn found_in(first: &Found, other: &Found) -> std::result::Result<Option<Vec<u64>
 }
 
 /// Selected runs of one dimension, the target of each, and its weights.
-type Runs = (Vec<Range>, Vec<Target>, Vec<Vec<f64>>);
+type SelectedRuns = (Vec<IndexRange>, Vec<DimensionTarget>, Vec<Vec<f64>>);
 
 /// Converts the selection of a file from indices of the common part to its own indices; `weights` are those of one dimension.
 pub(super) fn to_own(
-    file: &mut File<'_>,
-    targets: &mut [Vec<Target>],
+    file: &mut PlannedFile<'_>,
+    targets: &mut [Vec<DimensionTarget>],
     weights: &mut Option<(usize, Vec<Vec<f64>>)>,
 ) {
     for (dimension, common) in std::mem::take(&mut file.common) {
@@ -151,11 +154,11 @@ pub(super) fn to_own(
 }
 
 fn turned(
-    (runs, common): (&[Range], &[u64]),
-    targets: &[Target],
+    (runs, common): (&[IndexRange], &[u64]),
+    targets: &[DimensionTarget],
     weights: Option<&[Vec<f64>]>,
-) -> Runs {
-    let mut turned: Runs = Default::default();
+) -> SelectedRuns {
+    let mut turned: SelectedRuns = Default::default();
     for (place, (run, target)) in runs.iter().zip(targets).enumerate() {
         let own = |index: u64| common.get(as_usize(run.start + index * run.step)).copied();
         let own: Vec<u64> = (0..run.count()).filter_map(own).collect();
@@ -165,9 +168,11 @@ fn turned(
             let count = as_usize(range.count());
             turned.0.push(range);
             turned.1.push(match target {
-                Target::Reduced => Target::Reduced,
-                Target::Kept(first) => Target::Kept(first + begin as u64),
-                Target::Grouped(groups) => Target::Grouped(groups[begin..begin + count].to_vec()),
+                DimensionTarget::Reduced => DimensionTarget::Reduced,
+                DimensionTarget::Kept(first) => DimensionTarget::Kept(first + begin as u64),
+                DimensionTarget::Grouped(groups) => {
+                    DimensionTarget::Grouped(groups[begin..begin + count].to_vec())
+                }
             });
             if let Some(weights) = weights {
                 turned.2.push(weights[place][begin..begin + count].to_vec());
@@ -179,14 +184,14 @@ fn turned(
 }
 
 /// Returns the longest run of the first indices that ascend by one step.
-fn ascending(own: &[u64]) -> Range {
+fn ascending(own: &[u64]) -> IndexRange {
     let step = match own {
         [one, two, ..] if two > one => two - one,
         _ => 1,
     };
     let goes_on = |pair: &&[u64]| pair[1] == pair[0].saturating_add(step);
     let more = own.windows(2).take_while(goes_on).count();
-    Range {
+    IndexRange {
         start: own[0],
         end: own[more] + 1,
         step,
@@ -197,20 +202,27 @@ fn ascending(own: &[u64]) -> Range {
 mod tests {
     use super::*;
 
-    fn range(start: u64, end: u64, step: u64) -> Range {
-        Range { start, end, step }
+    fn range(start: u64, end: u64, step: u64) -> IndexRange {
+        IndexRange { start, end, step }
     }
 
     #[test]
     fn common_selection_becomes_runs_of_file() {
         // The selection has every second of ten common indices, from the second on.
         let common: Vec<u64> = vec![3, 4, 5, 6, 20, 21, 9, 8, 7, 30];
-        let targets = [Target::Kept(5)];
+        let targets = [DimensionTarget::Kept(5)];
         let (runs, leads, _) = turned((&[range(1, 10, 2)], &common), &targets, None);
         // The file's indices are 4, 6, 21, 8, 30.
         assert_eq!(runs, [range(4, 7, 2), range(21, 22, 1), range(8, 31, 22)]);
-        assert_eq!(leads, [Target::Kept(5), Target::Kept(7), Target::Kept(8)]);
-        let groups = [Target::Grouped(vec![0, 0, 1, 1])];
+        assert_eq!(
+            leads,
+            [
+                DimensionTarget::Kept(5),
+                DimensionTarget::Kept(7),
+                DimensionTarget::Kept(8)
+            ]
+        );
+        let groups = [DimensionTarget::Grouped(vec![0, 0, 1, 1])];
         let weights = [vec![0.5, 0.25, 1.0, 2.0]];
         let found = turned((&[range(3, 7, 1)], &common), &groups, Some(&weights));
         // The file's indices are 6, 20, 21, 9.
@@ -218,7 +230,7 @@ mod tests {
             found.0,
             [range(6, 21, 14), range(21, 22, 1), range(9, 10, 1)]
         );
-        let groups = [vec![0, 0], vec![1], vec![1]].map(Target::Grouped);
+        let groups = [vec![0, 0], vec![1], vec![1]].map(DimensionTarget::Grouped);
         assert_eq!(found.1, groups);
         assert_eq!(found.2, [vec![0.5, 0.25], vec![1.0], vec![2.0]]);
     }

@@ -1,8 +1,8 @@
 //! Reductions of variables of scientific files: they map values of files to cells of the result, fold values on the nodes that store
 //! them, and merge the states where the result is needed (`docs/reduce.md`).
 //!
-//! [`Query`] describes the request. [`plan()`] reads the headers and computes the work for each file. A [`Folding`] folds a [`Task`] with
-//! [`Item`]s into a [`State`], states are merged, and a [`Table`] is shown or written. Only [`here`] accesses files, to reduce those on
+//! [`ReductionQuery`] describes the request. [`plan()`] reads the headers and computes the work for each file. A [`BoxFold`] folds a [`ReductionTask`] with
+//! [`ReductionItem`]s into a [`BoxState`], states are merged, and a [`ResultTable`] is shown or written. Only [`here`] accesses files, to reduce those on
 //! this machine; no module here uses the network.
 
 mod bins;
@@ -15,8 +15,8 @@ mod error;
 mod exact;
 mod filters;
 mod fold;
-pub mod here;
 mod inner;
+pub mod local;
 mod netcdf;
 mod pass;
 mod periods;
@@ -32,23 +32,27 @@ mod task;
 mod tests;
 mod write;
 
-pub use bins::{Bins, Edges, Wanted};
+pub use bins::{Bins, Edges, WantedBins};
 pub use chunk::{cut, item};
 pub use counted::Counted;
 pub use error::{Error, Result};
 pub(crate) use filters::{dtype as type_of, keep as keep_of};
-pub use fold::Folding;
+pub use fold::BoxFold;
 pub(crate) use fold::kept;
 pub use netcdf::Netcdf;
 pub use pass::Pass;
-pub use plan::{FilePlan, Input, Plan, plan};
-pub use query::{By, Join, Operation, Query, Select, TimeAt, Words};
+pub use plan::{FilePlan, ReductionInput, ReductionPlan, plan};
+pub use query::{
+    DimensionSelection, JoinRule, QueryText, ReduceOperation, ReductionQuery, TimeAt, TimeGrouping,
+};
 pub use ranks::Digits;
-pub use slabs::Cells;
-pub use state::State;
-pub use table::{Axis, Column, Coordinate, Field, Scalar, Table};
-pub use task::{Batch, Item, Keep, Target, Task, Wants, around};
-pub use write::Form;
+pub use slabs::CellRange;
+pub use state::BoxState;
+pub use table::{Column, Coordinate, ResultAxis, ResultField, ResultTable, Scalar};
+pub use task::{
+    DimensionTarget, KeepRule, ReductionBatch, ReductionItem, ReductionTask, WantedResults, around,
+};
+pub use write::ResultFormat;
 
 /// Maximum size of one state, in bytes: the cells that are folded at once.
 pub const STATE_BYTES_MAX: usize = 64 << 20;

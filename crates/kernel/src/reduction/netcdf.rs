@@ -6,15 +6,15 @@ use tidemill_format::{Attribute, Value};
 
 use super::error::{Error, Result};
 use super::filters::is_of_stored_coordinate;
-use super::slabs::Cells;
+use super::slabs::CellRange;
 use super::state::as_usize;
-use super::table::{Axis, Column, Field, Scalar, Table};
+use super::table::{Column, ResultAxis, ResultField, ResultTable, Scalar};
 use super::write::{integers, reals, singles};
 
-impl Table {
+impl ResultTable {
     /// Writes netCDF classic; with 64-bit integers, the form of it that supports them.
     pub(super) fn netcdf(&self, out: &mut dyn Write) -> io::Result<()> {
-        let stored = |field: &Field| match field.single {
+        let stored = |field: &ResultField| match field.single {
             true => (FLOAT, singles(field, FILL, f32::to_be_bytes)),
             false => big(&field.values),
         };
@@ -33,13 +33,13 @@ impl Table {
     }
 
     /// Returns the header of a file with these variables, and the offset of each; the last offset is the end of the file.
-    fn head(&self, variables: &[Written]) -> (Vec<u8>, Vec<u64>) {
+    fn head(&self, variables: &[WrittenVariable]) -> (Vec<u8>, Vec<u64>) {
         let mut dimensions = self
             .axes
             .iter()
             .map(|axis| (axis.name.clone(), axis.length))
             .collect::<Vec<_>>();
-        let is_bounded = |axis: &Axis| {
+        let is_bounded = |axis: &ResultAxis| {
             axis.coordinate
                 .as_ref()
                 .is_some_and(|one| one.bounds.is_some())
@@ -58,7 +58,7 @@ impl Table {
     }
 
     /// Returns the variables in addition to the fields: coordinates, their bounds, and scalars.
-    fn beside(&self) -> Vec<Written> {
+    fn beside(&self) -> Vec<WrittenVariable> {
         let mut variables = self.coordinates();
         variables.extend(self.scalars.iter().map(scalar));
         variables
@@ -66,7 +66,7 @@ impl Table {
 
     /// Returns the coordinates of all dimensions, each after its bounds. The last dimension of bounds follows all dimensions of the
     /// result.
-    fn coordinates(&self) -> Vec<Written> {
+    fn coordinates(&self) -> Vec<WrittenVariable> {
         let mut variables = Vec::new();
         for (number, axis) in self.axes.iter().enumerate() {
             if let Some(coordinate) = &axis.coordinate {
@@ -105,7 +105,12 @@ impl Table {
         name
     }
 
-    fn variable(&self, field: &Field, (kind, length): (u32, u64), bytes: Vec<u8>) -> Written {
+    fn variable(
+        &self,
+        field: &ResultField,
+        (kind, length): (u32, u64),
+        bytes: Vec<u8>,
+    ) -> WrittenVariable {
         let others = self
             .fields
             .iter()
@@ -128,7 +133,7 @@ impl Table {
         if matches!(kind, FLOAT | DOUBLE) {
             attributes.push(attribute("_FillValue", Value::Float(vec![FILL])));
         }
-        Written {
+        WrittenVariable {
             name,
             dimensions: (0..self.axes.len()).collect(),
             attributes,
@@ -140,7 +145,7 @@ impl Table {
 }
 
 /// Returns the middle of the reduced part of a dimension.
-fn scalar(scalar: &Scalar) -> Written {
+fn scalar(scalar: &Scalar) -> WrittenVariable {
     let (low, high) = scalar.ends;
     let is_kept = |one: &&Attribute| !is_of_stored_coordinate(&one.name);
     doubles(
@@ -154,9 +159,9 @@ fn doubles(
     (name, dimensions): (String, Vec<usize>),
     attributes: Vec<Attribute>,
     values: impl Iterator<Item = f64>,
-) -> Written {
+) -> WrittenVariable {
     let bytes: Vec<u8> = values.flat_map(f64::to_be_bytes).collect();
-    Written {
+    WrittenVariable {
         name,
         dimensions,
         attributes,
@@ -176,7 +181,7 @@ const DOUBLE: u32 = 6;
 const INT64: u32 = 10;
 const UINT64: u32 = 11;
 
-struct Written {
+struct WrittenVariable {
     name: String,
     dimensions: Vec<usize>,
     attributes: Vec<Attribute>,
@@ -221,12 +226,12 @@ fn big(values: &Column) -> (u32, Vec<u8>) {
 }
 
 /// Header of a classic file; its numbers have 8 bytes in version 5.
-struct Head {
+struct ClassicHeader {
     bytes: Vec<u8>,
     wide: bool,
 }
 
-impl Head {
+impl ClassicHeader {
     fn number(&mut self, number: u64) {
         if self.wide {
             self.bytes.extend(number.to_be_bytes());
@@ -314,13 +319,13 @@ fn padded(length: u64) -> u64 {
 fn head(
     dimensions: &[(String, u64)],
     attributes: &[Attribute],
-    variables: &[Written],
+    variables: &[WrittenVariable],
 ) -> (Vec<u8>, Vec<u64>) {
     let wide = variables
         .iter()
         .any(|one| one.kind >= INT64 || one.length > i32::MAX.unsigned_abs().into());
     let head = |begins: &[u64]| {
-        let mut head = Head {
+        let mut head = ClassicHeader {
             bytes: b"CDF".to_vec(),
             wide,
         };
@@ -358,12 +363,12 @@ fn head(
 pub struct Netcdf<W> {
     out: W,
     shape: Vec<u64>,
-    fields: Vec<Place>,
+    fields: Vec<FieldLocation>,
 }
 
 /// Location of a field.
 #[derive(Debug)]
-struct Place {
+struct FieldLocation {
     name: String,
     begin: u64,
     kind: u32,
@@ -374,7 +379,7 @@ impl<W: Write + Seek> Netcdf<W> {
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn create(outline: &Table, mut out: W) -> Result<Self> {
+    pub fn create(outline: &ResultTable, mut out: W) -> Result<Self> {
         let shape: Vec<u64> = outline.axes.iter().map(|axis| axis.length).collect();
         let cells = shape.iter().product::<u64>();
         let mut variables = outline.beside();
@@ -406,7 +411,7 @@ impl<W: Write + Seek> Netcdf<W> {
         })();
         written.map_err(unwritten)?;
         let places = variables.into_iter().zip(begins).skip(first);
-        let place = |(one, begin): (Written, u64)| Place {
+        let place = |(one, begin): (WrittenVariable, u64)| FieldLocation {
             name: one.name,
             begin,
             kind: one.kind,
@@ -419,7 +424,12 @@ impl<W: Write + Seek> Netcdf<W> {
     ///
     /// # Errors
     /// If the file cannot be written, or if integers do not fit into 64 bits.
-    pub fn put(&mut self, first: usize, (at, lengths): &Cells, table: &Table) -> Result<()> {
+    pub fn put(
+        &mut self,
+        first: usize,
+        (at, lengths): &CellRange,
+        table: &ResultTable,
+    ) -> Result<()> {
         let mut cells = (at.clone(), lengths.clone());
         // Each slab contains the whole axis of bins.
         for axis in &self.shape[at.len()..] {
@@ -467,8 +477,8 @@ fn bytes_of(kind: u32) -> u64 {
     }
 }
 
-impl Place {
-    fn bytes(&self, field: &Field) -> Result<Vec<u8>> {
+impl FieldLocation {
+    fn bytes(&self, field: &ResultField) -> Result<Vec<u8>> {
         let Column::Whole(all) = &field.values else {
             return Ok(match self.kind {
                 FLOAT => singles(field, FILL, f32::to_be_bytes),
@@ -496,7 +506,7 @@ impl Place {
 }
 
 /// Returns the last axis along which the cells are only a part, or the first axis: everything after it is contiguous.
-fn cut(shape: &[u64], (_, lengths): &Cells) -> usize {
+fn cut(shape: &[u64], (_, lengths): &CellRange) -> usize {
     let parts = shape.iter().zip(lengths);
     parts
         .into_iter()
@@ -505,13 +515,13 @@ fn cut(shape: &[u64], (_, lengths): &Cells) -> usize {
 }
 
 /// Returns the number of contiguous bytes of some cells.
-fn row_bytes(shape: &[u64], cells: &Cells, kind: u32) -> usize {
+fn row_bytes(shape: &[u64], cells: &CellRange, kind: u32) -> usize {
     let cut = cut(shape, cells);
     as_usize(cells.1[cut..].iter().product::<u64>() * bytes_of(kind)).max(1)
 }
 
 /// Returns the offsets of the contiguous parts of some cells, in bytes.
-fn rows(shape: &[u64], cells: &Cells, size: u64) -> impl Iterator<Item = u64> {
+fn rows(shape: &[u64], cells: &CellRange, size: u64) -> impl Iterator<Item = u64> {
     let (at, lengths) = cells;
     let cut = cut(shape, cells);
     let strides: Vec<u64> = (0..shape.len())

@@ -3,37 +3,37 @@
 use super::bins::{Binning, Bins};
 use super::counted::Counted;
 use super::error::{Error, Result};
-use super::plan::{FilePlan, Plan, wants};
-use super::ranks::Search;
-use super::state::State;
-use super::table::Table;
-use super::task::{Task, Wants};
+use super::plan::{FilePlan, ReductionPlan, wants};
+use super::ranks::QuantileSearch;
+use super::state::BoxState;
+use super::table::ResultTable;
+use super::task::{ReductionTask, WantedResults};
 
 /// State of a pass, including the results of previous passes.
 #[derive(Debug)]
 pub struct Pass<'a> {
-    plan: &'a Plan,
-    of: Of,
+    plan: &'a ReductionPlan,
+    of: PassKind,
 }
 
 #[derive(Debug)]
-enum Of {
+enum PassKind {
     Once,
-    Ranks(Search),
+    Ranks(QuantileSearch),
     Bins(Binning),
 }
 
-impl Plan {
+impl ReductionPlan {
     /// Returns the first pass.
     ///
     /// # Errors
     /// If the result has more cells than can be found at once.
     pub fn pass(&self) -> Result<Pass<'_>> {
         let of = match (self.search(), self.binning(self.cells())) {
-            (Some(search), _) => Of::Ranks(search?),
-            (None, Some(binning)) => Of::Bins(binning?),
+            (Some(search), _) => PassKind::Ranks(search?),
+            (None, Some(binning)) => PassKind::Bins(binning?),
             (None, None) if self.is_large() => return Err(Error::TooLarge(self.cells())),
-            (None, None) => Of::Once,
+            (None, None) => PassKind::Once,
         };
         Ok(Pass { plan: self, of })
     }
@@ -43,17 +43,17 @@ impl Pass<'_> {
     /// Returns the number of counters of each cell.
     fn counters(&self) -> usize {
         match &self.of {
-            Of::Once => 0,
-            Of::Ranks(search) => search.counters(),
-            Of::Bins(binning) => binning.edges().map_or(0, |edges| edges.counters()),
+            PassKind::Once => 0,
+            PassKind::Ranks(search) => search.counters(),
+            PassKind::Bins(binning) => binning.edges().map_or(0, |edges| edges.counters()),
         }
     }
 
-    fn wants(&self) -> Wants {
+    fn wants(&self) -> WantedResults {
         match &self.of {
-            Of::Bins(Binning::Ends(_)) => Wants {
+            PassKind::Bins(Binning::Ends(_)) => WantedResults {
                 extremes: true,
-                ..Wants::default()
+                ..WantedResults::default()
             },
             _ => wants(self.plan.operation),
         }
@@ -61,7 +61,7 @@ impl Pass<'_> {
 
     /// Returns a state of the whole result without values.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> BoxState {
         let mut state = self.plan.state(self.wants(), self.plan.shape());
         state.counters = vec![0; self.counters() * state.counts.len()];
         state
@@ -69,21 +69,21 @@ impl Pass<'_> {
 
     /// Returns the task for pieces of a file that lead into a box of cells.
     #[must_use]
-    pub fn task(&self, file: &FilePlan, cells: &(Vec<u64>, Vec<u64>)) -> Task {
+    pub fn task(&self, file: &FilePlan, cells: &(Vec<u64>, Vec<u64>)) -> ReductionTask {
         let counted = match &self.of {
-            Of::Once => None,
-            Of::Ranks(search) => {
+            PassKind::Once => None,
+            PassKind::Ranks(search) => {
                 let digits = search.digits(file.unpack, cells, &self.plan.shape());
                 Some(Counted::Digits(digits))
             }
-            Of::Bins(binning) => binning.edges().map(|edges| {
+            PassKind::Bins(binning) => binning.edges().map(|edges| {
                 Counted::Bins(Bins {
                     unpack: file.unpack,
                     edges,
                 })
             }),
         };
-        Task {
+        ReductionTask {
             counted,
             wants: self.wants(),
             ..file.task.clone()
@@ -94,7 +94,7 @@ impl Pass<'_> {
     #[must_use]
     pub fn cell_bytes(&self, file: &FilePlan) -> usize {
         let counted = match &self.of {
-            Of::Ranks(search) => search.cell_bytes(),
+            PassKind::Ranks(search) => search.cell_bytes(),
             _ => 8 * self.counters(),
         };
         file.task.bytes_with(self.wants()) + counted
@@ -104,21 +104,21 @@ impl Pass<'_> {
     ///
     /// # Errors
     /// If the values differ from those of previous passes, or do not allow bins.
-    pub fn next(&mut self, found: &State) -> Result<bool> {
+    pub fn next(&mut self, found: &BoxState) -> Result<bool> {
         match &mut self.of {
-            Of::Once => Ok(false),
-            Of::Ranks(search) => search.next(found),
-            Of::Bins(binning) => binning.next(found),
+            PassKind::Once => Ok(false),
+            PassKind::Ranks(search) => search.next(found),
+            PassKind::Bins(binning) => binning.next(found),
         }
     }
 
     /// Returns the result of the last pass.
     #[must_use]
-    pub fn table(&self, found: &State) -> Table {
+    pub fn table(&self, found: &BoxState) -> ResultTable {
         let (ranks, edges) = match &self.of {
-            Of::Once => (Vec::new(), None),
-            Of::Ranks(search) => (search.values(), None),
-            Of::Bins(binning) => (Vec::new(), binning.edges()),
+            PassKind::Once => (Vec::new(), None),
+            PassKind::Ranks(search) => (search.values(), None),
+            PassKind::Bins(binning) => (Vec::new(), binning.edges()),
         };
         self.plan.table(found, ranks, edges)
     }

@@ -1,7 +1,7 @@
 //! Times that values represent: the time stamp, or the interval that the file has for it.
 
 use super::error::Result;
-use super::plan::{File, Found};
+use super::plan::{PlannedCoordinate, PlannedFile};
 use super::query::TimeAt;
 
 /// Distance before the end of an interval that counts as the end, in seconds.
@@ -10,9 +10,9 @@ const BEFORE_END: f64 = 1e-3;
 /// Returns a time for each index, in the units of the file. If the meaning of stamps is not given, no stamp may be in another group than
 /// its whole interval in the file.
 pub(super) fn stamps(
-    file: &File<'_>,
+    file: &PlannedFile<'_>,
     dimension: usize,
-    (found, at): (&Found, Option<TimeAt>),
+    (found, at): (&PlannedCoordinate, Option<TimeAt>),
     group: impl Fn(f64) -> Option<i64>,
 ) -> Result<Vec<f64>> {
     let Some(units) = found.units else {
@@ -27,7 +27,7 @@ pub(super) fn stamps(
             let intervals = intervals.ok_or_else(|| {
                 file.wrong(
                     dimension,
-                    "the file has no bounds for it, by which times were to be told (--time-at)",
+                    "the file has no bounds for it, which --time-at needs",
                 )
             })?;
             // An index without a time has no interval either.

@@ -5,35 +5,40 @@ use std::f64::consts::PI;
 use std::rc::Rc;
 
 use tidemill_format::time::Units;
-use tidemill_format::{Attribute, Bytes, Header, Kind, Range, Store, Value, Variable};
+use tidemill_format::{
+    Attribute, Bytes, DataKind, Header, IndexRange, Value, Variable, VariableSource,
+};
 
-use super::bins::{Binning, Wanted};
-use super::choose::{self, Span};
+use super::bins::{Binning, WantedBins};
+use super::choose::{self, ValueInterval};
 use super::error::{Error, Result};
 use super::filters::coding;
 use super::periods;
-use super::query::{By, Join, Operation, Query, Select, TimeAt, What, bounds};
-use super::ranks::Search;
+use super::query::{
+    DimensionSelection, IndexSelection, JoinRule, ReduceOperation, ReductionQuery, TimeAt,
+    TimeGrouping, bounds,
+};
+use super::ranks::QuantileSearch;
 use super::series;
-use super::state::{State, as_usize};
-use super::table::{Axis, Coordinate, Scalar};
-use super::task::{Target, Task, Wants};
-use super::{COORDINATE_MAX, FILES_MAX, RESULT_MAX, STATE_BYTES_MAX, here, inner};
+use super::state::{BoxState, as_usize};
+use super::table::{Coordinate, ResultAxis, Scalar};
+use super::task::{DimensionTarget, ReductionTask, WantedResults};
+use super::{COORDINATE_MAX, FILES_MAX, RESULT_MAX, STATE_BYTES_MAX, inner, local};
 
 /// File whose header was read.
 #[derive(Clone, Copy)]
-pub struct Input<'a> {
+pub struct ReductionInput<'a> {
     /// Name in errors.
     pub name: &'a str,
     /// Header.
     pub header: &'a Header,
     /// Source of its coordinates.
-    pub store: Store<'a>,
+    pub store: VariableSource<'a>,
     /// The one file that contains all bytes, if it is no directory.
     pub bytes: Option<&'a dyn Bytes>,
 }
 
-impl std::fmt::Debug for Input<'_> {
+impl std::fmt::Debug for ReductionInput<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Input")
             .field("name", &self.name)
@@ -49,20 +54,20 @@ pub struct FilePlan {
     /// Variable.
     pub variable: Variable,
     /// Selected part of the variable.
-    pub selection: Vec<Range>,
+    pub selection: Vec<IndexRange>,
     /// Task that folds the values.
-    pub task: Task,
+    pub task: ReductionTask,
     /// Factor and summand that are applied to numbers before states are merged.
     pub unpack: Option<(f64, f64)>,
 }
 
 /// Work of a reduction, and description of its result.
 #[derive(Debug)]
-pub struct Plan {
+pub struct ReductionPlan {
     /// Work for each file; files without selected values are left out.
     pub files: Vec<FilePlan>,
     /// Requested result.
-    pub operation: Operation,
+    pub operation: ReduceOperation,
     /// Notes for the user about the result: excluded values, and values that were treated as equal.
     pub notes: Vec<String>,
     pub(super) variable: String,
@@ -77,19 +82,19 @@ pub struct Plan {
     pub(super) single: bool,
     pub(super) ddof: u32,
     pub(super) quantiles: Vec<f64>,
-    bins: Option<Wanted>,
-    pub(super) axes: Vec<Axis>,
+    bins: Option<WantedBins>,
+    pub(super) axes: Vec<ResultAxis>,
     whole: bool,
 }
 
-impl Plan {
+impl ReductionPlan {
     /// Returns the shape of the result.
     pub(super) fn shape(&self) -> Vec<u64> {
         self.axes.iter().map(|axis| axis.length).collect()
     }
 
     /// Returns the search for quantiles, if any are requested. Values of several types, or packed ones, are searched as doubles.
-    pub(super) fn search(&self) -> Option<Result<Search>> {
+    pub(super) fn search(&self) -> Option<Result<QuantileSearch>> {
         if self.quantiles.is_empty() {
             return None;
         }
@@ -97,7 +102,7 @@ impl Plan {
         let plain = |file: &FilePlan| file.task.dtype == dtype && file.unpack.is_none();
         let real = !self.files.iter().all(plain);
         let cells = self.shape().iter().product();
-        Some(Search::new(
+        Some(QuantileSearch::new(
             &self.quantiles,
             (dtype, real),
             cells,
@@ -116,7 +121,7 @@ impl Plan {
     }
 
     /// Returns the same plan with other files and other axes, without the attributes of the whole result.
-    pub(super) fn with(&self, files: Vec<FilePlan>, axes: Vec<Axis>) -> Self {
+    pub(super) fn with(&self, files: Vec<FilePlan>, axes: Vec<ResultAxis>) -> Self {
         Self {
             files,
             axes,
@@ -133,9 +138,9 @@ impl Plan {
     }
 
     /// Returns a state without values that keeps the given results.
-    pub(super) fn state(&self, wants: Wants, shape: Vec<u64>) -> State {
+    pub(super) fn state(&self, wants: WantedResults, shape: Vec<u64>) -> BoxState {
         let task = self.files.first().map(|file| &file.task);
-        State::empty(
+        BoxState::empty(
             shape,
             self.whole,
             wants,
@@ -144,16 +149,19 @@ impl Plan {
     }
 }
 
-pub(super) fn wants(operation: Operation) -> Wants {
+pub(super) fn wants(operation: ReduceOperation) -> WantedResults {
     let (mut sum, mut extremes, mut moments) = (false, false, false);
     match operation {
-        Operation::Count | Operation::Median | Operation::Quantile | Operation::Histogram => {}
-        Operation::Min | Operation::Max | Operation::Range => extremes = true,
-        Operation::Sum | Operation::Mean => sum = true,
-        Operation::Stddev => moments = true,
-        Operation::Stats => (sum, extremes, moments) = (true, true, true),
+        ReduceOperation::Count
+        | ReduceOperation::Median
+        | ReduceOperation::Quantile
+        | ReduceOperation::Histogram => {}
+        ReduceOperation::Min | ReduceOperation::Max | ReduceOperation::Range => extremes = true,
+        ReduceOperation::Sum | ReduceOperation::Mean => sum = true,
+        ReduceOperation::Stddev => moments = true,
+        ReduceOperation::Stats => (sum, extremes, moments) = (true, true, true),
     }
-    Wants {
+    WantedResults {
         sum,
         extremes,
         moments,
@@ -167,21 +175,21 @@ const PARTS_MAX: usize = 4096;
 const MEMBER: &str = "member";
 
 /// File during planning.
-pub(super) struct File<'a> {
+pub(super) struct PlannedFile<'a> {
     pub(super) input: usize,
-    pub(super) of: Input<'a>,
+    pub(super) of: ReductionInput<'a>,
     pub(super) variable: &'a Variable,
     /// Coordinates that were read, by dimension.
-    coordinates: BTreeMap<usize, Option<Rc<Found>>>,
+    coordinates: BTreeMap<usize, Option<Rc<PlannedCoordinate>>>,
     /// Indices of the common part of all files, for dimensions whose parts differ between files.
     pub(super) common: BTreeMap<usize, Rc<[u64]>>,
     /// Runs of indices of each dimension, in the order of the result; they are indices of the common part.
-    pub(super) selection: Vec<Vec<Range>>,
+    pub(super) selection: Vec<Vec<IndexRange>>,
 }
 
 /// Coordinate.
 #[derive(Clone)]
-pub(super) struct Found {
+pub(super) struct PlannedCoordinate {
     pub(super) values: Vec<f64>,
     pub(super) units: Option<Units>,
     /// Reason why its units are not supported, if they are times.
@@ -195,7 +203,7 @@ pub(super) struct Found {
     pub(super) coordinate: Coordinate,
 }
 
-impl Found {
+impl PlannedCoordinate {
     /// Returns a value, or the time that it means, as text.
     pub(super) fn shown(&self, value: f64) -> String {
         let moment = self.units.and_then(|units| units.moment(value));
@@ -216,7 +224,7 @@ pub(super) fn last(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
 
-impl<'a> File<'a> {
+impl<'a> PlannedFile<'a> {
     fn error(&self, source: tidemill_format::Error) -> Error {
         Error::of(self.of.name, source)
     }
@@ -279,7 +287,7 @@ impl<'a> File<'a> {
         }
     }
 
-    pub(super) fn coordinate(&mut self, dimension: usize) -> Result<Option<&Found>> {
+    pub(super) fn coordinate(&mut self, dimension: usize) -> Result<Option<&PlannedCoordinate>> {
         if !self.coordinates.contains_key(&dimension) {
             let found = match self.coordinate_variable(dimension) {
                 Some(variable) if variable.elements() <= COORDINATE_MAX => self.read(variable)?,
@@ -291,13 +299,13 @@ impl<'a> File<'a> {
     }
 
     /// Returns the coordinate in a form that other files can share.
-    pub(super) fn shared(&mut self, dimension: usize) -> Result<Option<Rc<Found>>> {
+    pub(super) fn shared(&mut self, dimension: usize) -> Result<Option<Rc<PlannedCoordinate>>> {
         self.coordinate(dimension)?;
         Ok(self.coordinates.get(&dimension).cloned().flatten())
     }
 
     /// Returns the coordinate, if it has few values that can be read.
-    fn known(&mut self, dimension: usize) -> Option<Rc<Found>> {
+    fn known(&mut self, dimension: usize) -> Option<Rc<PlannedCoordinate>> {
         match self.variable.dimensions[dimension].size <= SCALAR_MAX {
             true => self.shared(dimension).ok().flatten(),
             false => None,
@@ -305,7 +313,7 @@ impl<'a> File<'a> {
     }
 
     /// Uses the coordinate of another file as its own.
-    pub(super) fn adopt(&mut self, dimension: usize, coordinate: Option<Rc<Found>>) {
+    pub(super) fn adopt(&mut self, dimension: usize, coordinate: Option<Rc<PlannedCoordinate>>) {
         self.coordinates.insert(dimension, coordinate);
     }
 
@@ -314,12 +322,12 @@ impl<'a> File<'a> {
         self.coordinates.remove(&dimension);
     }
 
-    fn read(&self, variable: &Variable) -> Result<Option<Found>> {
+    fn read(&self, variable: &Variable) -> Result<Option<PlannedCoordinate>> {
         // Text, for example, is no coordinate by value.
         if coding(self.of.name, variable, false).is_err() {
             return Ok(None);
         }
-        let values = here::values(self.of, variable)?;
+        let values = local::values(self.of, variable)?;
         let (units, odd) = match Units::of(variable) {
             Ok(units) => (units, None),
             Err(error) => (None, Some(error.to_string())),
@@ -331,11 +339,11 @@ impl<'a> File<'a> {
             attributes: variable.attributes.clone(),
             bounds: None,
         };
-        Ok(Some(Found {
+        Ok(Some(PlannedCoordinate {
             values,
             units,
             odd,
-            single: variable.data_type.kind == Kind::Float && variable.data_type.size == 4,
+            single: variable.data_type.kind == DataKind::Float && variable.data_type.size == 4,
             slack: scale.map_or(0.0, |scale| scale.abs() * 1e-6),
             turned: false,
             coordinate,
@@ -372,7 +380,7 @@ impl<'a> File<'a> {
         let Some(found) = found else {
             return Ok(None);
         };
-        let values = here::values(self.of, found)?;
+        let values = local::values(self.of, found)?;
         let pairs = values.chunks_exact(2).map(|pair| (pair[0], pair[1]));
         let pairs: Vec<(f64, f64)> = pairs.collect();
         Ok(Some(match self.common.get(&dimension) {
@@ -381,7 +389,7 @@ impl<'a> File<'a> {
         }))
     }
 
-    fn needed(&mut self, dimension: usize, what: &str) -> Result<Found> {
+    fn needed(&mut self, dimension: usize, what: &str) -> Result<PlannedCoordinate> {
         let found = self.coordinate(dimension)?.cloned();
         let name = self.names().swap_remove(dimension);
         found.ok_or_else(|| {
@@ -398,7 +406,7 @@ impl<'a> File<'a> {
         dimension: usize,
         (low, high): (&str, &str),
         at: Option<TimeAt>,
-    ) -> Result<(Vec<Range>, Span, usize)> {
+    ) -> Result<(Vec<IndexRange>, ValueInterval, usize)> {
         let found = self.needed(dimension, "a selection by value (by index: [START:END])")?;
         if let Some(odd) = &found.odd {
             return Err(self.wrong(dimension, odd));
@@ -407,7 +415,7 @@ impl<'a> File<'a> {
         let is_longitude = found.units.is_none() && found.is_longitude(&name);
         let ends = bounds(found.units.as_ref(), (low, high), is_longitude)
             .map_err(|why| self.wrong(dimension, why))?;
-        let span = Span::of(&found, ends);
+        let span = ValueInterval::of(&found, ends);
         let chosen = if is_longitude {
             choose::by_longitudes(&found, span)
         } else {
@@ -456,7 +464,7 @@ impl<'a> File<'a> {
 ///
 /// # Errors
 /// If the requested data does not exist, or if files do not fit together.
-pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
+pub fn plan(query: &ReductionQuery, inputs: &[ReductionInput<'_>]) -> Result<ReductionPlan> {
     let mut notes = Vec::new();
     let mut files = opened(query, inputs)?;
     let along = along(query, &files)?;
@@ -467,7 +475,7 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
     match empty {
         true => check_empty(query, &files[0])?,
         false => {
-            let is_some = |runs: &Vec<Range>| runs.iter().any(|range| range.count() > 0);
+            let is_some = |runs: &Vec<IndexRange>| runs.iter().any(|range| range.count() > 0);
             retain(&mut files, along, |file| file.selection.iter().all(is_some));
         }
     }
@@ -477,7 +485,12 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
             query.variable
         )));
     }
-    if query.weights.is_some() && !matches!(query.operation, Operation::Sum | Operation::Mean) {
+    if query.weights.is_some()
+        && !matches!(
+            query.operation,
+            ReduceOperation::Sum | ReduceOperation::Mean
+        )
+    {
         return Err(Error::Query(format!(
             "weights are for sum and mean, not for {}",
             query.operation
@@ -506,7 +519,7 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
         files[0].variable.attributes.clone(),
         header.attributes.clone(),
     ];
-    if empty && query.operation == Operation::Count {
+    if empty && query.operation == ReduceOperation::Count {
         plan.files.clear();
     }
     Ok(plan)
@@ -514,11 +527,11 @@ pub fn plan(query: &Query, inputs: &[Input<'_>]) -> Result<Plan> {
 
 /// Returns the targets of each run of each dimension of each file, and the dimensions of the result.
 fn led(
-    query: &Query,
-    files: &mut [File<'_>],
-    (along, grouped): (Option<usize>, Option<(By, usize)>),
+    query: &ReductionQuery,
+    files: &mut [PlannedFile<'_>],
+    (along, grouped): (Option<usize>, Option<(TimeGrouping, usize)>),
     over: &[usize],
-) -> Result<(Vec<Targets>, Vec<Axis>)> {
+) -> Result<(Vec<Targets>, Vec<ResultAxis>)> {
     let mut targets = vec![Vec::new(); files.len()];
     let mut axes = Vec::new();
     for dimension in 0..files[0].variable.dimensions.len() {
@@ -527,8 +540,9 @@ fn led(
                 groups(files, (dimension, along), (by, query.time_at))?
             }
             _ if over.contains(&dimension) => {
-                let reduced =
-                    |file: &File<'_>| vec![Target::Reduced; file.selection[dimension].len()];
+                let reduced = |file: &PlannedFile<'_>| {
+                    vec![DimensionTarget::Reduced; file.selection[dimension].len()]
+                };
                 (files.iter().map(reduced).collect(), None)
             }
             _ => kept(files, (dimension, along))?,
@@ -539,9 +553,9 @@ fn led(
             .zip(of)
             .for_each(|(targets, target)| targets.push(target));
     }
-    let cells = axes
-        .iter()
-        .fold(1_u64, |all, axis: &Axis| all.saturating_mul(axis.length));
+    let cells = axes.iter().fold(1_u64, |all, axis: &ResultAxis| {
+        all.saturating_mul(axis.length)
+    });
     if cells > RESULT_MAX {
         return Err(Error::Query(format!(
             "the result has {cells} values, and at most {RESULT_MAX} are made: reduce more dimensions, or select less"
@@ -551,9 +565,9 @@ fn led(
 }
 
 /// Checks a variable without values: it has a count of 0. Other results are allowed only if values may follow.
-fn check_empty(query: &Query, file: &File<'_>) -> Result<()> {
+fn check_empty(query: &ReductionQuery, file: &PlannedFile<'_>) -> Result<()> {
     let grows = |one: &tidemill_format::Dimension| one.size == 0 && one.unlimited;
-    if query.operation == Operation::Count || file.variable.dimensions.iter().any(grows) {
+    if query.operation == ReduceOperation::Count || file.variable.dimensions.iter().any(grows) {
         return Ok(());
     }
     Err(Error::Unsupported {
@@ -564,7 +578,7 @@ fn check_empty(query: &Query, file: &File<'_>) -> Result<()> {
 }
 
 /// Returns the reduced dimensions.
-fn over(query: &Query, first: &File<'_>) -> Result<Vec<usize>> {
+fn over(query: &ReductionQuery, first: &PlannedFile<'_>) -> Result<Vec<usize>> {
     let Some(names) = &query.over else {
         return Ok((0..first.variable.dimensions.len()).collect());
     };
@@ -582,8 +596,8 @@ fn over(query: &Query, first: &File<'_>) -> Result<Vec<usize>> {
 
 /// Returns the reduced dimensions in the form of `cell_methods`, with the interval of their times if that is always the same.
 fn methods(
-    query: &Query,
-    files: &mut [File<'_>],
+    query: &ReductionQuery,
+    files: &mut [PlannedFile<'_>],
     (along, grouped): (Option<usize>, Option<usize>),
     over: &[usize],
 ) -> Result<(String, String)> {
@@ -592,7 +606,8 @@ fn methods(
         .collect();
     let mut before = String::new();
     for dimension in &reduced {
-        let is_kept = grouped == Some(*dimension) && !query.by.is_some_and(By::is_of_all_years);
+        let is_kept =
+            grouped == Some(*dimension) && !query.by.is_some_and(TimeGrouping::is_of_all_years);
         let name = files[0].names().swap_remove(*dimension);
         before.push_str(&match is_kept {
             true => name,
@@ -603,7 +618,7 @@ fn methods(
     if query.ensemble {
         before.push_str("realization: ");
     }
-    let mut said = Vec::new();
+    let mut notes = Vec::new();
     if let (&[only], false) = (&reduced[..], query.ensemble) {
         let mut seconds = Vec::new();
         let every = if along == Some(only) { files.len() } else { 1 };
@@ -614,16 +629,16 @@ fn methods(
                 seconds.extend(values.into_iter().map(|value| units.seconds(value)));
             }
         }
-        said.extend(periods::interval(&seconds).map(|interval| format!("interval: {interval}")));
+        notes.extend(periods::interval(&seconds).map(|interval| format!("interval: {interval}")));
     }
     if let Some(weights) = &query.weights {
         // If the text is alone in the brackets, it is a comment without the word.
-        let word = if said.is_empty() { "" } else { "comment: " };
-        said.push(format!("{word}weighted by the cosine of {weights}"));
+        let word = if notes.is_empty() { "" } else { "comment: " };
+        notes.push(format!("{word}weighted by the cosine of {weights}"));
     }
-    let behind = match said.is_empty() {
+    let behind = match notes.is_empty() {
         true => String::new(),
-        false => format!(" ({})", said.join(" ")),
+        false => format!(" ({})", notes.join(" ")),
     };
     Ok((before, behind))
 }
@@ -633,13 +648,13 @@ const SCALAR_MAX: u64 = 1 << 16;
 
 /// Returns the coordinates of the dimensions that the result does not have: from the first to the last reduced value.
 fn scalars(
-    query: &Query,
-    files: &mut [File<'_>],
+    query: &ReductionQuery,
+    files: &mut [PlannedFile<'_>],
     (along, grouped): (Option<usize>, Option<usize>),
     over: &[usize],
 ) -> Vec<Scalar> {
     let is_lost = |dimension: &usize| match grouped == Some(*dimension) {
-        true => query.by.is_some_and(By::is_of_all_years),
+        true => query.by.is_some_and(TimeGrouping::is_of_all_years),
         false => over.contains(dimension),
     };
     let lost = (0..files[0].variable.dimensions.len()).filter(is_lost);
@@ -684,7 +699,7 @@ fn scalars(
 }
 
 /// Returns the CF name of a dimension that the result does not have.
-fn standard_name(file: &File<'_>, dimension: usize) -> String {
+fn standard_name(file: &PlannedFile<'_>, dimension: usize) -> String {
     let name = file.names().swap_remove(dimension);
     let Some(variable) = file.coordinate_variable(dimension) else {
         return name;
@@ -702,9 +717,9 @@ fn standard_name(file: &File<'_>, dimension: usize) -> String {
 
 /// Keeps only some files. The first of them then gets the coordinates of the previous first file, as they were selected.
 fn retain<'a>(
-    files: &mut Vec<File<'a>>,
+    files: &mut Vec<PlannedFile<'a>>,
     along: Option<usize>,
-    is_kept: impl Fn(&File<'a>) -> bool,
+    is_kept: impl Fn(&PlannedFile<'a>) -> bool,
 ) {
     let mut known = files[0].coordinates.clone();
     known.retain(|dimension, _| Some(*dimension) != along);
@@ -716,7 +731,7 @@ fn retain<'a>(
 
 /// Leaves out the indices without a time.
 fn leave_out_missing(
-    files: &mut Vec<File<'_>>,
+    files: &mut Vec<PlannedFile<'_>>,
     (time, along): (usize, Option<usize>),
     notes: &mut Vec<String>,
 ) -> Result<()> {
@@ -739,7 +754,7 @@ fn leave_out_missing(
         };
         let left = choose::without(&before, is_missing);
         let left = left.map_err(|why| file.wrong(time, why))?;
-        let count = |runs: &[Range]| runs.iter().map(Range::count).sum::<u64>();
+        let count = |runs: &[IndexRange]| runs.iter().map(IndexRange::count).sum::<u64>();
         if count(&before) > count(&left) {
             missing += count(&before) - count(&left);
             file.selection[time] = left;
@@ -760,17 +775,20 @@ fn leave_out_missing(
     Ok(())
 }
 
-fn opened<'a>(query: &Query, inputs: &[Input<'a>]) -> Result<Vec<File<'a>>> {
+fn opened<'a>(
+    query: &ReductionQuery,
+    inputs: &[ReductionInput<'a>],
+) -> Result<Vec<PlannedFile<'a>>> {
     if inputs.is_empty() || inputs.len() > FILES_MAX {
         return Err(Error::Query(format!(
             "a reduction is of 1 to {FILES_MAX} files, not of {}",
             inputs.len()
         )));
     }
-    let open = |(input, of): (usize, &Input<'a>)| {
+    let open = |(input, of): (usize, &ReductionInput<'a>)| {
         let found = of.header.find(&query.variable);
         let variable = found.map_err(|source| Error::of(of.name, source))?;
-        Ok(File {
+        Ok(PlannedFile {
             input,
             of: *of,
             variable,
@@ -783,7 +801,7 @@ fn opened<'a>(query: &Query, inputs: &[Input<'a>]) -> Result<Vec<File<'a>>> {
 }
 
 /// Returns the dimension along which several files are joined.
-fn along(query: &Query, files: &[File<'_>]) -> Result<Option<usize>> {
+fn along(query: &ReductionQuery, files: &[PlannedFile<'_>]) -> Result<Option<usize>> {
     let names = files[0].names();
     if query.ensemble {
         if query.along.is_some() {
@@ -797,14 +815,14 @@ fn along(query: &Query, files: &[File<'_>]) -> Result<Option<usize>> {
         Some(name) => files[0].dimension(name)?,
         None if files.len() == 1 => return Ok(None),
         None => {
-            let unlimited = |file: &File<'_>| {
+            let unlimited = |file: &PlannedFile<'_>| {
                 file.variable
                     .dimensions
                     .iter()
                     .position(|one| one.unlimited)
             };
             let shape = files[0].variable.shape();
-            let differs = |file: &File<'_>| {
+            let differs = |file: &PlannedFile<'_>| {
                 file.variable
                     .shape()
                     .iter()
@@ -813,8 +831,8 @@ fn along(query: &Query, files: &[File<'_>]) -> Result<Option<usize>> {
             };
             let differs = || match query.join {
                 // The other dimensions may differ, too.
-                Join::Inner => None,
-                Join::Exact | Join::Override => files.iter().find_map(differs),
+                JoinRule::Inner => None,
+                JoinRule::Exact | JoinRule::Override => files.iter().find_map(differs),
             };
             unlimited(&files[0]).or_else(differs).unwrap_or(0)
         }
@@ -829,7 +847,7 @@ fn along(query: &Query, files: &[File<'_>]) -> Result<Option<usize>> {
     for file in &files[1..] {
         let fit = |place: usize| {
             place == along
-                || query.join == Join::Inner
+                || query.join == JoinRule::Inner
                 || file.variable.shape()[place] == shape[place]
         };
         if file.names() != names || !(0..names.len()).all(fit) {
@@ -851,10 +869,11 @@ fn along(query: &Query, files: &[File<'_>]) -> Result<Option<usize>> {
 }
 
 /// Checks that members have the same dimensions.
-fn members(query: &Query, files: &[File<'_>]) -> Result<()> {
+fn members(query: &ReductionQuery, files: &[PlannedFile<'_>]) -> Result<()> {
     let (names, shape) = (files[0].names(), files[0].variable.shape());
     for file in &files[1..] {
-        let may_differ = query.join == Join::Inner && file.variable.shape().len() == shape.len();
+        let may_differ =
+            query.join == JoinRule::Inner && file.variable.shape().len() == shape.len();
         if file.names() != names || !may_differ && file.variable.shape() != shape {
             let why = format!(
                 "{} is {names:?} {shape:?} in one and {:?} {:?} in the other, and members of an ensemble are alike",
@@ -873,14 +892,14 @@ fn members(query: &Query, files: &[File<'_>]) -> Result<()> {
 }
 
 fn select(
-    query: &Query,
-    files: &mut [File<'_>],
+    query: &ReductionQuery,
+    files: &mut [PlannedFile<'_>],
     along: Option<usize>,
     notes: &mut Vec<String>,
 ) -> Result<()> {
     for file in &mut *files {
         let all = (0..file.variable.dimensions.len()).map(|dimension| file.size(dimension));
-        file.selection = all.map(|size| vec![Range::all(size)]).collect();
+        file.selection = all.map(|size| vec![IndexRange::all(size)]).collect();
     }
     let mut seen = Vec::new();
     for one in &query.select {
@@ -895,7 +914,7 @@ fn select(
         }
         let size = files[0].size(dimension);
         let runs = match &one.what {
-            What::Values(low, high) => {
+            IndexSelection::Values(low, high) => {
                 let ends = (low.as_str(), high.as_str());
                 let (runs, span, missing) = files[0].by_values(dimension, ends, query.time_at)?;
                 noted(
@@ -923,11 +942,11 @@ fn select(
 
 /// Notes missing values, and a selection that extends beyond the values.
 fn noted(
-    files: &mut [File<'_>],
-    (dimension, one): (usize, &Select),
-    (span, missing): (Span, usize),
+    files: &mut [PlannedFile<'_>],
+    (dimension, one): (usize, &DimensionSelection),
+    (span, missing): (ValueInterval, usize),
     notes: &mut Vec<String>,
-    runs: &[Vec<Range>],
+    runs: &[Vec<IndexRange>],
 ) -> Result<()> {
     let name = files[0].names().swap_remove(dimension);
     if missing > 0 {
@@ -954,7 +973,7 @@ fn noted(
     // Longitudes have no end.
     let is_longitude = first.units.is_none() && first.is_longitude(&name);
     let ends = if is_longitude { own } else { all };
-    if let (What::Values(low, high), true) =
+    if let (IndexSelection::Values(low, high), true) =
         (&one.what, span.is_beyond(values.into_iter(), Some(ends)))
     {
         notes.push(format!(
@@ -968,23 +987,23 @@ fn noted(
 
 /// Selects along the dimension along which files are joined: steps continue from one file to the next.
 fn select_along(
-    one: &Select,
-    files: &mut [File<'_>],
+    one: &DimensionSelection,
+    files: &mut [PlannedFile<'_>],
     (dimension, at): (usize, Option<TimeAt>),
     notes: &mut Vec<String>,
 ) -> Result<()> {
-    let size = |file: &File<'_>| file.variable.dimensions[dimension].size;
+    let size = |file: &PlannedFile<'_>| file.variable.dimensions[dimension].size;
     let all: u64 = files.iter().map(size).sum();
     let (mut before, mut taken) = (0, 0);
     let run = match &one.what {
-        What::Values(..) => Range::all(all),
+        IndexSelection::Values(..) => IndexRange::all(all),
         what => indices(&files[0], dimension, what, all)?,
     };
     let (mut every, mut spans, mut missing) = (Vec::new(), Vec::new(), 0);
     for file in &mut *files {
         let length = size(file);
         let runs = match &one.what {
-            What::Values(low, high) => {
+            IndexSelection::Values(low, high) => {
                 let (runs, span, none) =
                     file.by_values(dimension, (low.as_str(), high.as_str()), at)?;
                 spans.push(span);
@@ -993,7 +1012,7 @@ fn select_along(
             }
             _ => {
                 let place = |index: u64| index.clamp(before, before + length) - before;
-                vec![Range {
+                vec![IndexRange {
                     start: place(run.start),
                     end: place(run.end),
                     step: 1,
@@ -1017,27 +1036,32 @@ fn select_along(
     Ok(())
 }
 
-fn indices(file: &File<'_>, dimension: usize, what: &What, size: u64) -> Result<Range> {
+fn indices(
+    file: &PlannedFile<'_>,
+    dimension: usize,
+    what: &IndexSelection,
+    size: u64,
+) -> Result<IndexRange> {
     let place = |index: i64| match index {
         0.. => Some(index.unsigned_abs()),
         _ => size.checked_sub(index.unsigned_abs()),
     };
     let outside = || file.wrong(dimension, format!("the indices lie outside: it has {size}"));
     let (start, end) = match what {
-        What::Index(index) => {
+        IndexSelection::Index(index) => {
             let start = place(*index).ok_or_else(outside)?;
             (start, start + 1)
         }
-        What::Indices(start, end) => (
+        IndexSelection::Indices(start, end) => (
             place(start.unwrap_or(0)).ok_or_else(outside)?,
             end.map_or(Some(size), place).ok_or_else(outside)?,
         ),
-        What::All | What::Values(..) => (0, size),
+        IndexSelection::All | IndexSelection::Values(..) => (0, size),
     };
     if end > size || start > end {
         return Err(outside());
     }
-    Ok(Range {
+    Ok(IndexRange {
         start,
         end,
         step: 1,
@@ -1045,7 +1069,7 @@ fn indices(file: &File<'_>, dimension: usize, what: &What, size: u64) -> Result<
 }
 
 /// Returns the dimension whose coordinate is a time.
-fn time(file: &mut File<'_>, along: Option<usize>) -> Result<usize> {
+fn time(file: &mut PlannedFile<'_>, along: Option<usize>) -> Result<usize> {
     let rank = file.variable.dimensions.len();
     for dimension in along.into_iter().chain(0..rank) {
         let found = file.coordinate(dimension)?;
@@ -1063,9 +1087,9 @@ fn time(file: &mut File<'_>, along: Option<usize>) -> Result<usize> {
 }
 
 /// Returns the selected values of a coordinate.
-fn chosen(values: &[f64], runs: &[Range]) -> Vec<f64> {
-    let index = |range: &Range, place: u64| as_usize(range.start + place * range.step);
-    let of = |range: &Range| {
+fn chosen(values: &[f64], runs: &[IndexRange]) -> Vec<f64> {
+    let index = |range: &IndexRange, place: u64| as_usize(range.start + place * range.step);
+    let of = |range: &IndexRange| {
         let places = 0..range.count();
         let values = places.filter_map(|place| values.get(index(range, place)).copied());
         values.collect::<Vec<f64>>()
@@ -1074,13 +1098,17 @@ fn chosen(values: &[f64], runs: &[Range]) -> Vec<f64> {
 }
 
 /// Targets of runs: for each file those of one dimension, or for each dimension those of one file.
-type Targets = Vec<Vec<Target>>;
+type Targets = Vec<Vec<DimensionTarget>>;
 
 /// Targets of each run of each file, and the axis.
-type Led = (Targets, Option<Axis>);
+type RunTargets = (Targets, Option<ResultAxis>);
 
 /// Converts times to the units of another file.
-pub(super) fn alike(found: &Found, as_first: Option<&Units>, values: Vec<f64>) -> Vec<f64> {
+pub(super) fn alike(
+    found: &PlannedCoordinate,
+    as_first: Option<&Units>,
+    values: Vec<f64>,
+) -> Vec<f64> {
     match (found.units, as_first) {
         (Some(units), Some(first)) if units != *first => values
             .into_iter()
@@ -1090,7 +1118,10 @@ pub(super) fn alike(found: &Found, as_first: Option<&Units>, values: Vec<f64>) -
     }
 }
 
-fn kept(files: &mut [File<'_>], (dimension, along): (usize, Option<usize>)) -> Result<Led> {
+fn kept(
+    files: &mut [PlannedFile<'_>],
+    (dimension, along): (usize, Option<usize>),
+) -> Result<RunTargets> {
     let name = files[0].names().swap_remove(dimension);
     let first = files[0].coordinate(dimension)?.cloned();
     let units = first.as_ref().and_then(|found| found.units);
@@ -1098,7 +1129,7 @@ fn kept(files: &mut [File<'_>], (dimension, along): (usize, Option<usize>)) -> R
         bounds: Some(Vec::new()),
         ..found.coordinate
     });
-    let (mut targets, mut length): (Vec<Vec<Target>>, u64) = (Vec::new(), 0);
+    let (mut targets, mut length): (Vec<Vec<DimensionTarget>>, u64) = (Vec::new(), 0);
     for (place, file) in files.iter_mut().enumerate() {
         let runs = file.selection[dimension].clone();
         if Some(dimension) != along && place > 0 {
@@ -1107,7 +1138,7 @@ fn kept(files: &mut [File<'_>], (dimension, along): (usize, Option<usize>)) -> R
         }
         let mut own = Vec::new();
         for run in &runs {
-            own.push(Target::Kept(length));
+            own.push(DimensionTarget::Kept(length));
             length += run.count();
         }
         targets.push(own);
@@ -1136,7 +1167,7 @@ fn kept(files: &mut [File<'_>], (dimension, along): (usize, Option<usize>)) -> R
     }
     Ok((
         targets,
-        Some(Axis {
+        Some(ResultAxis {
             name,
             length,
             coordinate,
@@ -1146,10 +1177,10 @@ fn kept(files: &mut [File<'_>], (dimension, along): (usize, Option<usize>)) -> R
 }
 
 fn groups(
-    files: &mut [File<'_>],
+    files: &mut [PlannedFile<'_>],
     (dimension, along): (usize, Option<usize>),
-    (by, at): (By, Option<TimeAt>),
-) -> Result<Led> {
+    (by, at): (TimeGrouping, Option<TimeAt>),
+) -> Result<RunTargets> {
     let name = files[0].names().swap_remove(dimension);
     let first = files[0].needed(dimension, "grouping")?;
     let units = first.units.ok_or_else(|| {
@@ -1201,9 +1232,9 @@ fn groups(
     let mut targets = Vec::new();
     for (place, file) in files.iter().enumerate() {
         let mut groups = of_files[place.min(of_files.len() - 1)].iter();
-        let of_run = |run: &Range| {
+        let of_run = |run: &IndexRange| {
             let own = groups.by_ref().take(as_usize(run.count()));
-            Target::Grouped(own.map(|group| numbers[group]).collect())
+            DimensionTarget::Grouped(own.map(|group| numbers[group]).collect())
         };
         targets.push(file.selection[dimension].iter().map(of_run).collect());
     }
@@ -1214,18 +1245,18 @@ fn groups(
 /// Returns the dimension of groups.
 fn axis_of(
     all: &BTreeMap<i64, Option<(f64, f64)>>,
-    by: By,
+    by: TimeGrouping,
     (name, units, attributes): (String, Units, Vec<Attribute>),
-) -> Axis {
+) -> ResultAxis {
     let labels = all.keys().map(|group| by.label(*group)).collect();
     let (name, coordinate) = if by.is_of_all_years() {
         let short = by.name().trim_start_matches("climatological-");
-        let more = i64::from(by == By::MonthOfYear);
+        let more = i64::from(by == TimeGrouping::MonthOfYear);
         #[expect(clippy::cast_precision_loss, reason = "at most 24")]
         let values = all.keys().map(|group| (group + more) as f64).collect();
         let long_name = match by {
-            By::MonthOfYear => "month of the year",
-            By::HourOfDay => "hour of the day",
+            TimeGrouping::MonthOfYear => "month of the year",
+            TimeGrouping::HourOfDay => "hour of the day",
             _ => "season of the year: 0 is DJF, 1 MAM, 2 JJA, 3 SON",
         };
         let attribute = |(name, text): (&str, &str)| Attribute {
@@ -1252,7 +1283,7 @@ fn axis_of(
         };
         (name, coordinate)
     };
-    Axis {
+    ResultAxis {
         name,
         length: all.len() as u64,
         coordinate: Some(coordinate),
@@ -1262,9 +1293,9 @@ fn axis_of(
 
 /// Returns the work for a file: one task for all runs of its dimensions.
 fn of_file(
-    query: &Query,
-    file: &mut File<'_>,
-    mut targets: Vec<Vec<Target>>,
+    query: &ReductionQuery,
+    file: &mut PlannedFile<'_>,
+    mut targets: Vec<Vec<DimensionTarget>>,
 ) -> Result<Vec<FilePlan>> {
     let meaning = file.variable.meaning(file.of.header.format);
     let meaning = meaning.map_err(|source| file.error(source))?;
@@ -1286,7 +1317,7 @@ fn of_file(
                 ));
             }
             let weight = |value: f64| (value * PI / 180.0).cos();
-            let of_run = |run: &Range| {
+            let of_run = |run: &IndexRange| {
                 let values = chosen(&found.values, std::slice::from_ref(run));
                 values.into_iter().map(weight).collect::<Vec<f64>>()
             };
@@ -1305,9 +1336,9 @@ fn of_file(
 
 /// Returns one plan for each combination of runs of the dimensions.
 fn boxes(
-    file: &File<'_>,
-    targets: &[Vec<Target>],
-    (task, unpack): (Task, Option<(f64, f64)>),
+    file: &PlannedFile<'_>,
+    targets: &[Vec<DimensionTarget>],
+    (task, unpack): (ReductionTask, Option<(f64, f64)>),
     weights: Option<(usize, Vec<Vec<f64>>)>,
 ) -> Result<Vec<FilePlan>> {
     let mut counts = file.selection.iter().map(Vec::len);
@@ -1333,7 +1364,7 @@ fn boxes(
             input: file.input,
             variable: file.variable.clone(),
             selection: own.map(|(place, runs)| runs[*place]).collect(),
-            task: Task {
+            task: ReductionTask {
                 targets: targets
                     .iter()
                     .zip(&places)
@@ -1348,7 +1379,11 @@ fn boxes(
     Ok(planned)
 }
 
-fn finished(query: &Query, mut files: Vec<FilePlan>, axes: Vec<Axis>) -> Plan {
+fn finished(
+    query: &ReductionQuery,
+    mut files: Vec<FilePlan>,
+    axes: Vec<ResultAxis>,
+) -> ReductionPlan {
     use crate::array::Dtype;
     let real = |file: &FilePlan| matches!(file.task.dtype, Dtype::Float32 | Dtype::Float64);
     let whole = files
@@ -1358,7 +1393,7 @@ fn finished(query: &Query, mut files: Vec<FilePlan>, axes: Vec<Axis>) -> Plan {
         file.unpack.get_or_insert((1.0, 0.0));
     }
     let is_single = |file: &FilePlan| file.task.dtype == Dtype::Float32 && file.unpack.is_none();
-    Plan {
+    ReductionPlan {
         operation: query.operation,
         notes: Vec::new(),
         attributes: [Vec::new(), Vec::new()],
@@ -1369,7 +1404,7 @@ fn finished(query: &Query, mut files: Vec<FilePlan>, axes: Vec<Axis>) -> Plan {
         units: files[0].variable.text("units").map(str::to_owned),
         ddof: query.ddof,
         quantiles: query.wanted(),
-        bins: (query.operation == Operation::Histogram).then_some(query.bins),
+        bins: (query.operation == ReduceOperation::Histogram).then_some(query.bins),
         axes,
         whole,
         files,

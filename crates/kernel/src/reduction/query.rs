@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-use tidemill_format::time::{Date, Moment, Units};
+use tidemill_format::time::{Date, DateTime, Units};
 
-use super::bins::Wanted;
+use super::bins::WantedBins;
 use super::error::{Error, Result};
 use super::ranks::QUANTILES_MAX;
 
 /// Result for the values of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum Operation {
+pub enum ReduceOperation {
     Count,
     Min,
     Max,
@@ -26,24 +26,24 @@ pub enum Operation {
 }
 
 /// All operations, by their names.
-pub(super) const OPERATIONS: [(&str, Operation); 11] = [
-    ("count", Operation::Count),
-    ("min", Operation::Min),
-    ("max", Operation::Max),
-    ("sum", Operation::Sum),
-    ("mean", Operation::Mean),
-    ("stddev", Operation::Stddev),
-    ("range", Operation::Range),
-    ("stats", Operation::Stats),
-    ("median", Operation::Median),
-    ("quantile", Operation::Quantile),
-    ("histogram", Operation::Histogram),
+pub(super) const OPERATIONS: [(&str, ReduceOperation); 11] = [
+    ("count", ReduceOperation::Count),
+    ("min", ReduceOperation::Min),
+    ("max", ReduceOperation::Max),
+    ("sum", ReduceOperation::Sum),
+    ("mean", ReduceOperation::Mean),
+    ("stddev", ReduceOperation::Stddev),
+    ("range", ReduceOperation::Range),
+    ("stats", ReduceOperation::Stats),
+    ("median", ReduceOperation::Median),
+    ("quantile", ReduceOperation::Quantile),
+    ("histogram", ReduceOperation::Histogram),
 ];
 
 /// Grouping of the indices of a time coordinate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum By {
+pub enum TimeGrouping {
     Year,
     Season,
     Month,
@@ -57,29 +57,29 @@ pub enum By {
     HourOfDay,
 }
 
-pub(super) const GROUPINGS: [(&str, By); 8] = [
-    ("year", By::Year),
-    ("season", By::Season),
-    ("month", By::Month),
-    ("day", By::Day),
-    ("hour", By::Hour),
-    ("climatological-season", By::SeasonOfYear),
-    ("climatological-month", By::MonthOfYear),
-    ("climatological-hour", By::HourOfDay),
+pub(super) const GROUPINGS: [(&str, TimeGrouping); 8] = [
+    ("year", TimeGrouping::Year),
+    ("season", TimeGrouping::Season),
+    ("month", TimeGrouping::Month),
+    ("day", TimeGrouping::Day),
+    ("hour", TimeGrouping::Hour),
+    ("climatological-season", TimeGrouping::SeasonOfYear),
+    ("climatological-month", TimeGrouping::MonthOfYear),
+    ("climatological-hour", TimeGrouping::HourOfDay),
 ];
 
 /// Selected part of a dimension.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Select {
+pub struct DimensionSelection {
     /// Dimension.
     pub dimension: String,
-    pub(super) what: What,
+    pub(super) what: IndexSelection,
     /// Step: every `step`-th selected index is used.
     pub(super) step: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum What {
+pub(super) enum IndexSelection {
     All,
     /// From the first index to before the second, as in Python.
     Indices(Option<i64>, Option<i64>),
@@ -91,17 +91,17 @@ pub(super) enum What {
 
 /// Requested reduction.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Query {
+pub struct ReductionQuery {
     /// Requested result.
-    pub operation: Operation,
+    pub operation: ReduceOperation,
     /// Variable.
     pub variable: String,
     /// Selected parts of the variable.
-    pub select: Vec<Select>,
+    pub select: Vec<DimensionSelection>,
     /// Reduced dimensions; `None`: all.
     pub over: Option<Vec<String>>,
     /// Grouping of times.
-    pub by: Option<By>,
+    pub by: Option<TimeGrouping>,
     /// Dimension along which the weight of a value is the cosine of its coordinate, in degrees.
     pub weights: Option<String>,
     /// Number that is subtracted from the count in a standard deviation.
@@ -109,20 +109,20 @@ pub struct Query {
     /// Quantiles, each from 0 to 1.
     pub quantiles: Vec<f64>,
     /// Bins of a histogram.
-    pub bins: Wanted,
+    pub bins: WantedBins,
     /// Dimension along which several files are joined.
     pub along: Option<String>,
     /// Whether the files are members of an ensemble, which are reduced, and not a series.
     pub ensemble: bool,
     /// Rule for coordinates of other dimensions than that of the series.
-    pub join: Join,
+    pub join: JoinRule,
     /// Meaning of times.
     pub time_at: Option<TimeAt>,
 }
 
 /// Rule for coordinates of other dimensions than that of the series.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Join {
+pub enum JoinRule {
     /// All files must have the same coordinates.
     #[default]
     Exact,
@@ -132,10 +132,10 @@ pub enum Join {
     Inner,
 }
 
-const JOINS: [(&str, Join); 3] = [
-    ("exact", Join::Exact),
-    ("override", Join::Override),
-    ("inner", Join::Inner),
+const JOINS: [(&str, JoinRule); 3] = [
+    ("exact", JoinRule::Exact),
+    ("override", JoinRule::Override),
+    ("inner", JoinRule::Inner),
 ];
 
 /// Position of the time stamp in the interval that a value represents.
@@ -156,10 +156,10 @@ const TIMES_AT: [(&str, TimeAt); 4] = [
     ("bounds", TimeAt::Bounds),
 ];
 
-impl Query {
+impl ReductionQuery {
     /// Returns a reduction of the whole variable to one value.
     #[must_use]
-    pub fn new(operation: Operation, variable: &str) -> Self {
+    pub fn new(operation: ReduceOperation, variable: &str) -> Self {
         Self {
             operation,
             variable: variable.into(),
@@ -169,21 +169,21 @@ impl Query {
             weights: None,
             ddof: 0,
             quantiles: vec![0.25, 0.5, 0.75],
-            bins: Wanted::default(),
+            bins: WantedBins::default(),
             along: None,
             ensemble: false,
-            join: Join::Exact,
+            join: JoinRule::Exact,
             time_at: None,
         }
     }
 }
 
-impl Query {
+impl ReductionQuery {
     /// Returns the requested quantiles.
     pub(super) fn wanted(&self) -> Vec<f64> {
         match self.operation {
-            Operation::Median => vec![0.5],
-            Operation::Quantile => self.quantiles.clone(),
+            ReduceOperation::Median => vec![0.5],
+            ReduceOperation::Quantile => self.quantiles.clone(),
             _ => Vec::new(),
         }
     }
@@ -219,28 +219,28 @@ fn named<T: Copy>(what: &'static str, known: &[(&str, T)], text: &str) -> Result
     })
 }
 
-impl std::str::FromStr for Operation {
+impl std::str::FromStr for ReduceOperation {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         named("operation", &OPERATIONS, text)
     }
 }
 
-impl fmt::Display for Operation {
+impl fmt::Display for ReduceOperation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = OPERATIONS.iter().find(|(_, operation)| operation == self);
         out.write_str(name.map_or("", |(name, _)| name))
     }
 }
 
-impl std::str::FromStr for By {
+impl std::str::FromStr for TimeGrouping {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         named("grouping", &GROUPINGS, &text.trim().replace(' ', "-"))
     }
 }
 
-impl By {
+impl TimeGrouping {
     pub(super) fn name(self) -> &'static str {
         GROUPINGS
             .iter()
@@ -280,7 +280,7 @@ impl By {
     }
 
     /// Returns the number of the group of a time; groups are in this order.
-    pub(super) fn group(self, at: &Moment) -> i64 {
+    pub(super) fn group(self, at: &DateTime) -> i64 {
         let date = at.date;
         let month = date.year * 12 + date.month - 1;
         let day = month * 31 + date.day - 1;
@@ -328,7 +328,7 @@ impl By {
     }
 }
 
-impl Select {
+impl DimensionSelection {
     /// Parses several selections, separated by commas: `time=1990-01..1999-12,lat=30:60,lon=[0:180:2]`.
     ///
     /// # Errors
@@ -378,11 +378,12 @@ impl Select {
                 }
             };
             return match parts[..] {
-                [one] => select(What::Index(number(one)?), 1),
-                [start, stop] => select(What::Indices(end(start)?, end(stop)?), 1),
-                [start, stop, step] => {
-                    select(What::Indices(end(start)?, end(stop)?), step_of(step)?)
-                }
+                [one] => select(IndexSelection::Index(number(one)?), 1),
+                [start, stop] => select(IndexSelection::Indices(end(start)?, end(stop)?), 1),
+                [start, stop, step] => select(
+                    IndexSelection::Indices(end(start)?, end(stop)?),
+                    step_of(step)?,
+                ),
                 _ => Err(wrong("indices are [START:END] or [START:END:STEP]")),
             };
         }
@@ -391,7 +392,7 @@ impl Select {
             None => (what, 1),
         };
         if what.is_empty() {
-            return select(What::All, step);
+            return select(IndexSelection::All, step);
         }
         // A time of day has colons, too: a single colon makes a range only between numbers.
         let is_number = |text: &str| text.trim().parse::<f64>().is_ok();
@@ -402,7 +403,10 @@ impl Select {
             })
         });
         let (low, high) = span.unwrap_or((what, what));
-        select(What::Values(low.trim().into(), high.trim().into()), step)
+        select(
+            IndexSelection::Values(low.trim().into(), high.trim().into()),
+            step,
+        )
     }
 }
 
@@ -449,7 +453,7 @@ pub(super) fn bounds(
 
 /// Text form of a query.
 #[derive(Clone, Debug, Default)]
-pub struct Words<'a> {
+pub struct QueryText<'a> {
     /// The operation.
     pub operation: &'a str,
     /// The variable.
@@ -478,12 +482,12 @@ pub struct Words<'a> {
     pub time_at: &'a str,
 }
 
-impl Words<'_> {
+impl QueryText<'_> {
     /// Parses the query.
     ///
     /// # Errors
     /// If a text is invalid.
-    pub fn query(&self) -> Result<Query> {
+    pub fn query(&self) -> Result<ReductionQuery> {
         let some = |text: &str| {
             Some(text.trim())
                 .filter(|text| !text.is_empty())
@@ -497,10 +501,10 @@ impl Words<'_> {
                 why: "it is a whole number from 0 on".into(),
             })
         })?;
-        Ok(Query {
+        Ok(ReductionQuery {
             operation: self.operation.parse()?,
             variable: self.variable.into(),
-            select: Select::parse(self.select)?,
+            select: DimensionSelection::parse(self.select)?,
             over: Some(names(self.over)).filter(|names| !names.is_empty()),
             by: some(self.by).map(|by| by.parse()).transpose()?,
             weights: some(self.weights),

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
-use super::state::{State, as_usize, count};
+use super::state::{BoxState, as_usize, count};
 use crate::array::{ArrayError, Dtype, with_type};
 use crate::loops::number::Number;
 
@@ -87,7 +87,7 @@ impl Digits {
 
 /// Rank that is searched in each cell: the number of smaller values among those with the same known digits.
 #[derive(Clone, Debug, PartialEq)]
-struct Rank {
+struct SearchedRank {
     known: Vec<u64>,
     smaller: Vec<u64>,
     /// Number of the rank among those that a pass distinguishes.
@@ -96,7 +96,7 @@ struct Rank {
 
 /// Search for quantiles, from pass to pass.
 #[derive(Debug)]
-pub(super) struct Search {
+pub(super) struct QuantileSearch {
     quantiles: Vec<f64>,
     dtype: Dtype,
     /// Whether keys are those of doubles.
@@ -106,22 +106,22 @@ pub(super) struct Search {
     /// Number of bits of this pass.
     bits: u32,
     /// Maximum size of the counters, in bytes.
-    room: usize,
+    space: usize,
     cells: usize,
     /// Ranks of the value below and the value above each quantile; empty before the first pass.
-    ranks: Vec<Rank>,
+    ranks: Vec<SearchedRank>,
     /// Number of ranks that this pass distinguishes.
     apart: usize,
     counts: Vec<u64>,
 }
 
-impl Search {
+impl QuantileSearch {
     /// Starts a search for `quantiles` of values of this type in each of `cells` cells.
     pub(super) fn new(
         quantiles: &[f64],
         (dtype, real): (Dtype, bool),
         cells: u64,
-        room: usize,
+        space: usize,
     ) -> Result<Self> {
         let wanted = cells.saturating_mul(quantiles.len() as u64);
         if wanted > CELLS_MAX {
@@ -138,7 +138,7 @@ impl Search {
                 false => 8 * u32::try_from(dtype.size()).unwrap_or(8),
             },
             bits: 0,
-            room,
+            space,
             cells: as_usize(cells),
             ranks: Vec::new(),
             apart: 1,
@@ -150,8 +150,8 @@ impl Search {
 
     /// Chooses as many bits as the counters have space for.
     fn begin(&mut self) {
-        let room = self.room / (8 * self.apart * self.cells.max(1));
-        self.bits = room.max(2).ilog2().min(DIGIT_MAX).min(self.left);
+        let space = self.space / (8 * self.apart * self.cells.max(1));
+        self.bits = space.max(2).ilog2().min(DIGIT_MAX).min(self.left);
     }
 
     /// Returns the number of counters of one cell.
@@ -172,7 +172,7 @@ impl Search {
         shape: &[u64],
     ) -> Digits {
         let apart = |apart| self.ranks.iter().find(|rank| rank.apart == apart);
-        let ranks: Vec<&Rank> = (0..self.apart).filter_map(apart).collect();
+        let ranks: Vec<&SearchedRank> = (0..self.apart).filter_map(apart).collect();
         let mut known = Vec::new();
         for cell in boxed(at, lengths, shape) {
             known.extend(ranks.iter().map(|rank| rank.known[cell]));
@@ -195,7 +195,7 @@ impl Search {
     fn rank(&mut self) {
         for quantile in &self.quantiles {
             let place = |many: &u64| quantile * count(many.saturating_sub(1));
-            let rank = |smaller| Rank {
+            let rank = |smaller| SearchedRank {
                 known: vec![0; self.cells],
                 smaller,
                 apart: 0,
@@ -212,7 +212,7 @@ impl Search {
     ///
     /// # Errors
     /// If the values differ from those of previous passes.
-    pub(super) fn next(&mut self, found: &State) -> Result<bool> {
+    pub(super) fn next(&mut self, found: &BoxState) -> Result<bool> {
         if self.ranks.is_empty() {
             self.counts.clone_from(&found.counts);
             self.rank();
@@ -262,7 +262,7 @@ impl Search {
             true => f64::from_ordered(key),
             false => with_type!(self.dtype, T => T::from_ordered(key).to_f64()),
         };
-        let of = |(quantile, ranks): (&f64, &[Rank])| {
+        let of = |(quantile, ranks): (&f64, &[SearchedRank])| {
             let cell = |cell: usize| {
                 let place = quantile * count(self.counts[cell].checked_sub(1)?);
                 let (low, high) = (value(ranks[0].known[cell]), value(ranks[1].known[cell]));

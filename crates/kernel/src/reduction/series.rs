@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use super::error::{Error, Result};
 use super::inner;
-use super::plan::{File, Found, alike};
-use super::query::{Join, Query, What};
+use super::plan::{PlannedCoordinate, PlannedFile, alike};
+use super::query::{IndexSelection, JoinRule, ReductionQuery};
 
 /// Maximum difference of two times that count as the same, in seconds.
 const SAME_TIME: f64 = 5e-4;
 
 /// Checks that the files fit together, and sorts them along the dimension along which they are joined.
 pub(super) fn check(
-    query: &Query,
-    files: &mut [File<'_>],
+    query: &ReductionQuery,
+    files: &mut [PlannedFile<'_>],
     along: Option<usize>,
     notes: &mut Vec<String>,
 ) -> Result<()> {
@@ -24,9 +24,9 @@ pub(super) fn check(
     let others = (0..files[0].variable.dimensions.len()).filter(|one| Some(*one) != along);
     for dimension in others.clone() {
         match query.join {
-            Join::Exact => same_coordinate(files, dimension)?,
-            Join::Inner => inner::intersect(files, dimension)?,
-            Join::Override => {}
+            JoinRule::Exact => same_coordinate(files, dimension)?,
+            JoinRule::Inner => inner::intersect(files, dimension)?,
+            JoinRule::Override => {}
         }
     }
     if let Some(along) = along {
@@ -35,7 +35,7 @@ pub(super) fn check(
     for dimension in others {
         let name = files[0].names().swap_remove(dimension);
         let weighs = query.weights.as_deref().map(super::plan::last) == Some(name.as_str());
-        if weighs || query.join != Join::Exact {
+        if weighs || query.join != JoinRule::Exact {
             let first = files[0].shared(dimension)?;
             for file in &mut files[1..] {
                 file.adopt(dimension, first.clone());
@@ -45,7 +45,7 @@ pub(super) fn check(
     Ok(())
 }
 
-fn unfit(one: &File<'_>, other: &File<'_>, why: String) -> Error {
+fn unfit(one: &PlannedFile<'_>, other: &PlannedFile<'_>, why: String) -> Error {
     Error::Files {
         file: other.of.name.into(),
         other: one.of.name.into(),
@@ -54,8 +54,8 @@ fn unfit(one: &File<'_>, other: &File<'_>, why: String) -> Error {
 }
 
 pub(super) fn of_coordinate(
-    one: &File<'_>,
-    other: &File<'_>,
+    one: &PlannedFile<'_>,
+    other: &PlannedFile<'_>,
     dimension: usize,
     why: &str,
 ) -> Error {
@@ -64,14 +64,18 @@ pub(super) fn of_coordinate(
 }
 
 /// Checks that all files have the same unit; values of several types are read as doubles, which is noted.
-fn variables(query: &Query, files: &[File<'_>], notes: &mut Vec<String>) -> Result<()> {
+fn variables(
+    query: &ReductionQuery,
+    files: &[PlannedFile<'_>],
+    notes: &mut Vec<String>,
+) -> Result<()> {
     let first = &files[0];
-    let units = |file: &File<'_>| {
+    let units = |file: &PlannedFile<'_>| {
         file.variable
             .text("units")
             .map(|text| text.trim().to_owned())
     };
-    let kind = |file: &File<'_>| file.variable.data_type.name();
+    let kind = |file: &PlannedFile<'_>| file.variable.data_type.name();
     for file in &files[1..] {
         match (units(first), units(file)) {
             (Some(one), Some(other)) if one != other => {
@@ -104,7 +108,7 @@ fn variables(query: &Query, files: &[File<'_>], notes: &mut Vec<String>) -> Resu
 }
 
 /// Checks that a coordinate is the same in all files.
-fn same_coordinate(files: &mut [File<'_>], dimension: usize) -> Result<()> {
+fn same_coordinate(files: &mut [PlannedFile<'_>], dimension: usize) -> Result<()> {
     let first = files[0].coordinate(dimension)?.cloned();
     for place in 1..files.len() {
         let other = files[place].coordinate(dimension)?.cloned();
@@ -132,7 +136,7 @@ pub(super) fn lacking(first_has: bool) -> String {
     format!("the {has} has values for it that can be read, and the {lacks} has none")
 }
 
-pub(super) fn text<'a>(found: &'a Found, name: &str) -> Option<&'a str> {
+pub(super) fn text<'a>(found: &'a PlannedCoordinate, name: &str) -> Option<&'a str> {
     super::write::text(&found.coordinate.attributes, name)
 }
 
@@ -150,7 +154,7 @@ pub(super) fn spelt(units: &str) -> &str {
 }
 
 /// Returns the reason why numbers of two coordinates cannot be compared.
-pub(super) fn units_differ(first: &Found, other: &Found) -> Option<String> {
+pub(super) fn units_differ(first: &PlannedCoordinate, other: &PlannedCoordinate) -> Option<String> {
     let units = |found| text(found, "units").unwrap_or_default();
     let calendar = |found| text(found, "calendar").unwrap_or("standard");
     let differ = || {
@@ -188,7 +192,7 @@ pub(super) fn units_differ(first: &Found, other: &Found) -> Option<String> {
 }
 
 /// Returns the maximum distance of two values of coordinates that count as the same.
-pub(super) fn slack(first: &Found, other: &Found) -> f64 {
+pub(super) fn slack(first: &PlannedCoordinate, other: &PlannedCoordinate) -> f64 {
     let largest = first.values.iter().chain(&other.values);
     let largest = largest
         .map(|value| value.abs())
@@ -206,7 +210,7 @@ pub(super) fn is_same(one: f64, two: f64, slack: f64) -> bool {
     one.total_cmp(&two).is_eq() || one.is_nan() && two.is_nan() || (one - two).abs() <= slack
 }
 
-fn values_differ(first: &Found, other: &Found) -> Option<String> {
+fn values_differ(first: &PlannedCoordinate, other: &PlannedCoordinate) -> Option<String> {
     let own = &first.values;
     let others = alike(other, first.units.as_ref(), other.values.clone());
     let slack = slack(first, other);
@@ -232,13 +236,13 @@ fn values_differ(first: &Found, other: &Found) -> Option<String> {
 }
 
 /// Sorts files by their coordinate, if they have one, and checks that they are one series along it.
-fn sorted(query: &Query, files: &mut [File<'_>], along: usize) -> Result<()> {
+fn sorted(query: &ReductionQuery, files: &mut [PlannedFile<'_>], along: usize) -> Result<()> {
     let mut known = BTreeMap::new();
     for file in &mut *files {
         let found = file.coordinate(along)?.cloned();
         known.insert(file.input, found);
     }
-    let has = |file: &File<'_>| known.get(&file.input).and_then(Option::as_ref);
+    let has = |file: &PlannedFile<'_>| known.get(&file.input).and_then(Option::as_ref);
     let Some(first) = has(&files[0]) else {
         return match files.iter().find(|file| has(file).is_some()) {
             Some(other) => Err(of_coordinate(&files[0], other, along, &lacking(false))),
@@ -281,7 +285,7 @@ fn sorted(query: &Query, files: &mut [File<'_>], along: usize) -> Result<()> {
     let mut lengths = keys.values().filter(|keys| keys.len() > 1).peekable();
     let descends = lengths.peek().is_some() && lengths.all(|keys| keys[0] > keys[keys.len() - 1]);
     let sign = if descends { -1.0 } else { 1.0 };
-    let start = |file: &File<'_>| {
+    let start = |file: &PlannedFile<'_>| {
         let first = keys.get(&file.input).and_then(|keys| keys.first());
         first.map_or(f64::INFINITY, |key| sign * key)
     };
@@ -291,10 +295,10 @@ fn sorted(query: &Query, files: &mut [File<'_>], along: usize) -> Result<()> {
 
 /// Checks that no value of the coordinate is in two files.
 fn twice(
-    files: &[File<'_>],
+    files: &[PlannedFile<'_>],
     (keys, near): (&BTreeMap<usize, Vec<f64>>, f64),
     along: usize,
-    first: &Found,
+    first: &PlannedCoordinate,
 ) -> Result<()> {
     let each = |(input, keys): (&usize, &Vec<f64>)| {
         keys.iter().map(|key| (*key, *input)).collect::<Vec<_>>()
@@ -323,8 +327,8 @@ fn twice(
 
 /// Checks, if the order matters, that no file begins before the previous one ends.
 fn in_order(
-    query: &Query,
-    files: &[File<'_>],
+    query: &ReductionQuery,
+    files: &[PlannedFile<'_>],
     keys: &BTreeMap<usize, Vec<f64>>,
     along: usize,
 ) -> Result<()> {
@@ -336,18 +340,19 @@ fn in_order(
             .is_some_and(|over| !over.iter().any(|one| super::plan::last(one) == name));
     let by_index = query.select.iter().any(|one| {
         super::plan::last(&one.dimension) == name
-            && (one.step > 1 || !matches!(one.what, What::Values(..) | What::All))
+            && (one.step > 1
+                || !matches!(one.what, IndexSelection::Values(..) | IndexSelection::All))
     });
     if !is_kept && !by_index {
         return Ok(());
     }
-    let span = |file: &File<'_>| {
+    let span = |file: &PlannedFile<'_>| {
         let keys = keys.get(&file.input)?;
         let low = keys.iter().copied().reduce(f64::min)?;
         Some((low, keys.iter().copied().reduce(f64::max)?))
     };
     let has_none =
-        |file: &&File<'_>| file.variable.dimensions[along].size > 0 && span(file).is_none();
+        |file: &&PlannedFile<'_>| file.variable.dimensions[along].size > 0 && span(file).is_none();
     if let Some(other) = files.iter().find(has_none) {
         let known = files.iter().find(|file| file.input != other.input);
         let why =

@@ -1,24 +1,24 @@
 //! Slabs of results that are too large to be found at once: each slab is found like a result of its own.
 
-use tidemill_format::{Range, Storage};
+use tidemill_format::{IndexRange, Storage};
 
 use super::bins::Binning;
 use super::error::{Error, Result};
-use super::plan::{FilePlan, Plan, wants};
+use super::plan::{FilePlan, ReductionPlan, wants};
 use super::state::as_usize;
-use super::table::{Axis, Table};
-use super::task::{Target, Task};
+use super::table::{ResultAxis, ResultTable};
+use super::task::{DimensionTarget, ReductionTask};
 use super::{CELLS_MAX, bins, ranks};
 
 /// Cells of a result: the first along each axis, and their number.
-pub type Cells = (Vec<u64>, Vec<u64>);
+pub type CellRange = (Vec<u64>, Vec<u64>);
 
 /// Maximum number of cells in a slab; its state stays below some 100 MB.
 const SLAB_CELLS: u64 = 2 << 20;
 /// Maximum number of quantiles in a slab; a pass then finds 4 bits of each.
 const SLAB_QUANTILES: u64 = 128 << 10;
 
-impl Plan {
+impl ReductionPlan {
     /// Returns the number of cells of the result.
     #[must_use]
     pub fn cells(&self) -> u64 {
@@ -45,7 +45,7 @@ impl Plan {
     ///
     /// # Errors
     /// If the ends of bins are known only after all values have been read.
-    pub fn outline(&self) -> Result<Table> {
+    pub fn outline(&self) -> Result<ResultTable> {
         let edges = match self.binning(1).transpose()? {
             None => None,
             Some(Binning::Counted(edges, _)) => Some(edges),
@@ -60,12 +60,12 @@ impl Plan {
     }
 
     /// Returns the slabs of the result, each with its cells.
-    pub fn slabs(&self) -> impl Iterator<Item = (Cells, Self)> {
+    pub fn slabs(&self) -> impl Iterator<Item = (CellRange, Self)> {
         self.slabs_of(self.limited(SLAB_CELLS, SLAB_QUANTILES))
     }
 
     /// Returns the slabs of at most `most` cells.
-    pub(super) fn slabs_of(&self, most: u64) -> impl Iterator<Item = (Cells, Self)> {
+    pub(super) fn slabs_of(&self, most: u64) -> impl Iterator<Item = (CellRange, Self)> {
         let shape = self.shape();
         let lengths = lengths(&shape, &self.order(most), most);
         let counts = shape
@@ -86,8 +86,8 @@ impl Plan {
         })
     }
 
-    fn slab(&self, cells: &Cells) -> Self {
-        let axis = |(axis, length): (&Axis, &u64)| Axis {
+    fn slab(&self, cells: &CellRange) -> Self {
+        let axis = |(axis, length): (&ResultAxis, &u64)| ResultAxis {
             name: axis.name.clone(),
             length: *length,
             coordinate: None,
@@ -145,13 +145,13 @@ fn lengths(shape: &[u64], order: &[usize], most: u64) -> Vec<u64> {
 }
 
 /// Part of a dimension that leads to some cells: indices of the variable, their target, and their places in the selection.
-type Part = (Range, Target, std::ops::Range<usize>);
+type SlabPart = (IndexRange, DimensionTarget, std::ops::Range<usize>);
 
 impl FilePlan {
     /// Returns the dimension that leads to an axis of the result.
     fn dimension(&self, axis: usize) -> Option<usize> {
         let kept = self.task.targets.iter().enumerate();
-        let mut kept = kept.filter(|(_, target)| **target != Target::Reduced);
+        let mut kept = kept.filter(|(_, target)| **target != DimensionTarget::Reduced);
         kept.nth(axis).map(|(dimension, _)| dimension)
     }
 
@@ -162,8 +162,8 @@ impl FilePlan {
         };
         let indices = self.selection[dimension].count();
         let all = match &self.task.targets[dimension] {
-            Target::Grouped(groups) if !groups.is_sorted() => return f64::INFINITY,
-            Target::Grouped(groups) => {
+            DimensionTarget::Grouped(groups) if !groups.is_sorted() => return f64::INFINITY,
+            DimensionTarget::Grouped(groups) => {
                 let ends = groups.first().zip(groups.last());
                 ends.map_or(1, |(first, last)| u64::from(last - first) + 1)
             }
@@ -178,28 +178,30 @@ impl FilePlan {
     }
 
     /// Returns the work on the file for some cells.
-    fn within(&self, (first, lengths): &Cells) -> Vec<Self> {
+    fn within(&self, (first, lengths): &CellRange) -> Vec<Self> {
         let mut axis = 0;
-        let mut boxes: Vec<Vec<Part>> = vec![Vec::new()];
+        let mut boxes: Vec<Vec<SlabPart>> = vec![Vec::new()];
         for (target, run) in self.task.targets.iter().zip(&self.selection) {
             let parts = match target {
-                Target::Reduced => vec![(*run, Target::Reduced, 0..as_usize(run.count()))],
+                DimensionTarget::Reduced => {
+                    vec![(*run, DimensionTarget::Reduced, 0..as_usize(run.count()))]
+                }
                 target => {
                     let cells = (first[axis], lengths[axis]);
                     axis += 1;
                     parts(*run, target, cells)
                 }
             };
-            let with = |known: &Vec<Part>| {
-                let one = |part: &Part| known.iter().cloned().chain([part.clone()]).collect();
-                parts.iter().map(one).collect::<Vec<Vec<Part>>>()
+            let with = |known: &Vec<SlabPart>| {
+                let one = |part: &SlabPart| known.iter().cloned().chain([part.clone()]).collect();
+                parts.iter().map(one).collect::<Vec<Vec<SlabPart>>>()
             };
             boxes = boxes.iter().flat_map(with).collect();
         }
         boxes.into_iter().map(|parts| self.of(&parts)).collect()
     }
 
-    fn of(&self, parts: &[Part]) -> Self {
+    fn of(&self, parts: &[SlabPart]) -> Self {
         let weights = self.task.weights.as_ref().map(|(dimension, weights)| {
             let places = parts[*dimension as usize].2.clone();
             (*dimension, weights[places].to_vec())
@@ -208,7 +210,7 @@ impl FilePlan {
             input: self.input,
             variable: self.variable.clone(),
             selection: parts.iter().map(|(run, ..)| *run).collect(),
-            task: Task {
+            task: ReductionTask {
                 targets: parts.iter().map(|(_, target, _)| target.clone()).collect(),
                 weights,
                 ..self.task.clone()
@@ -219,12 +221,12 @@ impl FilePlan {
 }
 
 /// Returns the parts of a run that lead to some cells of its axis.
-fn parts(run: Range, target: &Target, (first, length): (u64, u64)) -> Vec<Part> {
+fn parts(run: IndexRange, target: &DimensionTarget, (first, length): (u64, u64)) -> Vec<SlabPart> {
     let end = first + length;
     let part = |places: std::ops::Range<usize>, target| {
         let start = run.start + places.start as u64 * run.step;
         let last = run.start + (places.end as u64 - 1) * run.step;
-        let range = Range {
+        let range = IndexRange {
             start,
             end: last + 1,
             step: run.step,
@@ -232,18 +234,18 @@ fn parts(run: Range, target: &Target, (first, length): (u64, u64)) -> Vec<Part> 
         (range, target, places)
     };
     match target {
-        Target::Reduced => Vec::new(),
-        Target::Kept(at) => {
+        DimensionTarget::Reduced => Vec::new(),
+        DimensionTarget::Kept(at) => {
             let (low, high) = (first.max(*at), end.min(at + run.count()));
             match low < high {
                 true => {
                     let places = as_usize(low - at)..as_usize(high - at);
-                    vec![part(places, Target::Kept(low - first))]
+                    vec![part(places, DimensionTarget::Kept(low - first))]
                 }
                 false => Vec::new(),
             }
         }
-        Target::Grouped(groups) => {
+        DimensionTarget::Grouped(groups) => {
             let is_within = |group: &u32| (first..end).contains(&u64::from(*group));
             let mut found = Vec::new();
             let mut place = 0;
@@ -253,7 +255,7 @@ fn parts(run: Range, target: &Target, (first, length): (u64, u64)) -> Vec<Part> 
                 if is_within(&some[0]) {
                     let own = some.iter().map(|group| u64::from(*group) - first);
                     let own = own.map(|group| u32::try_from(group).unwrap_or(u32::MAX));
-                    found.push(part(places, Target::Grouped(own.collect())));
+                    found.push(part(places, DimensionTarget::Grouped(own.collect())));
                 }
             }
             found

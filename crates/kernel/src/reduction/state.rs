@@ -2,22 +2,22 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::task::Wants;
+use super::task::WantedResults;
 use crate::array::ArrayError;
 use crate::array::pass::{Compensated, two_sum};
 
 /// State of the cells of a box.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct State {
+pub struct BoxState {
     /// First cell.
     pub at: Vec<u64>,
     /// Number of cells along each dimension of the result.
     pub shape: Vec<u64>,
     /// Number of values that count, for each cell.
     pub counts: Vec<u64>,
-    pub(super) sums: Sums,
+    pub(super) sums: CellSums,
     /// Smallest and largest value.
-    pub(super) extremes: [Numbers; 2],
+    pub(super) extremes: [CellNumbers; 2],
     /// Mean, and sum of the squared distances of values from it.
     pub(super) moments: Vec<(f64, f64)>,
     /// Sum of weights. If it is present, `sums` are of weighted values.
@@ -31,7 +31,7 @@ pub struct State {
 
 /// Sums, one for each cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) enum Sums {
+pub(super) enum CellSums {
     None,
     Whole(Vec<i128>),
     Real(Vec<Compensated>),
@@ -39,7 +39,7 @@ pub(super) enum Sums {
 
 /// Numbers, one for each cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) enum Numbers {
+pub(super) enum CellNumbers {
     None,
     Whole(Vec<i128>),
     Real(Vec<f64>),
@@ -60,15 +60,17 @@ pub(super) fn total((sum, lost): Compensated) -> f64 {
     if sum.is_finite() { sum + lost } else { sum }
 }
 
-impl State {
+impl BoxState {
     /// Returns a state without values.
     #[must_use]
-    pub fn empty(shape: Vec<u64>, whole: bool, wants: Wants, weighted: bool) -> Self {
+    pub fn empty(shape: Vec<u64>, whole: bool, wants: WantedResults, weighted: bool) -> Self {
         let cells = usize::try_from(shape.iter().product::<u64>()).unwrap_or(usize::MAX);
         let extreme = |wanted, largest: bool| match (wanted, whole) {
-            (false, _) => Numbers::None,
-            (_, true) => Numbers::Whole(vec![if largest { i128::MIN } else { i128::MAX }; cells]),
-            (_, false) => Numbers::Real(vec![
+            (false, _) => CellNumbers::None,
+            (_, true) => {
+                CellNumbers::Whole(vec![if largest { i128::MIN } else { i128::MAX }; cells])
+            }
+            (_, false) => CellNumbers::Real(vec![
                 if largest {
                     f64::NEG_INFINITY
                 } else {
@@ -81,9 +83,9 @@ impl State {
             at: vec![0; shape.len()],
             counts: vec![0; cells],
             sums: match (wants.sum, whole && !weighted) {
-                (false, _) => Sums::None,
-                (_, true) => Sums::Whole(vec![0; cells]),
-                (_, false) => Sums::Real(vec![(0.0, 0.0); cells]),
+                (false, _) => CellSums::None,
+                (_, true) => CellSums::Whole(vec![0; cells]),
+                (_, false) => CellSums::Real(vec![(0.0, 0.0); cells]),
             },
             extremes: [false, true].map(|largest| extreme(wants.extremes, largest)),
             moments: vec![(0.0, 0.0); if wants.moments { cells } else { 0 }],
@@ -101,15 +103,15 @@ impl State {
                 && end.is_some_and(|end| end <= self.at[dimension] + self.shape[dimension])
         };
         let cells = other.counts.len();
-        let has = |numbers: &Numbers| match numbers {
-            Numbers::None => 0,
-            Numbers::Whole(all) => all.len(),
-            Numbers::Real(all) => all.len(),
+        let has = |numbers: &CellNumbers| match numbers {
+            CellNumbers::None => 0,
+            CellNumbers::Whole(all) => all.len(),
+            CellNumbers::Real(all) => all.len(),
         };
         let sums = match &other.sums {
-            Sums::None => 0,
-            Sums::Whole(all) => all.len(),
-            Sums::Real(all) => all.len(),
+            CellSums::None => 0,
+            CellSums::Whole(all) => all.len(),
+            CellSums::Real(all) => all.len(),
         };
         let known = other.shape.iter().try_fold(1_u64, |a, b| a.checked_mul(*b));
         let mut lengths = vec![
@@ -176,11 +178,11 @@ impl State {
             }
         }
         match (&mut self.sums, &other.sums) {
-            (Sums::None, Sums::None) => {}
-            (Sums::Whole(own), Sums::Whole(more)) => {
+            (CellSums::None, CellSums::None) => {}
+            (CellSums::Whole(own), CellSums::Whole(more)) => {
                 pairs().for_each(|(to, from)| own[to] = own[to].wrapping_add(more[from]));
             }
-            (Sums::Real(own), Sums::Real(more)) => pairs().for_each(|(to, from)| {
+            (CellSums::Real(own), CellSums::Real(more)) => pairs().for_each(|(to, from)| {
                 let (sum, lost) = two_sum(own[to].0, more[from].0);
                 own[to] = (sum, own[to].1 + (lost + more[from].1));
             }),
@@ -191,17 +193,21 @@ impl State {
         let is_first = |to: usize| self.counts[to] == 0;
         for (largest, (own, more)) in self.extremes.iter_mut().zip(&other.extremes).enumerate() {
             match (own, more) {
-                (Numbers::None, Numbers::None) => {}
-                (Numbers::Whole(own), Numbers::Whole(more)) => some().for_each(|(to, from)| {
-                    let b = more[from];
-                    let a = if is_first(to) { b } else { own[to] };
-                    own[to] = if largest == 1 { a.max(b) } else { a.min(b) };
-                }),
-                (Numbers::Real(own), Numbers::Real(more)) => some().for_each(|(to, from)| {
-                    let b = more[from];
-                    let a = if is_first(to) { b } else { own[to] };
-                    own[to] = if largest == 1 { a.max(b) } else { a.min(b) };
-                }),
+                (CellNumbers::None, CellNumbers::None) => {}
+                (CellNumbers::Whole(own), CellNumbers::Whole(more)) => {
+                    some().for_each(|(to, from)| {
+                        let b = more[from];
+                        let a = if is_first(to) { b } else { own[to] };
+                        own[to] = if largest == 1 { a.max(b) } else { a.min(b) };
+                    })
+                }
+                (CellNumbers::Real(own), CellNumbers::Real(more)) => {
+                    some().for_each(|(to, from)| {
+                        let b = more[from];
+                        let a = if is_first(to) { b } else { own[to] };
+                        own[to] = if largest == 1 { a.max(b) } else { a.min(b) };
+                    })
+                }
                 _ => return Err(ArrayError::OtherReduction),
             }
         }
@@ -241,22 +247,22 @@ impl State {
         let many: Vec<f64> = (0..self.counts.len()).map(many).collect();
         let sum = |(cell, sum): (usize, f64)| two_sum(sum * scale, many[cell] * offset);
         self.sums = match self.sums {
-            Sums::None => Sums::None,
-            Sums::Whole(sums) => {
-                Sums::Real(sums.into_iter().map(real).enumerate().map(sum).collect())
+            CellSums::None => CellSums::None,
+            CellSums::Whole(sums) => {
+                CellSums::Real(sums.into_iter().map(real).enumerate().map(sum).collect())
             }
-            Sums::Real(sums) => {
-                Sums::Real(sums.into_iter().map(total).enumerate().map(sum).collect())
+            CellSums::Real(sums) => {
+                CellSums::Real(sums.into_iter().map(total).enumerate().map(sum).collect())
             }
         };
-        let unpacked = |numbers: Numbers| {
+        let unpacked = |numbers: CellNumbers| {
             let value = |value: f64| value * scale + offset;
             match numbers {
-                Numbers::None => Numbers::None,
-                Numbers::Whole(all) => {
-                    Numbers::Real(all.into_iter().map(|one| value(real(one))).collect())
+                CellNumbers::None => CellNumbers::None,
+                CellNumbers::Whole(all) => {
+                    CellNumbers::Real(all.into_iter().map(|one| value(real(one))).collect())
                 }
-                Numbers::Real(all) => Numbers::Real(all.into_iter().map(value).collect()),
+                CellNumbers::Real(all) => CellNumbers::Real(all.into_iter().map(value).collect()),
             }
         };
         let [low, high] = self.extremes.map(unpacked);
@@ -271,7 +277,7 @@ impl State {
         // Without values, the ends would be scaled, too.
         for cell in (0..self.counts.len()).filter(|cell| self.counts[*cell] == 0) {
             for (largest, numbers) in self.extremes.iter_mut().enumerate() {
-                if let Numbers::Real(all) = numbers {
+                if let CellNumbers::Real(all) = numbers {
                     all[cell] = [f64::INFINITY, f64::NEG_INFINITY][largest];
                 }
             }

@@ -7,14 +7,14 @@ use tidemill_format::{Attribute, Value};
 use super::bins::{Edges, whole};
 use super::error::{Error, Result};
 use super::filters::is_of_stored_values;
-use super::plan::Plan;
-use super::query::Operation;
-use super::slabs::Cells;
-use super::state::{Numbers, State, Sums, count, real, total};
+use super::plan::ReductionPlan;
+use super::query::ReduceOperation;
+use super::slabs::CellRange;
+use super::state::{BoxState, CellNumbers, CellSums, count, real, total};
 
 /// Dimension of a result.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Axis {
+pub struct ResultAxis {
     /// Name.
     pub name: String,
     /// Number of indices.
@@ -58,7 +58,7 @@ pub enum Column {
 
 /// Result of each cell.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Field {
+pub struct ResultField {
     /// Variable.
     pub variable: String,
     /// Units of its values.
@@ -75,11 +75,11 @@ pub struct Field {
 
 /// Result of a reduction.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Table {
+pub struct ResultTable {
     /// Dimensions; empty for a single value.
-    pub axes: Vec<Axis>,
+    pub axes: Vec<ResultAxis>,
     /// One field, or several of statistics, variable by variable.
-    pub fields: Vec<Field>,
+    pub fields: Vec<ResultField>,
     /// Attributes of the whole first file, and a record of the reduction.
     pub attributes: Vec<Attribute>,
     /// Notes for the user.
@@ -88,7 +88,7 @@ pub struct Table {
     pub scalars: Vec<Scalar>,
 }
 
-impl Table {
+impl ResultTable {
     /// Joins results of several variables.
     ///
     /// # Errors
@@ -117,14 +117,14 @@ impl Table {
 
     /// Returns all cells.
     #[must_use]
-    pub fn all(&self) -> Cells {
+    pub fn all(&self) -> CellRange {
         let lengths: Vec<u64> = self.axes.iter().map(|axis| axis.length).collect();
         (vec![0; lengths.len()], lengths)
     }
 
     fn unlike(&self, other: &Self) -> Error {
-        let told = |table: &Self| {
-            let axis = |axis: &Axis| format!("{} ({})", axis.name, axis.length);
+        let reported = |table: &Self| {
+            let axis = |axis: &ResultAxis| format!("{} ({})", axis.name, axis.length);
             let axes: Vec<String> = table.axes.iter().map(axis).collect();
             let variable = table
                 .fields
@@ -137,8 +137,8 @@ impl Table {
         };
         Error::Query(format!(
             "the results have not the same dimensions with the same values, and can't be one: {}, {}",
-            told(self),
-            told(other)
+            reported(self),
+            reported(other)
         ))
     }
 
@@ -162,13 +162,13 @@ impl Table {
     /// Returns whether all fields belong to one variable.
     pub(super) fn is_of_one(&self) -> bool {
         let first = self.fields.first().map(|field| &field.variable);
-        let is_first = |field: &Field| Some(&field.variable) == first;
+        let is_first = |field: &ResultField| Some(&field.variable) == first;
         self.fields.iter().all(is_first)
     }
 
     /// Returns the title that distinguishes a field from the others.
     #[must_use]
-    pub fn title(&self, field: &Field) -> String {
+    pub fn title(&self, field: &ResultField) -> String {
         match self.is_of_one() {
             true => field.name.to_string(),
             false => field.title(),
@@ -176,35 +176,35 @@ impl Table {
     }
 }
 
-impl Field {
+impl ResultField {
     /// Returns variable and operation.
     pub(super) fn title(&self) -> String {
         format!("{}_{}", self.variable.replace('/', "_"), self.name)
     }
 }
 
-impl Plan {
+impl ReductionPlan {
     /// Returns the result of a state, with the quantiles that were found.
     pub(super) fn table(
         &self,
-        state: &State,
+        state: &BoxState,
         quantiles: Vec<Vec<Option<f64>>>,
         edges: Option<Edges>,
-    ) -> Table {
+    ) -> ResultTable {
         let of = Finder {
             plan: self,
             state,
             ddof: self.ddof,
         };
         let fields = match self.operation {
-            Operation::Count => vec![of.counts()],
-            Operation::Min => vec![of.extreme(0)],
-            Operation::Max => vec![of.extreme(1)],
-            Operation::Range => vec![of.range()],
-            Operation::Sum => vec![of.sum()],
-            Operation::Mean => vec![of.mean()],
-            Operation::Stddev => vec![of.stddev()],
-            Operation::Stats => vec![
+            ReduceOperation::Count => vec![of.counts()],
+            ReduceOperation::Min => vec![of.extreme(0)],
+            ReduceOperation::Max => vec![of.extreme(1)],
+            ReduceOperation::Range => vec![of.range()],
+            ReduceOperation::Sum => vec![of.sum()],
+            ReduceOperation::Mean => vec![of.mean()],
+            ReduceOperation::Stddev => vec![of.stddev()],
+            ReduceOperation::Stats => vec![
                 of.counts(),
                 of.extreme(0),
                 of.extreme(1),
@@ -212,13 +212,13 @@ impl Plan {
                 of.mean(),
                 of.stddev(),
             ],
-            Operation::Median | Operation::Quantile => self.quantiled(quantiles),
-            Operation::Histogram => {
+            ReduceOperation::Median | ReduceOperation::Quantile => self.quantiled(quantiles),
+            ReduceOperation::Histogram => {
                 vec![self.field("count", Column::Whole(whole(&state.counters)))]
             }
         };
         let bins = edges.map(|edges| self.bin_axis(edges));
-        Table {
+        ResultTable {
             axes: self.axes.iter().cloned().chain(bins).collect(),
             fields,
             attributes: self.attributes[1].clone(),
@@ -227,9 +227,9 @@ impl Plan {
         }
     }
 
-    fn field(&self, name: impl Into<Cow<'static, str>>, values: Column) -> Field {
+    fn field(&self, name: impl Into<Cow<'static, str>>, values: Column) -> ResultField {
         let name = name.into();
-        Field {
+        ResultField {
             variable: self.variable.clone(),
             units: self.units.clone(),
             single: self.single && matches!(&*name, "min" | "max"),
@@ -285,7 +285,7 @@ impl Plan {
     }
 
     /// Returns the axis of bins: the values below, the bins, and the values above, each by its start.
-    fn bin_axis(&self, edges: Edges) -> Axis {
+    fn bin_axis(&self, edges: Edges) -> ResultAxis {
         let mut name = "bin".to_owned();
         while self.axes.iter().any(|axis| axis.name == name) {
             name.push('_');
@@ -300,7 +300,7 @@ impl Plan {
         )];
         attributes.extend(self.units.as_ref().map(|units| text("units", units)));
         let values = edges.lower_ends();
-        Axis {
+        ResultAxis {
             name,
             length: values.len() as u64,
             coordinate: Some(Coordinate {
@@ -312,10 +312,10 @@ impl Plan {
         }
     }
 
-    fn quantiled(&self, found: Vec<Vec<Option<f64>>>) -> Vec<Field> {
+    fn quantiled(&self, found: Vec<Vec<Option<f64>>>) -> Vec<ResultField> {
         let field = |(quantile, values): (&f64, Vec<Option<f64>>)| {
             let name = match self.operation {
-                Operation::Median => "median".into(),
+                ReduceOperation::Median => "median".into(),
                 _ => format!("q{quantile}"),
             };
             self.field(name, Column::Real(values))
@@ -325,8 +325,8 @@ impl Plan {
 }
 
 struct Finder<'a> {
-    plan: &'a Plan,
-    state: &'a State,
+    plan: &'a ReductionPlan,
+    state: &'a BoxState,
     ddof: u32,
 }
 
@@ -340,30 +340,30 @@ impl Finder<'_> {
             .collect()
     }
 
-    fn counts(&self) -> Field {
+    fn counts(&self) -> ResultField {
         let values = Column::Whole(self.each(|_, count| Some(i128::from(count))));
         self.plan.field("count", values)
     }
 
-    fn extreme(&self, which: usize) -> Field {
+    fn extreme(&self, which: usize) -> ResultField {
         let values = match &self.state.extremes[which] {
-            Numbers::None => Column::Real(self.each(|_, _| None)),
-            Numbers::Whole(all) => {
+            CellNumbers::None => Column::Real(self.each(|_, _| None)),
+            CellNumbers::Whole(all) => {
                 Column::Whole(self.each(|cell, count| (count > 0).then(|| all[cell])))
             }
-            Numbers::Real(all) => {
+            CellNumbers::Real(all) => {
                 Column::Real(self.each(|cell, count| (count > 0).then(|| all[cell])))
             }
         };
         self.plan.field(["min", "max"][which], values)
     }
 
-    fn range(&self) -> Field {
+    fn range(&self) -> ResultField {
         let values = match &self.state.extremes {
-            [Numbers::Whole(low), Numbers::Whole(high)] => {
+            [CellNumbers::Whole(low), CellNumbers::Whole(high)] => {
                 Column::Whole(self.each(|cell, count| (count > 0).then(|| high[cell] - low[cell])))
             }
-            [Numbers::Real(low), Numbers::Real(high)] => {
+            [CellNumbers::Real(low), CellNumbers::Real(high)] => {
                 Column::Real(self.each(|cell, count| (count > 0).then(|| high[cell] - low[cell])))
             }
             _ => Column::Real(self.each(|_, _| None)),
@@ -372,30 +372,30 @@ impl Finder<'_> {
     }
 
     /// Returns the sum, which is 0 without values; a sum of integers is exact, also beyond 64 bits.
-    fn sum(&self) -> Field {
+    fn sum(&self) -> ResultField {
         let values = match &self.state.sums {
-            Sums::None => Column::Real(self.each(|_, _| None)),
-            Sums::Whole(all) => Column::Whole(self.each(|cell, _| Some(all[cell]))),
-            Sums::Real(all) => Column::Real(self.each(|cell, _| Some(total(all[cell])))),
+            CellSums::None => Column::Real(self.each(|_, _| None)),
+            CellSums::Whole(all) => Column::Whole(self.each(|cell, _| Some(all[cell]))),
+            CellSums::Real(all) => Column::Real(self.each(|cell, _| Some(total(all[cell])))),
         };
         self.plan.field("sum", values)
     }
 
-    fn mean(&self) -> Field {
+    fn mean(&self) -> ResultField {
         let many = |cell: usize, counted: u64| match self.state.weight(cell) {
             Some(weight) => weight,
             None => count(counted),
         };
         let sum = |cell: usize| match &self.state.sums {
-            Sums::None => f64::NAN,
-            Sums::Whole(all) => real(all[cell]),
-            Sums::Real(all) => total(all[cell]),
+            CellSums::None => f64::NAN,
+            CellSums::Whole(all) => real(all[cell]),
+            CellSums::Real(all) => total(all[cell]),
         };
         let values = self.each(|cell, count| (count > 0).then(|| sum(cell) / many(cell, count)));
         self.plan.field("mean", Column::Real(values))
     }
 
-    fn stddev(&self) -> Field {
+    fn stddev(&self) -> ResultField {
         let ddof = u64::from(self.ddof);
         let of = |cell: usize, counted: u64| {
             let free = counted.checked_sub(ddof).filter(|free| *free > 0)?;

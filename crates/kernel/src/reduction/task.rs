@@ -1,15 +1,15 @@
 //! Folding task in the form that is sent to the node with the bytes.
 
 use serde::{Deserialize, Serialize};
-use tidemill_format::Range;
+use tidemill_format::IndexRange;
 
 use super::counted::Counted;
 use crate::array::{Codec, Dtype, Literal};
-use crate::reducing::Piece;
+use crate::reduce_workers::StoredBytes;
 
 /// Mapping of a variable's values to cells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Task {
+pub struct ReductionTask {
     /// Type of its values.
     pub dtype: Dtype,
     /// Whether the most significant byte is stored first.
@@ -21,11 +21,11 @@ pub struct Task {
     /// Value of an element that was never written.
     pub fill: Vec<u8>,
     /// Rule for values that count.
-    pub keep: Keep,
+    pub keep: KeepRule,
     /// Results that are kept.
-    pub wants: Wants,
+    pub wants: WantedResults,
     /// Target of each dimension.
-    pub targets: Vec<Target>,
+    pub targets: Vec<DimensionTarget>,
     /// Dimension with weights, and the weights by the place in the selection.
     pub weights: Option<(u32, Vec<f64>)>,
     /// Property that is counted, in addition to the number of values.
@@ -34,7 +34,7 @@ pub struct Task {
 
 /// Rule for values that count. NaN never counts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Keep {
+pub struct KeepRule {
     /// Excluded values.
     pub missing: Vec<Literal>,
     /// Lower bound.
@@ -45,7 +45,7 @@ pub struct Keep {
 
 /// Results that are kept for the values of a cell, in addition to their number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wants {
+pub struct WantedResults {
     /// Sum.
     pub sum: bool,
     /// Smallest and largest value.
@@ -56,7 +56,7 @@ pub struct Wants {
 
 /// Target of a dimension in the result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Target {
+pub enum DimensionTarget {
     /// None: the dimension is reduced.
     Reduced,
     /// Each index of the selection has a cell of its own, from this one on.
@@ -67,11 +67,11 @@ pub enum Target {
 
 /// Piece of a variable: an array that its bytes decode to, and the cells of its values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Item {
+pub struct ReductionItem {
     /// Number of the piece among the variable's chunks.
     pub chunk: u64,
     /// Location of its bytes; empty if nothing was written and all values are the fill value.
-    pub bytes: Vec<Piece>,
+    pub bytes: Vec<StoredBytes>,
     /// Filters that were not applied to it.
     pub mask: u32,
     /// Shape of the array that its bytes decode to.
@@ -79,32 +79,32 @@ pub struct Item {
     /// Distance from one index of the first dimension to the next, in bytes, if bytes of other variables are between them.
     pub stride: Option<u64>,
     /// Requested part of that array.
-    pub within: Vec<Range>,
+    pub within: Vec<IndexRange>,
     /// Place of the first requested value in the selection.
     pub at: Vec<u64>,
 }
 
 /// Pieces that are folded at once into one box of the result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Batch {
+pub struct ReductionBatch {
     /// Task.
-    pub task: Task,
+    pub task: ReductionTask,
     /// First cell of the box, and its lengths.
     pub cells: (Vec<u64>, Vec<u64>),
     /// Pieces.
-    pub items: Vec<Item>,
+    pub items: Vec<ReductionItem>,
 }
 
-impl Task {
+impl ReductionTask {
     /// Returns the cells of a piece: the first, and the number along each dimension of the result.
-    pub fn cells(&self, item: &Item) -> (Vec<u64>, Vec<u64>) {
+    pub fn cells(&self, item: &ReductionItem) -> (Vec<u64>, Vec<u64>) {
         let mut cells = (Vec::new(), Vec::new());
         for (dimension, target) in self.targets.iter().enumerate() {
             let (at, count) = (item.at[dimension], item.within[dimension].count());
             let (first, length) = match target {
-                Target::Reduced => continue,
-                Target::Kept(first) => (first + at, count),
-                Target::Grouped(groups) => {
+                DimensionTarget::Reduced => continue,
+                DimensionTarget::Kept(first) => (first + at, count),
+                DimensionTarget::Grouped(groups) => {
                     let start = usize::try_from(at).unwrap_or(usize::MAX);
                     let count = usize::try_from(count).unwrap_or(usize::MAX);
                     let of = groups.iter().skip(start).take(count);
@@ -126,9 +126,9 @@ impl Task {
     }
 
     /// Returns the number of bytes of a cell that keeps these results, without counters.
-    pub(super) fn bytes_with(&self, wants: Wants) -> usize {
+    pub(super) fn bytes_with(&self, wants: WantedResults) -> usize {
         let number = if self.dtype.size() == 8 { 16 } else { 8 };
-        let Wants {
+        let WantedResults {
             sum,
             extremes,
             moments,

@@ -1,15 +1,15 @@
 //! Compares reductions with a plain model: indices one by one, in whole numbers, whose sums are exact in `f64`.
 
-#![allow(clippy::float_cmp, reason = "results are told exactly")]
+#![allow(clippy::float_cmp, reason = "results are exact")]
 
 use super::bins::Binning;
-use super::ranks::Search;
-use super::state::{Numbers, Sums, real, total};
+use super::ranks::QuantileSearch;
+use super::state::{CellNumbers, CellSums, real, total};
 use super::*;
 use crate::array::{Dtype, Literal};
-use crate::reducing::Piece as Stored;
+use crate::reduce_workers::StoredBytes as Stored;
 use proptest::prelude::*;
-use tidemill_format::{Piece, Range, Span};
+use tidemill_format::{FileSpan, IndexRange, VariableExtent};
 
 const DTYPES: [Dtype; 10] = [
     Dtype::Int8,
@@ -43,8 +43,8 @@ type Cells = (Vec<u64>, Vec<u64>);
 #[derive(Clone, Debug)]
 struct Side {
     length: u64,
-    range: Range,
-    target: Target,
+    range: IndexRange,
+    target: DimensionTarget,
     chunk: u64,
 }
 
@@ -52,7 +52,7 @@ fn side() -> impl Strategy<Value = Side> {
     (1..9_u64, 1..4_u64, 0..3_u8, 1..5_u64, any::<u64>()).prop_flat_map(
         |(length, step, kind, chunk, seed)| {
             (0..length).prop_map(move |start| {
-                let range = Range {
+                let range = IndexRange {
                     start,
                     end: length,
                     step,
@@ -61,9 +61,9 @@ fn side() -> impl Strategy<Value = Side> {
                     .map(|at| u32::try_from((at ^ seed) % 3).unwrap())
                     .collect();
                 let target = match kind {
-                    0 => Target::Reduced,
-                    1 => Target::Kept(0),
-                    _ => Target::Grouped(groups),
+                    0 => DimensionTarget::Reduced,
+                    1 => DimensionTarget::Kept(0),
+                    _ => DimensionTarget::Grouped(groups),
                 };
                 Side {
                     length,
@@ -122,19 +122,19 @@ impl Case {
         i32::try_from(mixed % 60).unwrap()
     }
 
-    fn task(&self) -> Task {
+    fn task(&self) -> ReductionTask {
         let weights = |dimension: usize| {
             (0..self.sides[dimension].range.count())
                 .map(weight)
                 .collect()
         };
-        Task {
+        ReductionTask {
             dtype: self.dtype,
             big_endian: self.big_endian,
             filters: Vec::new(),
             order: None,
             fill: bytes_of(3, self.dtype, self.big_endian),
-            keep: Keep {
+            keep: KeepRule {
                 missing: self
                     .missing
                     .iter()
@@ -143,7 +143,7 @@ impl Case {
                 least: self.bounded.then_some(Literal::Float(0.5)),
                 most: self.bounded.then_some(Literal::Int(55)),
             },
-            wants: Wants {
+            wants: WantedResults {
                 sum: true,
                 extremes: true,
                 moments: true,
@@ -159,9 +159,9 @@ impl Case {
     /// Returns the shape of the result.
     fn shape(&self) -> Vec<u64> {
         let length = |side: &Side| match &side.target {
-            Target::Reduced => None,
-            Target::Kept(_) => Some(side.range.count()),
-            Target::Grouped(_) => Some(3),
+            DimensionTarget::Reduced => None,
+            DimensionTarget::Kept(_) => Some(side.range.count()),
+            DimensionTarget::Grouped(_) => Some(3),
         };
         self.sides.iter().filter_map(length).collect()
     }
@@ -181,9 +181,9 @@ impl Case {
             for (dimension, (side, at)) in self.sides.iter().zip(&at).enumerate() {
                 index = index * side.length + side.range.start + at * side.range.step;
                 match &side.target {
-                    Target::Reduced => {}
-                    Target::Kept(_) => cell = cell * side.range.count() + at,
-                    Target::Grouped(groups) => {
+                    DimensionTarget::Reduced => {}
+                    DimensionTarget::Kept(_) => cell = cell * side.range.count() + at,
+                    DimensionTarget::Grouped(groups) => {
                         cell = cell * 3 + u64::from(groups[usize::try_from(*at).unwrap()])
                     }
                 }
@@ -200,13 +200,13 @@ impl Case {
         found
     }
 
-    fn empty(&self, task: &Task) -> State {
+    fn empty(&self, task: &ReductionTask) -> BoxState {
         let whole = !matches!(self.dtype, Dtype::Float32 | Dtype::Float64);
-        State::empty(self.shape(), whole, task.wants, task.weights.is_some())
+        BoxState::empty(self.shape(), whole, task.wants, task.weights.is_some())
     }
 
     /// Folds chunk by chunk, each into its own box, and merges.
-    fn fold(&self, mut all: State, task: impl Fn(&Cells) -> Task) -> State {
+    fn fold(&self, mut all: BoxState, task: impl Fn(&Cells) -> ReductionTask) -> BoxState {
         let grid: Vec<u64> = self
             .sides
             .iter()
@@ -217,18 +217,18 @@ impl Case {
                 continue;
             };
             let cells = self.task().cells(&item);
-            let mut folding = Folding::new(task(&cells), cells).unwrap();
+            let mut folding = BoxFold::new(task(&cells), cells).unwrap();
             folding.add(&item, &stored).unwrap();
             let state = folding.finish();
-            let sent: State =
+            let sent: BoxState =
                 postcard::from_bytes(&postcard::to_allocvec(&state).unwrap()).unwrap();
             all.merge(&sent).unwrap();
         }
         all
     }
 
-    fn chunk(&self, number: u64, grid: &[u64]) -> Option<(Item, Vec<u8>)> {
-        let mut item = Item {
+    fn chunk(&self, number: u64, grid: &[u64]) -> Option<(ReductionItem, Vec<u8>)> {
+        let mut item = ReductionItem {
             chunk: number,
             bytes: Vec::new(),
             mask: 0,
@@ -258,7 +258,7 @@ impl Case {
             item.shape.insert(0, length);
             item.within.insert(
                 0,
-                Range {
+                IndexRange {
                     start,
                     end,
                     step: side.range.step,
@@ -315,19 +315,19 @@ fn sorted_quantile(
     })
 }
 
-/// Finds quantiles pass by pass, with `room` bytes for counters.
-fn check_quantiles(case: &Case, room: usize, unpack: Option<(f64, f64)>) {
+/// Finds quantiles pass by pass, with `space` bytes for counters.
+fn check_quantiles(case: &Case, space: usize, unpack: Option<(f64, f64)>) {
     let quantiles = [0.0, 1.0 / 3.0, 0.5, 0.99, 1.0];
     let mut task = case.task();
-    (task.wants, task.weights) = (Wants::default(), None);
+    (task.wants, task.weights) = (WantedResults::default(), None);
     let shape = case.shape();
     let kind = (case.dtype, unpack.is_some());
-    let mut search = Search::new(&quantiles, kind, shape.iter().product(), room).unwrap();
+    let mut search = QuantileSearch::new(&quantiles, kind, shape.iter().product(), space).unwrap();
     loop {
         let mut all = case.empty(&task);
         all.counters = vec![0; all.counts.len() * search.counters()];
         let digits = |cells: &Cells| Some(Counted::Digits(search.digits(unpack, cells, &shape)));
-        let found = case.fold(all, |cells| Task {
+        let found = case.fold(all, |cells| ReductionTask {
             counted: digits(cells),
             ..task.clone()
         });
@@ -348,16 +348,16 @@ fn check_quantiles(case: &Case, room: usize, unpack: Option<(f64, f64)>) {
 }
 
 /// Counts values between edges pass by pass, and compares with a search of all edges.
-fn check_histogram(case: &Case, wanted: Wanted, unpack: Option<(f64, f64)>) {
+fn check_histogram(case: &Case, wanted: WantedBins, unpack: Option<(f64, f64)>) {
     let mut task = case.task();
-    (task.wants, task.weights) = (Wants::default(), None);
+    (task.wants, task.weights) = (WantedResults::default(), None);
     let mut binning = Binning::new(wanted, case.shape().iter().product()).unwrap();
     let (edges, found) = loop {
         let edges = binning.edges();
-        let task = Task {
-            wants: Wants {
+        let task = ReductionTask {
+            wants: WantedResults {
                 extremes: edges.is_none(),
-                ..Wants::default()
+                ..WantedResults::default()
             },
             counted: edges.map(|edges| Counted::Bins(Bins { unpack, edges })),
             ..task.clone()
@@ -418,9 +418,9 @@ fn check_sums(case: &Case, model: &[Vec<(i32, f64)>]) {
     let state = case.fold(case.empty(&task), |_| task.clone());
     for (cell, values) in model.iter().enumerate() {
         let sum = match &state.sums {
-            Sums::Whole(all) => real(all[cell]),
-            Sums::Real(all) => total(all[cell]),
-            Sums::None => f64::NAN,
+            CellSums::Whole(all) => real(all[cell]),
+            CellSums::Real(all) => total(all[cell]),
+            CellSums::None => f64::NAN,
         };
         let expected: i32 = values.iter().map(|(value, _)| value).sum();
         assert_eq!(state.counts[cell], values.len() as u64, "{case:?}");
@@ -436,9 +436,9 @@ fn check(case: &Case) {
     for (cell, values) in found.iter().enumerate() {
         assert_eq!(state.counts[cell], values.len() as u64, "{case:?}");
         let sum = match &state.sums {
-            Sums::Whole(all) => real(all[cell]),
-            Sums::Real(all) => total(all[cell]),
-            Sums::None => f64::NAN,
+            CellSums::Whole(all) => real(all[cell]),
+            CellSums::Real(all) => total(all[cell]),
+            CellSums::None => f64::NAN,
         };
         let weights = |(value, weighs): &(i32, f64)| {
             f64::from(*value)
@@ -460,9 +460,9 @@ fn check(case: &Case) {
         };
         let high = values.iter().map(|(value, _)| *value).max().unwrap();
         let extremes = [0, 1].map(|which| match &state.extremes[which] {
-            Numbers::Whole(all) => real(all[cell]),
-            Numbers::Real(all) => all[cell],
-            Numbers::None => f64::NAN,
+            CellNumbers::Whole(all) => real(all[cell]),
+            CellNumbers::Real(all) => all[cell],
+            CellNumbers::None => f64::NAN,
         });
         assert_eq!(extremes, [f64::from(low), f64::from(high)]);
         let count = state::count(values.len() as u64);
@@ -492,10 +492,10 @@ proptest! {
     #[test]
     fn quantiles_match_sorted_values(
         case in case(),
-        room in prop_oneof![1..4096_usize, Just(1 << 20)],
+        space in prop_oneof![1..4096_usize, Just(1 << 20)],
         unpack in prop::option::of((prop_oneof![Just(-0.5), Just(0.25)], -3.0..3.0)),
     ) {
-        check_quantiles(&case, room, unpack);
+        check_quantiles(&case, space, unpack);
     }
 
     /// The edges are given or found, and the values are packed or not.
@@ -507,7 +507,7 @@ proptest! {
         unpack in prop::option::of((prop_oneof![Just(-0.5), Just(0.1)], -3.0..3.0)),
     ) {
         let between = between.map(|(low, far)| (low, low + far));
-        check_histogram(&case, Wanted { bins, between }, unpack);
+        check_histogram(&case, WantedBins { bins, between }, unpack);
     }
 
     /// Pieces that are cut at any byte have the same values at the same places. No piece longer than one value crosses an end.
@@ -522,9 +522,9 @@ proptest! {
         ends.retain(|end| *end < size);
         ends.sort_unstable();
         ends.dedup();
-        let within: Vec<Range> = shape.iter().map(|length| Range { start: 0, end: *length, step }).collect();
-        let span = Span { file: None, offset: 100, size };
-        let whole = Piece { chunk: 0, span: Some(span), mask: 0, at: vec![0; shape.len()], stride: None, within, shape };
+        let within: Vec<IndexRange> = shape.iter().map(|length| IndexRange { start: 0, end: *length, step }).collect();
+        let span = FileSpan { file: None, offset: 100, size };
+        let whole = VariableExtent { chunk: 0, span: Some(span), mask: 0, at: vec![0; shape.len()], stride: None, within, shape };
         let ends: Vec<u64> = ends.into_iter().map(|end| end + 100).collect();
         let mut places = Vec::new();
         for piece in cut(&whole, &ends) {
@@ -550,8 +550,8 @@ proptest! {
         let mut task = case.task();
         let rank = task.targets.len();
         let next = |place: usize| numbers[place % numbers.len()];
-        let range = |place: usize| Range { start: next(place), end: next(place + 1), step: next(place + 2) };
-        let item = Item {
+        let range = |place: usize| IndexRange { start: next(place), end: next(place + 1), step: next(place + 2) };
+        let item = ReductionItem {
             chunk: 0,
             bytes: vec![Stored::Sent(stored.len() as u64); usize::from(next(3) % 2 == 0)],
             mask: 0,
@@ -578,15 +578,15 @@ proptest! {
                 postcard::from_bytes(&sent).ok()
             }
         };
-        if let Ok(mut folding) = Folding::new(task, (cells.iter().map(|_| next(9) % 2).collect(), cells)) {
+        if let Ok(mut folding) = BoxFold::new(task, (cells.iter().map(|_| next(9) % 2).collect(), cells)) {
             let _ = folding.add(&item, &stored);
         }
     }
 }
 
 /// Returns the position of each value in the file, and its place in the selection.
-fn indices(piece: &Piece, size: u64) -> Vec<(u64, Vec<u64>)> {
-    let counts: Vec<u64> = piece.within.iter().map(Range::count).collect();
+fn indices(piece: &VariableExtent, size: u64) -> Vec<(u64, Vec<u64>)> {
+    let counts: Vec<u64> = piece.within.iter().map(IndexRange::count).collect();
     let mut all = Vec::new();
     for number in 0..counts.iter().product::<u64>() {
         let (mut left, mut place, mut stride) = (number, piece.span.as_ref().unwrap().offset, size);
@@ -606,9 +606,9 @@ fn indices(piece: &Piece, size: u64) -> Vec<(u64, Vec<u64>)> {
 
 #[test]
 fn selections_are_parsed_as_written() {
-    use super::query::{Select, What};
-    let one = |text: &str| Select::parse(text).unwrap().remove(0);
-    let values = |low: &str, high: &str| What::Values(low.into(), high.into());
+    use super::query::{DimensionSelection, IndexSelection};
+    let one = |text: &str| DimensionSelection::parse(text).unwrap().remove(0);
+    let values = |low: &str, high: &str| IndexSelection::Values(low.into(), high.into());
     assert_eq!(one("lat=30:60").what, values("30", "60"));
     assert_eq!(one("lat=-30..60::2").step, 2);
     assert_eq!(
@@ -619,26 +619,32 @@ fn selections_are_parsed_as_written() {
         one("time=1990-01-01T12:00").what,
         values("1990-01-01T12:00", "1990-01-01T12:00")
     );
-    assert_eq!(one("lat=[10:-1:3]").what, What::Indices(Some(10), Some(-1)));
-    assert_eq!((one("lat=::4").what, one("lat=::4").step), (What::All, 4));
-    assert_eq!(one("lat=[-1]").what, What::Index(-1));
+    assert_eq!(
+        one("lat=[10:-1:3]").what,
+        IndexSelection::Indices(Some(10), Some(-1))
+    );
+    assert_eq!(
+        (one("lat=::4").what, one("lat=::4").step),
+        (IndexSelection::All, 4)
+    );
+    assert_eq!(one("lat=[-1]").what, IndexSelection::Index(-1));
     for wrong in ["lat", "lat=[1", "lat=[a]", "lat=::0", "lat=[1:2:3:4]"] {
-        Select::parse(wrong).unwrap_err();
+        DimensionSelection::parse(wrong).unwrap_err();
     }
     assert_eq!(
-        "climatological month".parse::<By>().unwrap(),
-        By::MonthOfYear
+        "climatological month".parse::<TimeGrouping>().unwrap(),
+        TimeGrouping::MonthOfYear
     );
     assert!(
         "mode"
-            .parse::<Operation>()
+            .parse::<ReduceOperation>()
             .unwrap_err()
             .to_string()
             .contains("median, quantile, histogram")
     );
-    let bins = |text: &str| text.parse::<Wanted>();
-    assert_eq!(bins("").unwrap(), Wanted::default());
-    let wanted = Wanted {
+    let bins = |text: &str| text.parse::<WantedBins>();
+    assert_eq!(bins("").unwrap(), WantedBins::default());
+    let wanted = WantedBins {
         bins: 80,
         between: Some((-5.0, 35.5)),
     };
@@ -659,7 +665,7 @@ fn selections_are_parsed_as_written() {
     }
     assert!(
         "fortnight"
-            .parse::<By>()
+            .parse::<TimeGrouping>()
             .unwrap_err()
             .to_string()
             .contains("year, season")
@@ -668,9 +674,9 @@ fn selections_are_parsed_as_written() {
 
 #[test]
 fn quantile_of_values_that_change_between_passes_fails() {
-    let mut search = Search::new(&[0.5], (Dtype::Float32, false), 1, 1 << 20).unwrap();
+    let mut search = QuantileSearch::new(&[0.5], (Dtype::Float32, false), 1, 1 << 20).unwrap();
     let counted = |count: u64, of: usize| {
-        let mut state = State::empty(Vec::new(), false, Wants::default(), false);
+        let mut state = BoxState::empty(Vec::new(), false, WantedResults::default(), false);
         (state.counts, state.counters) = (vec![count], vec![0; of]);
         state
     };
@@ -687,12 +693,12 @@ fn quantile_of_values_that_change_between_passes_fails() {
 #[test]
 fn histogram_of_values_that_change_between_passes_fails() {
     let state = |counts: u64, counters: Vec<u64>| {
-        let mut state = State::empty(Vec::new(), false, Wants::default(), false);
+        let mut state = BoxState::empty(Vec::new(), false, WantedResults::default(), false);
         (state.counts, state.counters) = (vec![counts], counters);
         state
     };
     let mut ends = state(3, Vec::new());
-    ends.extremes = [Numbers::Real(vec![1.0]), Numbers::Real(vec![2.0])];
+    ends.extremes = [CellNumbers::Real(vec![1.0]), CellNumbers::Real(vec![2.0])];
     let mut binning = Binning::new("2".parse().unwrap(), 1).unwrap();
     assert!(binning.next(&ends).unwrap());
     // There are fewer values, or as many, and one is outside of the range.
@@ -701,7 +707,7 @@ fn histogram_of_values_that_change_between_passes_fails() {
     }
     assert!(!binning.next(&state(3, vec![0, 1, 2, 0])).unwrap());
     // There are no bins between infinities; too many counters are refused before any value is read.
-    ends.extremes[1] = Numbers::Real(vec![f64::INFINITY]);
+    ends.extremes[1] = CellNumbers::Real(vec![f64::INFINITY]);
     let mut binning = Binning::new("2".parse().unwrap(), 1).unwrap();
     let refused = binning.next(&ends).unwrap_err().to_string();
     assert!(refused.contains("--bins LOW:HIGH:N"), "{refused}");
@@ -712,28 +718,28 @@ fn histogram_of_values_that_change_between_passes_fails() {
 /// the other types.
 #[test]
 fn empty_cell_does_not_bound_extremes_of_other_type() {
-    let wants = Wants {
+    let wants = WantedResults {
         sum: false,
         extremes: true,
         moments: false,
     };
-    let empty = || State::empty(vec![1], true, wants, false);
+    let empty = || BoxState::empty(vec![1], true, wants, false);
     // State of a fold of bytes without values, and of a fold of shorts.
     let mut bytes = empty();
-    bytes.extremes = [255, 0].map(|end| Numbers::Whole(vec![end]));
+    bytes.extremes = [255, 0].map(|end| CellNumbers::Whole(vec![end]));
     let mut shorts = empty();
-    shorts.extremes = [-50, -47].map(|end| Numbers::Whole(vec![end]));
+    shorts.extremes = [-50, -47].map(|end| CellNumbers::Whole(vec![end]));
     shorts.counts = vec![2];
     for order in [[&bytes, &shorts], [&shorts, &bytes]] {
         let mut all = empty();
         order.into_iter().for_each(|one| all.merge(one).unwrap());
         let found = all.extremes.map(|end| match end {
-            Numbers::Whole(end) => end,
+            CellNumbers::Whole(end) => end,
             _ => Vec::new(),
         });
         assert_eq!(found, [vec![-50], vec![-47]]);
         let mut one = order[0].clone();
         one.merge(order[1]).unwrap();
-        assert!(matches!(&one.extremes[1], Numbers::Whole(end) if *end == [-47]));
+        assert!(matches!(&one.extremes[1], CellNumbers::Whole(end) if *end == [-47]));
     }
 }

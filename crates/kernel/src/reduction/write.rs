@@ -7,19 +7,19 @@ use tidemill_format::time::Units;
 use tidemill_format::{Attribute, Value};
 
 use super::error::{Error, Result};
-use super::table::{Axis, Column, Field, Table};
+use super::table::{Column, ResultAxis, ResultField, ResultTable};
 
 /// File format of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum Form {
+pub enum ResultFormat {
     Netcdf,
     Npy,
     Csv,
     Json,
 }
 
-impl Form {
+impl ResultFormat {
     /// Returns the format for a file name.
     ///
     /// # Errors
@@ -86,16 +86,16 @@ fn real(value: f64) -> String {
     format!("{value:?}")
 }
 
-impl Axis {
+impl ResultAxis {
     /// Returns the name of each index: its group, its time, its value, or its number.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         match (&self.labels, &self.coordinate) {
             (Some(labels), _) => labels.clone(),
             (None, Some(coordinate)) => {
-                let said = |name| text(&coordinate.attributes, name);
-                let calendar = said("calendar").unwrap_or("standard");
-                let units = said("units").and_then(|units| Units::parse(units, calendar).ok());
+                let value_of = |name| text(&coordinate.attributes, name);
+                let calendar = value_of("calendar").unwrap_or("standard");
+                let units = value_of("units").and_then(|units| Units::parse(units, calendar).ok());
                 let name = |value: &f64| {
                     let moment = units.and_then(|units| units.moment(*value));
                     moment.map_or_else(|| value.to_string(), |moment| moment.to_string())
@@ -107,7 +107,7 @@ impl Axis {
     }
 }
 
-impl Table {
+impl ResultTable {
     /// Returns the number of cells.
     #[must_use]
     pub fn cells(&self) -> usize {
@@ -129,7 +129,7 @@ impl Table {
     /// Returns the table as JSON.
     #[must_use]
     pub fn json(&self) -> Json {
-        let axis = |axis: &Axis| {
+        let axis = |axis: &ResultAxis| {
             json!({
                 "name": axis.name,
                 "length": axis.length,
@@ -139,8 +139,8 @@ impl Table {
             })
         };
         let dimensions: Vec<Json> = self.axes.iter().map(axis).collect();
-        let of_variable = |fields: &[Field]| json!({ "variable": fields[0].variable, "units": fields[0].units, "values": self.values(fields) });
-        let same = |one: &Field, other: &Field| one.variable == other.variable;
+        let of_variable = |fields: &[ResultField]| json!({ "variable": fields[0].variable, "units": fields[0].units, "values": self.values(fields) });
+        let same = |one: &ResultField, other: &ResultField| one.variable == other.variable;
         let mut variables: Vec<Json> = self.fields.chunk_by(same).map(of_variable).collect();
         if variables.len() > 1 {
             return json!({ "dimensions": dimensions, "variables": variables });
@@ -150,7 +150,7 @@ impl Table {
         only
     }
 
-    fn values(&self, fields: &[Field]) -> Json {
+    fn values(&self, fields: &[ResultField]) -> Json {
         let mut found = serde_json::Map::new();
         for field in fields {
             let values: Vec<Json> = (0..field.values.len())
@@ -170,25 +170,27 @@ impl Table {
     ///
     /// # Errors
     /// If it has several fields and the format is npy, if it has no values yet, or if it cannot be written.
-    pub fn write(&self, form: Form, out: &mut dyn Write) -> Result<()> {
+    pub fn write(&self, form: ResultFormat, out: &mut dyn Write) -> Result<()> {
         if self.is_outline() {
             return Err(Error::TooLarge(self.all().1.iter().product()));
         }
-        if matches!(form, Form::Npy | Form::Netcdf) {
-            self.fields.iter().try_for_each(Field::check_integers)?;
+        if matches!(form, ResultFormat::Npy | ResultFormat::Netcdf) {
+            self.fields
+                .iter()
+                .try_for_each(ResultField::check_integers)?;
         }
         let wrote = match form {
-            Form::Json => serde_json::to_writer_pretty(&mut *out, &self.json())
+            ResultFormat::Json => serde_json::to_writer_pretty(&mut *out, &self.json())
                 .map_err(io::Error::from)
                 .and_then(|()| writeln!(out)),
-            Form::Csv => self.csv(out),
-            Form::Npy if self.fields.len() > 1 => {
+            ResultFormat::Csv => self.csv(out),
+            ResultFormat::Npy if self.fields.len() > 1 => {
                 return Err(Error::Query(
                     "npy holds one array, and these are several; write .nc, .csv or .json".into(),
                 ));
             }
-            Form::Npy => self.npy(out),
-            Form::Netcdf => self.netcdf(out),
+            ResultFormat::Npy => self.npy(out),
+            ResultFormat::Netcdf => self.netcdf(out),
         };
         wrote.map_err(|source| Error::Io {
             file: "the result".into(),
@@ -203,7 +205,7 @@ impl Table {
             .map(|axis| axis.name.clone())
             .chain(self.fields.iter().map(|field| self.title(field)));
         writeln!(out, "{}", names.collect::<Vec<_>>().join(","))?;
-        let known: Vec<Vec<String>> = self.axes.iter().map(Axis::names).collect();
+        let known: Vec<Vec<String>> = self.axes.iter().map(ResultAxis::names).collect();
         for cell in 0..self.cells() {
             let labels = known
                 .iter()
@@ -263,7 +265,7 @@ pub(super) fn text<'a>(attributes: &'a [Attribute], name: &str) -> Option<&'a st
         })
 }
 
-impl Field {
+impl ResultField {
     /// Refuses integers that would be rounded when they are written as doubles.
     fn check_integers(&self) -> Result<()> {
         let Column::Whole(all) = &self.values else {
@@ -304,7 +306,7 @@ pub(super) fn reals(values: &Column, none: f64) -> Vec<f64> {
 }
 
 /// Returns the values of a field of 32-bit floats.
-pub(super) fn singles(field: &Field, none: f64, bytes: fn(f32) -> [u8; 4]) -> Vec<u8> {
+pub(super) fn singles(field: &ResultField, none: f64, bytes: fn(f32) -> [u8; 4]) -> Vec<u8> {
     let values = reals(&field.values, none).into_iter();
     #[expect(
         clippy::cast_possible_truncation,

@@ -19,7 +19,7 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch,
 };
 
-use super::tree::{self, Answer};
+use super::tree::{self, FilterVerdict};
 
 /// Calls that are allowed with any arguments. Those that change users and rights can only reduce rights.
 const ALLOWED: &[i64] = &[
@@ -337,7 +337,7 @@ const OF_PEERS: &[i64] = &[
 
 /// Kind of a kernel's filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Kind {
+pub(crate) struct FilterKind {
     /// Whether its user owns files that it can open for reading but must not change: then it cannot change attributes of open files
     /// either.
     pub(crate) owns_files: bool,
@@ -357,7 +357,7 @@ impl Filters {
     ///
     /// Changes of attributes are not refused but seem to succeed without effect: many programs copy modes and times and fail if they
     /// cannot, and a cluster keeps neither of outputs.
-    pub(crate) fn of(&self, kind: Kind) -> &BpfProgram {
+    pub(crate) fn of(&self, kind: FilterKind) -> &BpfProgram {
         let filters = if kind.owns_files {
             &self.owner
         } else {
@@ -368,14 +368,14 @@ impl Filters {
 }
 
 /// Answers by the number of the call.
-type Answers = BTreeMap<u32, Answer>;
+type CallVerdicts = BTreeMap<u32, FilterVerdict>;
 
 /// Builds the filters. `cuts` says whether files may be truncated by a path on this system.
 ///
 /// # Errors
 /// If the list makes no valid filter, which is a fault of this file.
 pub(crate) fn filters(cuts: bool) -> Result<Filters, BackendError> {
-    let mut answers = Answers::new();
+    let mut answers = CallVerdicts::new();
     let allowed = [ALLOWED, ALLOWED_HERE, ALLOWED_NEW];
     put(&mut answers, &allowed, libc::SECCOMP_RET_ALLOW);
     put(&mut answers, &[UNKNOWN], denial(libc::ENOSYS));
@@ -401,7 +401,7 @@ pub(crate) fn filters(cuts: bool) -> Result<Filters, BackendError> {
     let with_path = vec![SeccompRule::new(vec![path])?];
     deny_some(&mut answers, libc::SYS_utimensat, with_path, 0)?;
     let program = |answers| tree::program(ARCHITECTURE.1, answers, others);
-    let both = |answers: Answers| {
+    let both = |answers: CallVerdicts| {
         let mut peers = answers.clone();
         to_peers(&mut peers)?;
         Ok::<_, BackendError>([program(answers), program(peers)])
@@ -413,7 +413,7 @@ pub(crate) fn filters(cuts: bool) -> Result<Filters, BackendError> {
 }
 
 /// Allows the calls for peers: TCP over IPv4, and calls that list the devices and addresses, because libraries read them.
-fn to_peers(answers: &mut Answers) -> Result<(), BackendError> {
+fn to_peers(answers: &mut CallVerdicts) -> Result<(), BackendError> {
     put(answers, &[OF_PEERS], libc::SECCOMP_RET_ALLOW);
     let is = |argument, operator, value: i32| {
         let value = u64::from(value.cast_unsigned());
@@ -436,7 +436,7 @@ fn to_peers(answers: &mut Answers) -> Result<(), BackendError> {
 }
 
 /// Denies the calls that truncate files which are not open for writing.
-fn cut_nothing(answers: &mut Answers) -> Result<(), BackendError> {
+fn cut_nothing(answers: &mut CallVerdicts) -> Result<(), BackendError> {
     answers.remove(&number(libc::SYS_truncate));
     put(answers, &[&[libc::SYS_truncate]], denial(libc::EPERM));
     // The call has its flags in memory; programs then use `openat`.
@@ -460,8 +460,8 @@ fn cut_nothing(answers: &mut Answers) -> Result<(), BackendError> {
 }
 
 /// Returns the answer to calls that are on no list.
-fn others(number: u32) -> Answer {
-    Answer::Return(denial(if number < NEW_FROM {
+fn others(number: u32) -> FilterVerdict {
+    FilterVerdict::Return(denial(if number < NEW_FROM {
         libc::EPERM
     } else {
         libc::ENOSYS
@@ -469,7 +469,7 @@ fn others(number: u32) -> Answer {
 }
 
 /// Calls that are allowed with some arguments.
-fn some(answers: &mut Answers) -> Result<(), BackendError> {
+fn some(answers: &mut CallVerdicts) -> Result<(), BackendError> {
     let namespaces = u64::from(NAMESPACES.cast_unsigned());
     let mut clone = Vec::new();
     for bit in (0..32)
@@ -535,30 +535,30 @@ fn number(call: i64) -> u32 {
 }
 
 /// Sets the answer of calls with any arguments.
-fn put(answers: &mut Answers, calls: &[&[i64]], answer: u32) {
+fn put(answers: &mut CallVerdicts, calls: &[&[i64]], answer: u32) {
     for call in calls.iter().copied().flatten() {
-        let before = answers.insert(number(*call), Answer::Return(answer));
+        let before = answers.insert(number(*call), FilterVerdict::Return(answer));
         assert!(before.is_none(), "call {call} is listed twice");
     }
 }
 
 /// Allows a call only if one of the rules matches.
 fn allow_some(
-    answers: &mut Answers,
+    answers: &mut CallVerdicts,
     call: i64,
     rules: Vec<SeccompRule>,
 ) -> Result<(), BackendError> {
     let denied = SeccompAction::Errno(libc::EPERM.cast_unsigned());
     let rules = BTreeMap::from([(call, rules)]);
     let program = SeccompFilter::new(rules, denied, SeccompAction::Allow, ARCHITECTURE.0)?;
-    let before = answers.insert(number(call), Answer::Program(program.try_into()?));
+    let before = answers.insert(number(call), FilterVerdict::Program(program.try_into()?));
     assert!(before.is_none(), "call {call} is listed twice");
     Ok(())
 }
 
 /// Denies a call if one of the rules matches.
 fn deny_some(
-    answers: &mut Answers,
+    answers: &mut CallVerdicts,
     call: i64,
     rules: Vec<SeccompRule>,
     errno: i32,
@@ -566,7 +566,7 @@ fn deny_some(
     let denied = SeccompAction::Errno(errno.cast_unsigned());
     let rules = BTreeMap::from([(call, rules)]);
     let program = SeccompFilter::new(rules, SeccompAction::Allow, denied, ARCHITECTURE.0)?;
-    let before = answers.insert(number(call), Answer::Program(program.try_into()?));
+    let before = answers.insert(number(call), FilterVerdict::Program(program.try_into()?));
     assert!(before.is_none(), "call {call} is listed twice");
     Ok(())
 }

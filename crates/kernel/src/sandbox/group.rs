@@ -2,7 +2,7 @@
 //!
 //! Resource limits and `watch` limit a single run. The group handles cases that they cannot see: many runs that are each within their
 //! limits and together need more than the host has. The operating system then reclaims the group's pages of files, and if that is not
-//! enough, ends one of the group's processes, and no other. A run that lasts gets a [`Room`] of its own in the group: entering a group
+//! enough, ends one of the group's processes, and no other. A run that lasts gets a [`RunCgroup`] of its own in the group: entering a group
 //! can take some milliseconds, and most runs end before they could do harm. This group also limits the run's processor time, if the run
 //! has such a limit.
 //!
@@ -23,10 +23,10 @@ const NAME: &str = "tidemill-kernels-";
 
 /// Inner groups: the group of all runs without a group of their own, and the groups of single runs, whose number follows.
 const ALL: &str = "all";
-const ROOM: &str = "run-";
+const RUN_CGROUP: &str = "run-";
 
 /// Memory of a run's group in addition to the run's limit, in bytes: pages of files, and memory that the system uses for the run.
-const ROOM_BYTES: u64 = 64 << 20;
+const RUN_CGROUP_BYTES: u64 = 64 << 20;
 
 /// Number of times that all processes of a run are moved: new processes start in the group of their parents.
 const MOVES: u32 = 3;
@@ -46,7 +46,7 @@ const PERIOD_US: u64 = 100_000;
 
 /// Limits for all kernels of a launcher together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Together {
+pub struct LauncherLimits {
     /// Memory, including cached pages of files, in bytes.
     pub memory_bytes: u64,
     /// Number of processes and threads.
@@ -63,9 +63,9 @@ pub(crate) struct ControlGroup {
     doors: Vec<OwnedFd>,
     directories: Vec<PathBuf>,
     /// Parent of the groups that limit the memory of single runs.
-    memory: Option<(PathBuf, Version)>,
+    memory: Option<(PathBuf, CgroupVersion)>,
     /// Parent of the groups that limit their processor time; with version 2 it is the same.
-    cpu: Option<(PathBuf, Version)>,
+    cpu: Option<(PathBuf, CgroupVersion)>,
     next: AtomicU64,
     /// File that counts, among others, processes that were ended for memory. It stays open, because it is read at each start.
     events: Option<File>,
@@ -76,7 +76,7 @@ impl ControlGroup {
     ///
     /// # Errors
     /// If this process has no right to make groups, or if there are no control groups.
-    pub(crate) fn make(together: &Together) -> io::Result<Self> {
+    pub(crate) fn make(together: &LauncherLimits) -> io::Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let own = fs::read_to_string("/proc/self/cgroup")?;
         let unified =
@@ -95,18 +95,18 @@ impl ControlGroup {
         };
         if let Some(directory) = unified {
             vacate(&directory)?;
-            group.add(&directory, &CONTROLLERS, together, Version::Two)?;
+            group.add(&directory, &CONTROLLERS, together, CgroupVersion::Two)?;
             let own = directory.join(&group.name);
             let switch = own.join("cgroup.subtree_control");
             if offers(&own, CPU) && fs::write(switch, format!("+{CPU}")).is_ok() {
-                yield_to_others(&own, together, Version::Two);
-                group.cpu = Some((own, Version::Two));
+                yield_to_others(&own, together, CgroupVersion::Two);
+                group.cpu = Some((own, CgroupVersion::Two));
             }
             return Ok(group);
         }
         for controller in CONTROLLERS {
             if let Some(directory) = directory(&mounts, &own, Some(controller)) {
-                group.add(&directory, &[controller], together, Version::One)?;
+                group.add(&directory, &[controller], together, CgroupVersion::One)?;
             }
         }
         if let Some(below) = directory(&mounts, &own, Some(CPU))
@@ -125,8 +125,8 @@ impl ControlGroup {
         &mut self,
         below: &Path,
         controllers: &[&str],
-        together: &Together,
-        version: Version,
+        together: &LauncherLimits,
+        version: CgroupVersion,
     ) -> io::Result<()> {
         remove_old(below);
         let directory = below.join(&self.name);
@@ -137,22 +137,22 @@ impl ControlGroup {
         }
         for controller in controllers {
             let (file, value) = match (*controller, version) {
-                ("memory", Version::One) => ("memory.limit_in_bytes", together.memory_bytes),
-                ("memory", Version::Two) => ("memory.max", together.memory_bytes),
+                ("memory", CgroupVersion::One) => ("memory.limit_in_bytes", together.memory_bytes),
+                ("memory", CgroupVersion::Two) => ("memory.max", together.memory_bytes),
                 _ => ("pids.max", together.threads.into()),
             };
             fs::write(number(file), value.to_string())?;
             if *controller == "memory" {
                 self.events = Some(File::open(number(match version {
-                    Version::One => "memory.oom_control",
-                    Version::Two => "memory.events",
+                    CgroupVersion::One => "memory.oom_control",
+                    CgroupVersion::Two => "memory.events",
                 }))?);
             }
         }
         let inner = match version {
-            Version::One => directory,
+            CgroupVersion::One => directory,
             // With version 2, a group contains either processes or groups.
-            Version::Two => {
+            CgroupVersion::Two => {
                 fs::write(directory.join("cgroup.subtree_control"), "+memory")?;
                 let all = directory.join(ALL);
                 fs::create_dir_all(&all)?;
@@ -167,15 +167,15 @@ impl ControlGroup {
     }
 
     /// Makes the group for the processor time, of version 1; runs enter only its subgroups.
-    fn add_cpu(&mut self, below: &Path, together: &Together) -> io::Result<()> {
+    fn add_cpu(&mut self, below: &Path, together: &LauncherLimits) -> io::Result<()> {
         remove_old(below);
         let directory = below.join(&self.name);
         match fs::create_dir(&directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => self.directories.push(directory.clone()),
         }
-        yield_to_others(&directory, together, Version::One);
-        self.cpu = Some((directory, Version::One));
+        yield_to_others(&directory, together, CgroupVersion::One);
+        self.cpu = Some((directory, CgroupVersion::One));
         Ok(())
     }
 
@@ -188,17 +188,21 @@ impl ControlGroup {
     ///
     /// # Errors
     /// If the system refuses.
-    pub(crate) fn room(&self, memory_bytes: u64, cpu_percent: Option<u32>) -> io::Result<Room> {
+    pub(crate) fn run_cgroup(
+        &self,
+        memory_bytes: u64,
+        cpu_percent: Option<u32>,
+    ) -> io::Result<RunCgroup> {
         let (within, version) = self.memory.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let directory = within.join(format!("{ROOM}{number}"));
+        let directory = within.join(format!("{RUN_CGROUP}{number}"));
         fs::create_dir(&directory)?;
-        let limit = memory_bytes.saturating_add(ROOM_BYTES);
+        let limit = memory_bytes.saturating_add(RUN_CGROUP_BYTES);
         let (most, swap) = match version {
-            Version::One => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
-            Version::Two => ("memory.max", "memory.swap.max"),
+            CgroupVersion::One => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+            CgroupVersion::Two => ("memory.max", "memory.swap.max"),
         };
-        let mut room = Room {
+        let mut cgroup = RunCgroup {
             door: door(&directory)?,
             directory: directory.clone(),
             cpu: None,
@@ -207,31 +211,31 @@ impl ControlGroup {
             moves: AtomicU32::new(0),
         };
         if let Some(percent) = cpu_percent {
-            room.cpu = self.cpu_room(&directory, percent).unwrap_or_else(|error| {
+            cgroup.cpu = self.cpu_cgroup(&directory, percent).unwrap_or_else(|error| {
                 tracing::debug!(%error, "a kernel is not held to the cores that its task asks for");
                 None
             });
         }
         fs::write(directory.join(most), limit.to_string())?;
         let with_swap = match version {
-            Version::One => limit,
-            Version::Two => 0,
+            CgroupVersion::One => limit,
+            CgroupVersion::Two => 0,
         };
         // Not all systems count swap space.
         let _ = fs::write(directory.join(swap), with_swap.to_string());
-        Ok(room)
+        Ok(cgroup)
     }
 
     /// Limits the processor time of one run's group: the group `directory` with version 2, or a group of its own.
-    fn cpu_room(&self, directory: &Path, percent: u32) -> io::Result<Option<(PathBuf, OwnedFd)>> {
+    fn cpu_cgroup(&self, directory: &Path, percent: u32) -> io::Result<Option<(PathBuf, OwnedFd)>> {
         let quota_us = (u64::from(percent.max(1)) * PERIOD_US / 100).to_string();
         match &self.cpu {
             None => Ok(None),
-            Some((_, Version::Two)) => {
+            Some((_, CgroupVersion::Two)) => {
                 fs::write(directory.join("cpu.max"), format!("{quota_us} {PERIOD_US}"))?;
                 Ok(None)
             }
-            Some((within, Version::One)) => {
+            Some((within, CgroupVersion::One)) => {
                 let own = within.join(directory.file_name().unwrap_or_default());
                 fs::create_dir(&own)?;
                 let made =
@@ -285,17 +289,17 @@ pub(crate) enum Full {
 
 /// Group of one run. It is removed when this value is dropped; the run must have ended.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct RunCgroup {
     directory: PathBuf,
     /// Separate group for its processor time, if there is one.
     cpu: Option<(PathBuf, OwnedFd)>,
-    version: Version,
+    version: CgroupVersion,
     door: OwnedFd,
     limit: u64,
     moves: AtomicU32,
 }
 
-impl Room {
+impl RunCgroup {
     /// Moves processes in. After several moves all processes are in the group, and so are new ones.
     pub(crate) fn enter(&self, processes: &[i32]) {
         if self.moves.fetch_add(1, Ordering::Relaxed) >= MOVES {
@@ -314,14 +318,14 @@ impl Room {
     pub(crate) fn ended(&self) -> Option<Full> {
         let read = |name: &str| fs::read_to_string(self.directory.join(name)).unwrap_or_default();
         match self.version {
-            Version::One => {
+            CgroupVersion::One => {
                 let most = number_after(&read("memory.max_usage_in_bytes"), "");
                 let own = most >= self.limit - self.limit / 64;
                 // The event is counted in the group of the process, whichever group was full.
                 let ended = number_after(&read("memory.oom_control"), "oom_kill ") > 0;
                 ended.then_some(if own { Full::Own } else { Full::OfAll })
             }
-            Version::Two => {
+            CgroupVersion::Two => {
                 let own = number_after(&read("memory.events.local"), "oom ") > 0;
                 own.then_some(Full::Own)
             }
@@ -329,7 +333,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for RunCgroup {
     fn drop(&mut self) {
         let cpu = self.cpu.as_ref().map(|(directory, _)| directory);
         for directory in std::iter::once(&self.directory).chain(cpu) {
@@ -360,7 +364,7 @@ impl Drop for ControlGroup {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Version {
+enum CgroupVersion {
     One,
     Two,
 }
@@ -415,14 +419,14 @@ fn least(directory: &Path, file: &str) -> Option<u64> {
 }
 
 /// Gives a group only idle processor time, if the settings say so.
-fn yield_to_others(directory: &Path, together: &Together, version: Version) {
+fn yield_to_others(directory: &Path, together: &LauncherLimits, version: CgroupVersion) {
     if !together.idle || fs::write(directory.join("cpu.idle"), "1").is_ok() {
         return;
     }
     // Older systems get the smallest possible share.
     let (file, least) = match version {
-        Version::One => ("cpu.shares", "2"),
-        Version::Two => ("cpu.weight", "1"),
+        CgroupVersion::One => ("cpu.shares", "2"),
+        CgroupVersion::Two => ("cpu.weight", "1"),
     };
     let _ = fs::write(directory.join(file), least);
 }

@@ -71,10 +71,10 @@ impl Ids {
 }
 
 /// First number of a range inside of a namespace, and the length of the range.
-type Range = (u64, u64);
+type IdRange = (u64, u64);
 
 /// Returns the numbers of users or groups in a map of this process.
-pub(super) fn ranges(path: &str) -> io::Result<Vec<Range>> {
+pub(super) fn ranges(path: &str) -> io::Result<Vec<IdRange>> {
     Ok(std::fs::read_to_string(path)?
         .lines()
         .filter_map(range)
@@ -82,21 +82,21 @@ pub(super) fn ranges(path: &str) -> io::Result<Vec<Range>> {
 }
 
 /// Parses a line of a map: `inside outside count`.
-fn range(line: &str) -> Option<Range> {
+fn range(line: &str) -> Option<IdRange> {
     let mut numbers = line.split_ascii_whitespace().map(str::parse);
     let (first, _, count) = (numbers.next()?, numbers.next()?, numbers.next()?);
     Some((first.ok()?, count.ok()?))
 }
 
 /// Returns the last number within a namespace.
-fn last_of(all: &[Range]) -> Option<u32> {
-    let last = |&(first, count): &Range| first.saturating_add(count.checked_sub(1)?).into();
+fn last_of(all: &[IdRange]) -> Option<u32> {
+    let last = |&(first, count): &IdRange| first.saturating_add(count.checked_sub(1)?).into();
     let last: u64 = all.iter().filter_map(last).max()?;
     u32::try_from(last.min(LAST.into())).ok()
 }
 
 /// Returns whether a range inside of the namespace contains all numbers for kernels.
-fn holds_numbers_for_kernels((first, count): &Range) -> bool {
+fn holds_numbers_for_kernels((first, count): &IdRange) -> bool {
     let (from, to) = (
         u64::from(KERNELS_FROM),
         u64::from(KERNELS_FROM) + u64::from(KERNELS),

@@ -23,7 +23,7 @@ const X32: u32 = 0x4000_0000;
 
 /// Answer of a filter to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum FilterVerdict {
     /// `SECCOMP_RET_…` with its data.
     Return(u32),
     /// Separate program that decides; it must end in a return for all arguments.
@@ -34,11 +34,11 @@ pub(super) enum Answer {
 /// so there must be a named call wherever its answer changes. Calls of other architectures end the process; x32 calls fail with EPERM.
 pub(super) fn program(
     architecture: u32,
-    answers: BTreeMap<u32, Answer>,
-    others: impl Fn(u32) -> Answer,
+    answers: BTreeMap<u32, FilterVerdict>,
+    others: impl Fn(u32) -> FilterVerdict,
 ) -> BpfProgram {
     // Start of each run of calls with the same answer.
-    let mut runs: BTreeMap<u32, Answer> = BTreeMap::from([(0, others(0))]);
+    let mut runs: BTreeMap<u32, FilterVerdict> = BTreeMap::from([(0, others(0))]);
     for (number, answer) in answers {
         runs.insert(number, answer);
         runs.insert(number + 1, others(number + 1));
@@ -46,7 +46,7 @@ pub(super) fn program(
     #[cfg(target_arch = "x86_64")]
     runs.insert(
         X32,
-        Answer::Return(libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned()),
+        FilterVerdict::Return(libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned()),
     );
     let mut runs: Vec<_> = runs.into_iter().collect();
     runs.dedup_by(|next, before| next.1 == before.1);
@@ -61,11 +61,11 @@ pub(super) fn program(
 }
 
 /// Finds the last of the runs that begins at or below the number.
-fn search(runs: &[(u32, Answer)]) -> BpfProgram {
+fn search(runs: &[(u32, FilterVerdict)]) -> BpfProgram {
     if let [(_, answer)] = runs {
         return match answer {
-            Answer::Return(value) => vec![instruction(RETURN, 0, 0, *value)],
-            Answer::Program(program) => program.clone(),
+            FilterVerdict::Return(value) => vec![instruction(RETURN, 0, 0, *value)],
+            FilterVerdict::Program(program) => program.clone(),
         };
     }
     let (low, high) = runs.split_at(runs.len() / 2);
@@ -93,8 +93,8 @@ mod tests {
 
     const ARCHITECTURE: u32 = 7;
 
-    fn allow() -> Answer {
-        Answer::Return(libc::SECCOMP_RET_ALLOW)
+    fn allow() -> FilterVerdict {
+        FilterVerdict::Return(libc::SECCOMP_RET_ALLOW)
     }
 
     /// Executes the instructions that this file uses; returns the result and the number of steps.
@@ -124,17 +124,17 @@ mod tests {
     #[test]
     fn filter_tree_answers_every_call_in_few_steps() {
         let own = vec![instruction(RETURN, 0, 0, 99); 300];
-        let mut answers: BTreeMap<u32, Answer> = (0..400)
+        let mut answers: BTreeMap<u32, FilterVerdict> = (0..400)
             .filter(|number| number % 3 != 1)
-            .map(|number| (number, Answer::Return(1000 + number % 2)))
+            .map(|number| (number, FilterVerdict::Return(1000 + number % 2)))
             .collect();
-        answers.insert(0, Answer::Return(5));
-        answers.insert(200, Answer::Program(own));
+        answers.insert(0, FilterVerdict::Return(5));
+        answers.insert(200, FilterVerdict::Program(own));
         let program = program(ARCHITECTURE, answers.clone(), |_| allow());
         for number in 0..1000 {
             let expected = match answers.get(&number) {
-                Some(Answer::Return(value)) => *value,
-                Some(Answer::Program(_)) => 99,
+                Some(FilterVerdict::Return(value)) => *value,
+                Some(FilterVerdict::Program(_)) => 99,
                 None => libc::SECCOMP_RET_ALLOW,
             };
             let (got, steps) = run(&program, number, ARCHITECTURE);

@@ -1,4 +1,4 @@
-/* Prints the surroundings of a kernel: open descriptors, the environment, blocked and ignored signals. */
+/* Prints the runtime environment of a kernel: open descriptors, the environment, blocked and ignored signals. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>

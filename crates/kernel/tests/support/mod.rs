@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-pub(crate) mod law;
+pub(crate) mod merge_invariance;
 #[path = "../../../../tests/require.rs"]
 pub(crate) mod require;
 
@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tidemill_kernel::{
-    Code, Exit, InputsAs, Launcher, Prepared, Run, RunInput, STORE_USER, Settings, User,
+    CodeSource, Exit, InputsAs, Launcher, LauncherSettings, Prepared, Run, RunInput, STORE_USER,
+    User,
 };
 
 /// Runs before `main`, so that a test binary can be the child that it makes.
@@ -29,7 +30,7 @@ static HOOK: extern "C" fn() = {
 };
 
 pub(crate) static LAUNCHER: LazyLock<Launcher> =
-    LazyLock::new(|| Launcher::new(Settings::default()).unwrap());
+    LazyLock::new(|| Launcher::new(LauncherSettings::default()).unwrap());
 
 pub(crate) fn is_root() -> bool {
     // The owner of a new file is this process's user.
@@ -79,7 +80,7 @@ impl Place {
         path
     }
 
-    pub(crate) fn run(&self, code: Code, args: &[&str]) -> Run {
+    pub(crate) fn run(&self, code: CodeSource, args: &[&str]) -> Run {
         let number = self.runs.get();
         self.runs.set(number + 1);
         let mut run = Run::new(code, self.path(&format!("run-{number}")));
@@ -95,11 +96,14 @@ impl Place {
 
     /// Returns a run of a shell script, which is passed as an argument.
     pub(crate) fn shell(&self, script: &str) -> Run {
-        self.run(Code::Program("/bin/sh".into()), &["-c", script])
+        self.run(CodeSource::Program("/bin/sh".into()), &["-c", script])
     }
 
     pub(crate) fn python(&self, script: &str) -> Run {
-        self.run(Code::Program("/usr/bin/python3".into()), &["-c", script])
+        self.run(
+            CodeSource::Program("/usr/bin/python3".into()),
+            &["-c", script],
+        )
     }
 
     pub(crate) fn input(&self, run: &mut Run, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
@@ -112,7 +116,7 @@ impl Place {
     }
 }
 
-pub(crate) fn start(run: Run) -> (Prepared, tidemill_kernel::Running) {
+pub(crate) fn start(run: Run) -> (Prepared, tidemill_kernel::RunningKernel) {
     let prepared = LAUNCHER.prepare(run).unwrap();
     let running = LAUNCHER.spawn(&prepared).unwrap();
     (prepared, running)

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use tidemill_label::{App, Intent, Settings, agent};
+use tidemill_label::{App, Intent, RegistrationOptions, agent};
 
 /// A directory that contains a directory for files and one for logs.
 pub(crate) struct Place {
@@ -39,13 +39,13 @@ impl Place {
     }
 
     pub(crate) fn app_for(&self, capacity: u64, intent: Intent) -> App {
-        let settings = Settings {
+        let settings = RegistrationOptions {
             mount: Some(self.files()),
             directory: Some(self.logs()),
             capacity,
             intent,
             no_agent: true,
-            ..Settings::default()
+            ..RegistrationOptions::default()
         };
         App::register("test", &settings).unwrap()
     }

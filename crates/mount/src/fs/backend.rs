@@ -1,8 +1,8 @@
 //! The mount's connection to the server: namespace operations that wait for an unreachable server, and the addresses of nodes. Requests
 //! are sent to the server and the nodes (next: `server/src`, `node/src`).
 
-use super::patience::{self, Pauses};
-use super::repeat;
+use super::deadline::{self, Pauses};
+use super::retry;
 use crate::error::Error;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tidemill_client::ids::Ids;
+use tidemill_client::id_pool::IdStock;
 use tidemill_client::local::{LocalError, LocalNames};
 use tidemill_client::{Error as ClientError, Objects, Server};
 use tidemill_core::id::NodeId;
@@ -30,14 +30,14 @@ const RELEASED_MAX: usize = 1_000;
 
 /// Whether an operation may wait for another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pace {
+pub(crate) enum WaitPolicy {
     /// The operation answers from the cache, or returns [`Error::Later`].
     Now,
     /// Waiting is allowed.
     MayWait,
 }
 
-impl Pace {
+impl WaitPolicy {
     /// Returns an error unless waiting is allowed.
     pub(crate) fn wait(self) -> Result<(), Error> {
         match self {
@@ -60,7 +60,7 @@ pub(crate) struct Caller {
 
 /// Location of a node's objects.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct NodeLocation {
     /// `https://host:port`, or `http://` without TLS.
     pub(crate) url: Arc<str>,
     /// Directory of the node, if object files can be opened in place.
@@ -68,9 +68,9 @@ pub(crate) struct Place {
     /// Owner of the directory, if not this process's user: new files there get this owner.
     pub(crate) owner: Option<(u32, u32)>,
     pub(crate) up: bool,
-    /// Whether the node stores objects in memory. Where it counts room, its file system does not limit that memory.
+    /// Whether the node stores objects in memory. Where it counts space, its file system does not limit that memory.
     pub(crate) memory: bool,
-    pub(crate) counts_room: bool,
+    pub(crate) counts_space: bool,
     /// Whether the address may be outdated.
     stale: bool,
 }
@@ -83,36 +83,36 @@ pub(crate) struct Backend {
     pub(crate) runtime: Handle,
     /// The direct connection to a server on this host.
     local: Option<LocalNames>,
-    ids: Ids,
+    ids: IdStock,
     session: AtomicU64,
     in_place: bool,
-    nodes: Mutex<Nodes>,
+    nodes: Mutex<NodePlaces>,
     /// Notified when a request was left without an answer.
     doubt: Notify,
     /// Objects that are no longer read here and are to be released at the server. `None` while no task sends releases.
     released: Mutex<Option<Vec<v1::Release>>>,
     /// Number of times that each version with several writers is open here.
-    together: Mutex<HashMap<u64, usize>>,
+    multi_writer: Mutex<HashMap<u64, usize>>,
     /// Whether programs of users without an administrator's rights get descriptors of object files for writing.
-    lends: AtomicBool,
+    hands_out: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Nodes {
-    places: HashMap<u32, Place>,
+struct NodePlaces {
+    places: HashMap<u32, NodeLocation>,
     asked: Option<Instant>,
 }
 
-/// Time that a new file waits for room in the burst tier.
+/// Time that a new file waits for space in the burst tier.
 const FULL_PATIENCE: Duration = Duration::from_secs(600);
-/// Pause before the next request for room.
+/// Pause before the next request for space.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 impl Backend {
     pub(crate) fn new(server: Server, runtime: Handle, in_place: bool) -> Self {
         Self {
             objects: server.objects(),
-            ids: Ids::new(server.clone()),
+            ids: IdStock::new(server.clone()),
             local: LocalNames::new(server.endpoint()),
             server,
             runtime,
@@ -121,20 +121,20 @@ impl Backend {
             nodes: Mutex::default(),
             doubt: Notify::new(),
             released: Mutex::default(),
-            together: Mutex::default(),
-            lends: AtomicBool::new(false),
+            multi_writer: Mutex::default(),
+            hands_out: AtomicBool::new(false),
         }
     }
 
     /// Declares that programs of users without an administrator's rights get descriptors of object files, and may keep them after they reported a close. So
     /// this process opens such files for reading only, and their nodes seal a copy wherever the system cannot tell that no writer is
     /// left.
-    pub(crate) fn set_lends(&self) {
-        self.lends.store(true, Ordering::Relaxed);
+    pub(crate) fn set_hands_out(&self) {
+        self.hands_out.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn lends(&self) -> bool {
-        self.lends.load(Ordering::Relaxed)
+    pub(crate) fn hands_out(&self) -> bool {
+        self.hands_out.load(Ordering::Relaxed)
     }
 
     /// Returns the session in which changes are made, so that this mount gets no notices of its own changes.
@@ -157,7 +157,7 @@ impl Backend {
     where
         F: Future<Output = Result<T, ClientError>>,
     {
-        let until = Some(patience::deadline());
+        let until = Some(deadline::deadline());
         Ok(self.runtime.block_on(self.patiently(until, request))?)
     }
 
@@ -168,7 +168,7 @@ impl Backend {
     ) -> Result<T, ClientError> {
         let outcome = self
             .runtime
-            .block_on(patience::within(patience::deadline(), work));
+            .block_on(deadline::within(deadline::deadline(), work));
         outcome.unwrap_or_else(|| Err(self.lost("it does not answer".into())))
     }
 
@@ -182,21 +182,21 @@ impl Backend {
     }
 
     /// As [`Self::one`], for operations that need a node for an object. Waits if no node exists, as after a restart of the server,
-    /// or if no node has room before the burst tier has drained.
+    /// or if no node has space before files of the burst tier are staged out.
     pub(crate) fn one_placed(self: &Arc<Self>, caller: Caller, op: &Op) -> Result<Answer, Error> {
-        let deadline = patience::deadline();
-        let full = patience::now() + FULL_PATIENCE;
+        let deadline = deadline::deadline();
+        let full = deadline::now() + FULL_PATIENCE;
         loop {
             match self.one(caller, op.clone()) {
                 Err(error) if error.is(Errno::AGAIN) => {
-                    if patience::now() >= full {
+                    if deadline::now() >= full {
                         return Err(Errno::NOSPC.into());
                     }
-                    patience::renew();
-                    patience::sleep(FULL_PAUSE);
+                    deadline::renew();
+                    deadline::sleep(FULL_PAUSE);
                 }
-                Err(error) if error.is(Errno::HOSTUNREACH) && patience::now() < deadline => {
-                    patience::sleep(NODES_TTL);
+                Err(error) if error.is(Errno::HOSTUNREACH) && deadline::now() < deadline => {
+                    deadline::sleep(NODES_TTL);
                 }
                 other => return other,
             }
@@ -232,7 +232,7 @@ impl Backend {
 
     /// Sends a request until an answer arrives, or this thread's operation has no time left.
     fn insist(&self, caller: Caller, request: &v1::NameRequest) -> Result<Vec<Answer>, Error> {
-        let until = patience::deadline();
+        let until = deadline::deadline();
         let mut pauses = Pauses::until(Some(until));
         let mut repeated = false;
         loop {
@@ -243,7 +243,7 @@ impl Backend {
             let Some(pause) = pauses.next() else {
                 return Err(error.into());
             };
-            patience::sleep(pause);
+            deadline::sleep(pause);
             repeated = true;
         }
     }
@@ -258,10 +258,10 @@ impl Backend {
     ) -> Result<Vec<Answer>, ClientError> {
         if let Some(op) = single(request)
             && repeated
-            && let Some(question) = repeat::question(op)
+            && let Some(question) = retry::question(op)
         {
             let found = self.send(&self.request(credentials(caller), question, false), until)?;
-            if let Some(answer) = repeat::done(op, &found) {
+            if let Some(answer) = retry::done(op, &found) {
                 return Ok(vec![answer]);
             }
         }
@@ -270,10 +270,10 @@ impl Backend {
 
     fn send(&self, request: &v1::NameRequest, until: Instant) -> Result<Vec<Answer>, ClientError> {
         if let Some(local) = &self.local {
-            let until = patience::real(until);
+            let until = deadline::real(until);
             let last = until.min(Instant::now() + REQUEST_TIMEOUT);
             let answer = local.apply(request, until);
-            patience::woken(last);
+            deadline::woken(last);
             match answer {
                 Ok(answers) => return Ok(answers),
                 Err(LocalError::Refused(error)) => return Err(error),
@@ -297,14 +297,14 @@ impl Backend {
 
     /// Undoes a request that began an unwanted version, before another version is begun.
     pub(crate) fn undo_now(self: &Arc<Self>, caller: Caller, op: &Op) -> Result<(), Error> {
-        let ops = repeat::undoing(op).unwrap_or_default();
+        let ops = retry::undoing(op).unwrap_or_default();
         let undone = self.apply(caller, ops, false);
         undone.map(drop).inspect_err(|_| self.undo(caller, op))
     }
 
     /// As [`Self::undo_now`], for many requests at once. Requests that cannot be undone now are undone in the background.
     pub(crate) fn undo_all(self: &Arc<Self>, caller: Caller, ops: &[&Op]) {
-        let all = ops.iter().filter_map(|op| repeat::undoing(op)).flatten();
+        let all = ops.iter().filter_map(|op| retry::undoing(op)).flatten();
         let all: Vec<Op> = all.collect();
         let count = all.len();
         let undone = self.apply(caller, all, false).is_ok_and(|answers| {
@@ -318,7 +318,7 @@ impl Backend {
 
     /// Undoes a request that began an unused version, in the background and for as long as it takes.
     pub(crate) fn undo(self: &Arc<Self>, caller: Caller, op: &Op) {
-        let Some(ops) = repeat::undoing(op) else {
+        let Some(ops) = retry::undoing(op) else {
             return;
         };
         let backend = self.clone();
@@ -387,13 +387,13 @@ impl Backend {
     }
 
     /// Counts another open of a version that several mounts write, or have written.
-    pub(crate) fn enter_together(&self, version: u64) {
-        *self.together.lock().entry(version).or_default() += 1;
+    pub(crate) fn enter_multi_writer(&self, version: u64) {
+        *self.multi_writer.lock().entry(version).or_default() += 1;
     }
 
     /// Counts a close of such a version. The server gets a release after the last close.
-    pub(crate) fn leave_together(self: &Arc<Self>, ino: u64, object: u64) {
-        let mut open = self.together.lock();
+    pub(crate) fn leave_multi_writer(self: &Arc<Self>, ino: u64, object: u64) {
+        let mut open = self.multi_writer.lock();
         let Some(count) = open.get_mut(&object) else {
             return;
         };
@@ -417,7 +417,7 @@ impl Backend {
         // Many rights can end together, such as those of all versions that were read before a restart.
         for some in released.chunks(RELEASED_MAX) {
             let ops = some.iter().map(|release| Op::Release(*release)).collect();
-            let until = Some(patience::now() + patience::PATIENCE);
+            let until = Some(deadline::now() + deadline::PATIENCE);
             if let Err(error) = self.apply_async(Caller::default(), ops, until).await {
                 let objects = some.len();
                 tracing::debug!(
@@ -446,7 +446,7 @@ impl Backend {
             let Some(pause) = pauses.next() else {
                 return Err(error);
             };
-            patience::pause(pause).await;
+            deadline::pause(pause).await;
         }
     }
 
@@ -456,9 +456,9 @@ impl Backend {
         until: Option<Instant>,
         request: impl Future<Output = Result<T, ClientError>>,
     ) -> Result<T, ClientError> {
-        let last = patience::now() + REQUEST_TIMEOUT;
+        let last = deadline::now() + REQUEST_TIMEOUT;
         let end = until.map_or(last, |until| until.min(last));
-        let answer = patience::within(end, request).await;
+        let answer = deadline::within(end, request).await;
         answer.unwrap_or_else(|| Err(self.lost("it does not answer".into())))
     }
 
@@ -471,12 +471,12 @@ impl Backend {
 
     /// Returns the place of a node. Asks the server if it is not cached, and waits for an offline node, which may be about to
     /// return.
-    pub(crate) fn place(&self, node: u32, pace: Pace) -> Result<Place, Error> {
+    pub(crate) fn place(&self, node: u32, pace: WaitPolicy) -> Result<NodeLocation, Error> {
         if let Some(place) = self.known(node) {
             return Ok(place);
         }
         pace.wait()?;
-        let found = self.find(node, Some(patience::deadline()));
+        let found = self.find(node, Some(deadline::deadline()));
         Ok(self.runtime.block_on(found)?)
     }
 
@@ -504,7 +504,7 @@ impl Backend {
             nodes.asked = Some(Instant::now());
             let backend = self.clone();
             self.runtime.spawn(async move {
-                let until = Some(patience::now() + patience::PATIENCE);
+                let until = Some(deadline::now() + deadline::PATIENCE);
                 if let Err(error) = backend.refresh(until).await {
                     tracing::debug!("the nodes of this host can't be asked for: {error}");
                 }
@@ -515,7 +515,7 @@ impl Backend {
         here.map(|(&node, _)| node).collect()
     }
 
-    fn known(&self, node: u32) -> Option<Place> {
+    fn known(&self, node: u32) -> Option<NodeLocation> {
         let known = self.nodes.lock().places.get(&node).cloned();
         known.filter(|place| !place.stale && (place.up || place.directory.is_some()))
     }
@@ -531,7 +531,7 @@ impl Backend {
         &self,
         node: u32,
         until: Option<Instant>,
-    ) -> Result<Place, ClientError> {
+    ) -> Result<NodeLocation, ClientError> {
         let mut pauses = Pauses::until(until);
         loop {
             let error = match self.look(node, until).await {
@@ -541,7 +541,7 @@ impl Backend {
             let Some(pause) = pauses.next() else {
                 return Err(error);
             };
-            patience::pause(pause.min(NODES_TTL)).await;
+            deadline::pause(pause.min(NODES_TTL)).await;
         }
     }
 
@@ -550,7 +550,7 @@ impl Backend {
         &self,
         node: u32,
         until: Option<Instant>,
-    ) -> Result<Place, ClientError> {
+    ) -> Result<NodeLocation, ClientError> {
         if let Some(place) = self.known(node) {
             return Ok(place);
         }
@@ -564,12 +564,12 @@ impl Backend {
     }
 
     /// Returns the directory of a node, if the node is on this host and objects are opened in place.
-    pub(crate) fn directory(&self, node: u32, pace: Pace) -> Result<Option<PathBuf>, Error> {
+    pub(crate) fn directory(&self, node: u32, pace: WaitPolicy) -> Result<Option<PathBuf>, Error> {
         if let Some(place) = self.known(node) {
             return Ok(place.directory);
         }
         pace.wait()?;
-        let found = self.look(node, Some(patience::deadline()));
+        let found = self.look(node, Some(deadline::deadline()));
         match self.runtime.block_on(found) {
             Ok(place) => Ok(place.directory),
             Err(ClientError::NodeDown(_)) => Ok(None),
@@ -595,24 +595,24 @@ impl Backend {
 
     /// Asks the server for its nodes.
     pub(crate) fn refresh_nodes(&self) -> Result<(), Error> {
-        let refreshed = self.refresh(Some(patience::deadline()));
+        let refreshed = self.refresh(Some(deadline::deadline()));
         Ok(self.runtime.block_on(refreshed)?)
     }
 
     async fn refresh(&self, until: Option<Instant>) -> Result<(), ClientError> {
         let status = self.in_time(until, self.server.status()).await?;
-        let host = tidemill_client::host::id();
+        let host = tidemill_client::host_id::id();
         let places = status.nodes.into_iter().map(|node| {
             let directory = (self.in_place && node.host == host)
                 .then(|| usable(Path::new(&node.directory)))
                 .flatten();
-            let place = Place {
+            let place = NodeLocation {
                 url: node.url.into(),
                 owner: directory.as_deref().and_then(foreign_owner),
                 directory,
                 up: node.up,
-                memory: node.medium == "memory",
-                counts_room: node.counts_room,
+                memory: node.tier == "memory",
+                counts_space: node.counts_space,
                 stale: false,
             };
             (node.node, place)

@@ -1,7 +1,7 @@
 //! Listings of directories, read page by page from the server (next: `server/src`) and kept for as long as the directory is open.
 
-use super::entries::{ENTRIES_MAX, Known, Slot};
-use super::{Caller, Found, Fs, Pace};
+use super::entries::{CachedName, ChangeSlot, ENTRIES_MAX};
+use super::{Caller, Fs, LookupResult, WaitPolicy};
 use crate::error::Error;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -14,13 +14,13 @@ const PAGE_ENTRIES: u32 = 2048;
 
 /// An open directory.
 #[derive(Debug)]
-pub(crate) struct Listing {
+pub(crate) struct DirectoryListing {
     ino: u64,
-    pages: Mutex<Pages>,
+    pages: Mutex<ListedPages>,
 }
 
 #[derive(Debug, Default)]
-struct Pages {
+struct ListedPages {
     /// Entries, each with the time of its request on the table's clock.
     entries: Vec<(v1::Entry, u64)>,
     complete: bool,
@@ -28,7 +28,7 @@ struct Pages {
 
 /// One entry for the kernel.
 #[derive(Debug)]
-pub(crate) struct Listed {
+pub(crate) struct ListedEntry {
     pub(crate) name: Vec<u8>,
     pub(crate) attr: Attr,
     asked: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Listed {
 impl Fs {
     pub(crate) fn opendir(&self, ino: u64) -> u64 {
         let handle = self.handle_number();
-        let listing = Listing {
+        let listing = DirectoryListing {
             ino,
             pages: Mutex::default(),
         };
@@ -58,8 +58,8 @@ impl Fs {
         handle: u64,
         from: usize,
         limit: usize,
-        pace: Pace,
-    ) -> Result<Vec<(usize, Listed)>, Error> {
+        pace: WaitPolicy,
+    ) -> Result<Vec<(usize, ListedEntry)>, Error> {
         let listing = self
             .directories
             .lock()
@@ -68,15 +68,15 @@ impl Fs {
             .ok_or(Errno::BADF)?;
         // The lock is held while the server is asked.
         let mut pages = match pace {
-            Pace::Now => listing.pages.try_lock().ok_or(Error::Later)?,
-            Pace::MayWait => listing.pages.lock(),
+            WaitPolicy::Now => listing.pages.try_lock().ok_or(Error::Later)?,
+            WaitPolicy::MayWait => listing.pages.lock(),
         };
         let known = from < pages.entries.len() || pages.complete;
         if !known || from == 0 {
             pace.wait()?;
         }
         if from == 0 {
-            *pages = Pages::default();
+            *pages = ListedPages::default();
         }
         let mut at = from;
         loop {
@@ -88,8 +88,9 @@ impl Fs {
             at = at.saturating_add(entries.len());
             let listed: Vec<_> = entries
                 .filter_map(|(number, (entry, asked))| {
-                    let deleted = self.table.known(listing.ino, &entry.name).0 == Known::Nothing;
-                    let listed = Listed {
+                    let deleted =
+                        self.table.known(listing.ino, &entry.name).0 == CachedName::Nothing;
+                    let listed = ListedEntry {
                         name: entry.name.clone(),
                         attr: entry.attr?,
                         asked: *asked,
@@ -104,7 +105,7 @@ impl Fs {
         }
     }
 
-    fn next_page(&self, caller: Caller, ino: u64, pages: &mut Pages) -> Result<(), Error> {
+    fn next_page(&self, caller: Caller, ino: u64, pages: &mut ListedPages) -> Result<(), Error> {
         let after = pages
             .entries
             .last()
@@ -133,8 +134,8 @@ impl Fs {
 
     /// Returns the description of a listed entry for the kernel's cache. The listing may be older than the cached entry: then the cached
     /// entry is returned, or the kernel has to ask before it uses the entry.
-    pub(crate) fn list_found(&self, parent: u64, listed: &Listed) -> Found {
-        let entry = Slot::of(parent, &listed.name);
+    pub(crate) fn list_found(&self, parent: u64, listed: &ListedEntry) -> LookupResult {
+        let entry = ChangeSlot::of(parent, &listed.name);
         let believed = !self.table.entry_changed_since(entry, listed.asked);
         if !believed && let Some(Ok(known)) = self.lookup_here(parent, &listed.name) {
             return known;

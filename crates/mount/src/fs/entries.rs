@@ -1,9 +1,9 @@
 //! Cache of directories' entries: which names exist, which inodes they have, and which names do not exist. It only changes memory.
 //!
 //! An answer of the server is as old as its question, and others change entries without asking. So every cached value needs a proof: an
-//! answer is used only if its name has not changed since the question, either from here ([`Entries::changed`]) or by another client, as the
-//! server reports ([`Entries::foreign`]). The cache answers that a name does not exist only if every entry of the directory is cached or
-//! noted as unsure. Where a proof fails, the name is [`Known::Unsure`]: the server is asked, which is slow but never wrong. Therefore state
+//! answer is used only if its name has not changed since the question, either from here ([`EntryCache::changed`]) or by another client, as the
+//! server reports ([`EntryCache::foreign`]). The cache answers that a name does not exist only if every entry of the directory is cached or
+//! noted as unsure. Where a proof fails, the name is [`CachedName::Unsure`]: the server is asked, which is slow but never wrong. Therefore state
 //! that several names share may only make names unsure.
 
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ pub(crate) const ENTRIES_MAX: usize = 65_536;
 
 /// Cached value of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Known {
+pub(crate) enum CachedName {
     /// The name has this inode.
     Is(u64),
     /// The name does not exist.
@@ -28,9 +28,9 @@ pub(crate) enum Known {
 
 /// Slot that holds the time of a name's last change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slot(u64);
+pub(crate) struct ChangeSlot(u64);
 
-impl Slot {
+impl ChangeSlot {
     pub(crate) fn of(directory: u64, name: &[u8]) -> Self {
         let mut hasher = DefaultHasher::new();
         (directory, name).hash(&mut hasher);
@@ -40,8 +40,8 @@ impl Slot {
 
 /// All cached entries. Times are those of one clock that never runs backwards.
 #[derive(Debug)]
-pub(crate) struct Entries {
-    contents: HashMap<u64, Content>,
+pub(crate) struct EntryCache {
+    contents: HashMap<u64, CachedDirectory>,
     /// Names of inodes, as far as they were seen.
     paths: HashMap<u64, Vec<(u64, Vec<u8>)>>,
     /// Time of the last change of the names of each slot.
@@ -53,8 +53,8 @@ pub(crate) struct Entries {
 }
 
 #[derive(Debug, Default)]
-struct Content {
-    entries: HashMap<Vec<u8>, Entry>,
+struct CachedDirectory {
+    entries: HashMap<Vec<u8>, CachedEntry>,
     /// Whether a name that is missing from `entries` does not exist.
     complete: bool,
     /// Number of failed look-ups since the last listing.
@@ -62,26 +62,26 @@ struct Content {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct CachedEntry {
     /// Inode of the name, or the last known inode; 0 if there never was one.
     ino: u64,
     sure: bool,
 }
 
-impl Entry {
+impl CachedEntry {
     const UNSURE: Self = Self {
         ino: 0,
         sure: false,
     };
 }
 
-impl Default for Entries {
+impl Default for EntryCache {
     fn default() -> Self {
         Self::with_slots(SLOTS)
     }
 }
 
-impl Entries {
+impl EntryCache {
     fn with_slots(slots: usize) -> Self {
         Self {
             contents: HashMap::new(),
@@ -93,42 +93,42 @@ impl Entries {
     }
 
     /// Whether a name of the slot may have changed since `asked`.
-    pub(crate) fn changed_since(&self, slot: Slot, asked: u64) -> bool {
+    pub(crate) fn changed_since(&self, slot: ChangeSlot, asked: u64) -> bool {
         self.names[at(&self.names, slot.0)] > asked || self.heard > asked
     }
 
-    fn stamp(&mut self, directory: u64, slot: Slot, now: u64) {
+    fn stamp(&mut self, directory: u64, slot: ChangeSlot, now: u64) {
         let (name, entries) = (at(&self.names, slot.0), at(&self.directories, directory));
         self.names[name] = now;
         self.directories[entries] = now;
     }
 
     /// Returns the cached value of a name.
-    pub(crate) fn known(&self, directory: u64, name: &[u8]) -> Known {
+    pub(crate) fn known(&self, directory: u64, name: &[u8]) -> CachedName {
         let Some(content) = self.contents.get(&directory) else {
-            return Known::Unsure;
+            return CachedName::Unsure;
         };
         match content.entries.get(name) {
-            Some(entry) if entry.sure => Known::Is(entry.ino),
-            Some(_) => Known::Unsure,
-            None if content.complete => Known::Nothing,
-            None => Known::Unsure,
+            Some(entry) if entry.sure => CachedName::Is(entry.ino),
+            Some(_) => CachedName::Unsure,
+            None if content.complete => CachedName::Nothing,
+            None => CachedName::Unsure,
         }
     }
 
     /// Notes the result of a look-up. Returns whether the result can be cached.
     pub(crate) fn learned(&mut self, directory: u64, name: &[u8], ino: u64, asked: u64) -> bool {
-        let believed = !self.changed_since(Slot::of(directory, name), asked);
+        let believed = !self.changed_since(ChangeSlot::of(directory, name), asked);
         if believed {
-            self.set(directory, name, Known::Is(ino));
+            self.set(directory, name, CachedName::Is(ino));
         }
         believed
     }
 
     /// Notes that a looked-up name does not exist. Returns the number of such answers since the directory was listed.
     pub(crate) fn absent(&mut self, directory: u64, name: &[u8], asked: u64) -> u32 {
-        if !self.changed_since(Slot::of(directory, name), asked) {
-            self.set(directory, name, Known::Nothing);
+        if !self.changed_since(ChangeSlot::of(directory, name), asked) {
+            self.set(directory, name, CachedName::Nothing);
         }
         let content = self.contents.entry(directory).or_default();
         content.missed = content.missed.saturating_add(1);
@@ -141,20 +141,24 @@ impl Entries {
         directory: u64,
         name: &[u8],
         asked: u64,
-        truth: Known,
+        truth: CachedName,
         now: u64,
     ) -> bool {
-        let slot = Slot::of(directory, name);
+        let slot = ChangeSlot::of(directory, name);
         let alone = !self.changed_since(slot, asked);
         self.stamp(directory, slot, now);
-        self.set(directory, name, if alone { truth } else { Known::Unsure });
-        alone && truth != Known::Unsure
+        self.set(
+            directory,
+            name,
+            if alone { truth } else { CachedName::Unsure },
+        );
+        alone && truth != CachedName::Unsure
     }
 
     /// Notes that another client changed a name.
     pub(crate) fn foreign(&mut self, directory: u64, name: &[u8], now: u64) {
-        self.stamp(directory, Slot::of(directory, name), now);
-        self.set(directory, name, Known::Unsure);
+        self.stamp(directory, ChangeSlot::of(directory, name), now);
+        self.set(directory, name, CachedName::Unsure);
     }
 
     /// Notes that entries of a directory were listed.
@@ -167,11 +171,11 @@ impl Entries {
         let untouched = self.directories[at(&self.directories, directory)] <= asked;
         let complete = untouched && self.heard <= asked;
         for (name, ino) in entries {
-            let believed = !self.changed_since(Slot::of(directory, name), asked);
+            let believed = !self.changed_since(ChangeSlot::of(directory, name), asked);
             let entry = match (believed, complete) {
-                (true, _) => Entry { ino, sure: true },
+                (true, _) => CachedEntry { ino, sure: true },
                 // The name shares its slot with a name that has changed. No name may be missing.
-                (false, true) => Entry::UNSURE,
+                (false, true) => CachedEntry::UNSURE,
                 (false, false) => continue,
             };
             let content = self.contents.entry(directory).or_default();
@@ -206,8 +210,8 @@ impl Entries {
         self.contents.get(&directory).is_some_and(|f| f.complete)
     }
 
-    fn set(&mut self, directory: u64, name: &[u8], truth: Known) {
-        if let Known::Is(ino) = truth
+    fn set(&mut self, directory: u64, name: &[u8], truth: CachedName) {
+        if let CachedName::Is(ino) = truth
             && self.known(directory, name) == truth
             && self
                 .name_of(ino)
@@ -216,13 +220,13 @@ impl Entries {
             return;
         }
         let content = self.contents.entry(directory).or_default();
-        let room = content.entries.len() < ENTRIES_MAX || content.entries.contains_key(name);
+        let space = content.entries.len() < ENTRIES_MAX || content.entries.contains_key(name);
         let new = match truth {
-            Known::Is(ino) => Some(Entry { ino, sure: true }),
-            Known::Unsure if content.complete && room => Some(Entry::UNSURE),
-            Known::Unsure | Known::Nothing => None,
+            CachedName::Is(ino) => Some(CachedEntry { ino, sure: true }),
+            CachedName::Unsure if content.complete && space => Some(CachedEntry::UNSURE),
+            CachedName::Unsure | CachedName::Nothing => None,
         };
-        content.complete &= truth != Known::Unsure || new.is_some();
+        content.complete &= truth != CachedName::Unsure || new.is_some();
         let old = match new {
             Some(entry) => content.entries.insert(name.to_vec(), entry),
             None => content.entries.remove(name),
@@ -267,7 +271,7 @@ impl Entries {
     /// Drops an inode: its names are unsure from now on, and for a directory all its entries are dropped.
     pub(crate) fn forget(&mut self, ino: u64) {
         for (directory, name) in self.paths.remove(&ino).unwrap_or_default() {
-            self.set(directory, &name, Known::Unsure);
+            self.set(directory, &name, CachedName::Unsure);
         }
         let content = self.contents.remove(&ino).unwrap_or_default();
         for (name, entry) in content.entries {
@@ -307,22 +311,22 @@ mod tests {
     const DIRECTORIES: [u64; 2] = [1, 2];
     const NOTHING: u64 = 0;
 
-    type Name = (u64, usize);
+    type CacheName = (u64, usize);
 
     /// A request between this mount and the server.
     #[derive(Clone, Debug)]
-    enum Flight {
+    enum CacheFlight {
         Lookup {
-            name: Name,
+            name: CacheName,
             asked: u64,
             answer: Option<u64>,
         },
         /// Names that the request changes, and their new inodes.
         Change {
-            names: Vec<Name>,
+            names: Vec<CacheName>,
             asked: u64,
             truths: Option<Vec<u64>>,
-            how: Change,
+            how: CacheChange,
         },
         List {
             directory: u64,
@@ -337,16 +341,16 @@ mod tests {
     }
 
     #[derive(Clone, Copy, Debug)]
-    enum Change {
+    enum CacheChange {
         Create,
         Unlink,
         Rename,
     }
 
     #[derive(Clone, Debug)]
-    enum Step {
-        Lookup(Name),
-        Change(Change, Name, Name),
+    enum EntryStep {
+        Lookup(CacheName),
+        Change(CacheChange, CacheName, CacheName),
         List(u64),
         Make,
         /// The server handles a request, or the next page of a listing.
@@ -356,29 +360,29 @@ mod tests {
         /// An answer is lost.
         Lose(usize),
         /// Another client creates, replaces or removes a name.
-        Foreign(Name, bool),
+        Foreign(CacheName, bool),
         /// The oldest notice of such a change arrives.
         Hear,
         /// Notices are lost, until they are received again.
         Deafen,
         Listen,
-        Forget(Name),
+        Forget(CacheName),
         ForgetDirectory(u64),
     }
 
     /// Server, stream of changes, and cache.
-    struct World {
-        truth: BTreeMap<Name, u64>,
+    struct EntryWorld {
+        truth: BTreeMap<CacheName, u64>,
         exists: bool,
-        flights: Vec<Flight>,
-        notices: VecDeque<Name>,
+        flights: Vec<CacheFlight>,
+        notices: VecDeque<CacheName>,
         deaf: bool,
-        known: Entries,
+        known: EntryCache,
         clock: u64,
         inode: u64,
     }
 
-    impl World {
+    impl EntryWorld {
         /// The directory is either new, so that the whole content is cached, or full of entries that others created before.
         fn new(slots: usize, own: bool) -> Self {
             let mut world = Self {
@@ -387,7 +391,7 @@ mod tests {
                 flights: Vec::new(),
                 notices: VecDeque::new(),
                 deaf: false,
-                known: Entries::with_slots(slots),
+                known: EntryCache::with_slots(slots),
                 clock: 0,
                 inode: 10,
             };
@@ -409,60 +413,62 @@ mod tests {
             self.clock
         }
 
-        fn has(&self, name: Name) -> bool {
+        fn has(&self, name: CacheName) -> bool {
             name.0 == 1 || self.exists
         }
 
-        fn at(&self, name: Name) -> u64 {
+        fn at(&self, name: CacheName) -> u64 {
             self.truth.get(&name).copied().unwrap_or(NOTHING)
         }
 
-        fn put(&mut self, name: Name, ino: u64) {
+        fn put(&mut self, name: CacheName, ino: u64) {
             self.truth.insert(name, ino);
         }
 
-        fn step(&mut self, step: Step) {
+        fn step(&mut self, step: EntryStep) {
             let now = self.tick();
             match step {
-                Step::Lookup(name) if self.has(name) => self.flights.push(Flight::Lookup {
-                    name,
-                    asked: now,
-                    answer: None,
-                }),
-                Step::Change(how, one, other) if self.has(one) && self.has(other) => {
+                EntryStep::Lookup(name) if self.has(name) => {
+                    self.flights.push(CacheFlight::Lookup {
+                        name,
+                        asked: now,
+                        answer: None,
+                    })
+                }
+                EntryStep::Change(how, one, other) if self.has(one) && self.has(other) => {
                     let mut names = vec![one];
-                    if matches!(how, Change::Rename) && one != other {
+                    if matches!(how, CacheChange::Rename) && one != other {
                         names.push(other);
                     }
-                    self.flights.push(Flight::Change {
+                    self.flights.push(CacheFlight::Change {
                         names,
                         asked: now,
                         truths: None,
                         how,
                     });
                 }
-                Step::List(directory) if self.has((directory, 0)) => {
-                    self.flights.push(Flight::List {
+                EntryStep::List(directory) if self.has((directory, 0)) => {
+                    self.flights.push(CacheFlight::List {
                         directory,
                         asked: now,
                         seen: Vec::new(),
                         next: 0,
                     });
                 }
-                Step::Make if !self.exists => self.flights.push(Flight::Make {
+                EntryStep::Make if !self.exists => self.flights.push(CacheFlight::Make {
                     asked: now,
                     done: false,
                 }),
-                Step::Serve(which, page) if !self.flights.is_empty() => {
+                EntryStep::Serve(which, page) if !self.flights.is_empty() => {
                     self.serve(which % self.flights.len(), page);
                 }
-                Step::Arrive(which) if !self.flights.is_empty() => {
+                EntryStep::Arrive(which) if !self.flights.is_empty() => {
                     self.arrive(which % self.flights.len(), now, true);
                 }
-                Step::Lose(which) if !self.flights.is_empty() => {
+                EntryStep::Lose(which) if !self.flights.is_empty() => {
                     self.arrive(which % self.flights.len(), now, false);
                 }
-                Step::Foreign(name, make) if self.has(name) => {
+                EntryStep::Foreign(name, make) if self.has(name) => {
                     self.inode += 1;
                     let ino = if make { self.inode } else { NOTHING };
                     self.put(name, ino);
@@ -475,28 +481,28 @@ mod tests {
         }
 
         /// Handles an event that this mount did not request.
-        fn befall(&mut self, step: Step, now: u64) {
+        fn befall(&mut self, step: EntryStep, now: u64) {
             match step {
-                Step::Hear => {
+                EntryStep::Hear => {
                     if let Some((dir, name)) = self.notices.pop_front() {
                         self.known.foreign(dir, NAMES[name], now);
                     }
                 }
-                Step::Deafen => {
+                EntryStep::Deafen => {
                     self.deaf = true;
                     self.notices.clear();
                     self.known.doubt(u64::MAX);
                 }
-                Step::Listen if self.deaf => {
+                EntryStep::Listen if self.deaf => {
                     self.deaf = false;
                     self.known.doubt(now);
                 }
-                Step::Forget((dir, name)) => {
-                    if let Known::Is(ino) = self.known.known(dir, NAMES[name]) {
+                EntryStep::Forget((dir, name)) => {
+                    if let CachedName::Is(ino) = self.known.known(dir, NAMES[name]) {
                         self.known.forget(ino);
                     }
                 }
-                Step::ForgetDirectory(directory) => self.known.forget(directory),
+                EntryStep::ForgetDirectory(directory) => self.known.forget(directory),
                 _ => {}
             }
         }
@@ -504,8 +510,8 @@ mod tests {
         fn serve(&mut self, which: usize, page: bool) {
             let mut flight = self.flights[which].clone();
             match &mut flight {
-                Flight::Lookup { name, answer, .. } => *answer = Some(self.at(*name)),
-                Flight::Change {
+                CacheFlight::Lookup { name, answer, .. } => *answer = Some(self.at(*name)),
+                CacheFlight::Change {
                     names,
                     truths: truths @ None,
                     how,
@@ -514,12 +520,12 @@ mod tests {
                     let one = names[0];
                     let old = self.at(one);
                     match how {
-                        Change::Create if old == NOTHING => {
+                        CacheChange::Create if old == NOTHING => {
                             self.inode += 1;
                             self.put(one, self.inode);
                         }
-                        Change::Unlink => self.put(one, NOTHING),
-                        Change::Rename if names.len() == 2 && old != NOTHING => {
+                        CacheChange::Unlink => self.put(one, NOTHING),
+                        CacheChange::Rename if names.len() == 2 && old != NOTHING => {
                             self.put(one, NOTHING);
                             self.put(names[1], old);
                         }
@@ -527,7 +533,7 @@ mod tests {
                     }
                     *truths = Some(names.iter().map(|name| self.at(*name)).collect());
                 }
-                Flight::List {
+                CacheFlight::List {
                     directory,
                     seen,
                     next,
@@ -542,7 +548,7 @@ mod tests {
                         *next = name + 1;
                     }
                 }
-                Flight::Make { done, .. } if !self.exists => {
+                CacheFlight::Make { done, .. } if !self.exists => {
                     *done = true;
                     self.exists = true;
                 }
@@ -554,7 +560,7 @@ mod tests {
         fn arrive(&mut self, which: usize, now: u64, whole: bool) {
             let known = &mut self.known;
             match &self.flights[which] {
-                Flight::Lookup {
+                CacheFlight::Lookup {
                     name: (dir, name),
                     asked,
                     answer: Some(answer),
@@ -565,7 +571,7 @@ mod tests {
                         known.learned(*dir, NAMES[*name], *answer, *asked);
                     }
                 }
-                Flight::Change {
+                CacheFlight::Change {
                     names,
                     asked,
                     truths,
@@ -573,14 +579,14 @@ mod tests {
                 } if truths.is_some() || !whole => {
                     for (at, (dir, name)) in names.iter().enumerate() {
                         let truth = match truths.as_ref().filter(|_| whole).map(|all| all[at]) {
-                            None => Known::Unsure,
-                            Some(NOTHING) => Known::Nothing,
-                            Some(ino) => Known::Is(ino),
+                            None => CachedName::Unsure,
+                            Some(NOTHING) => CachedName::Nothing,
+                            Some(ino) => CachedName::Is(ino),
                         };
                         known.changed(*dir, NAMES[*name], *asked, truth, now);
                     }
                 }
-                Flight::List {
+                CacheFlight::List {
                     directory,
                     asked,
                     seen,
@@ -589,7 +595,7 @@ mod tests {
                     let entries = seen.iter().map(|(name, ino)| (NAMES[*name], *ino));
                     known.listed(*directory, entries, *asked);
                 }
-                Flight::Make { asked, done: true } if whole => known.made(2, *asked),
+                CacheFlight::Make { asked, done: true } if whole => known.made(2, *asked),
                 _ if !whole => {}
                 // The server has not answered yet.
                 _ => return,
@@ -598,9 +604,11 @@ mod tests {
         }
 
         /// Whether the server knows a change of the name that has not arrived here yet.
-        fn is_about_to_be_told(&self, name: Name) -> bool {
-            let under_way = |flight: &Flight| match flight {
-                Flight::Change { names, truths, .. } => truths.is_some() && names.contains(&name),
+        fn is_about_to_be_reported(&self, name: CacheName) -> bool {
+            let under_way = |flight: &CacheFlight| match flight {
+                CacheFlight::Change { names, truths, .. } => {
+                    truths.is_some() && names.contains(&name)
+                }
                 _ => false,
             };
             self.notices.contains(&name) || self.flights.iter().any(under_way)
@@ -610,43 +618,47 @@ mod tests {
             for directory in DIRECTORIES {
                 for (number, text) in NAMES.iter().enumerate() {
                     let name = (directory, number);
-                    let said = match self.known.known(directory, text) {
-                        Known::Unsure => continue,
-                        Known::Nothing => NOTHING,
-                        Known::Is(ino) => ino,
+                    let cached = match self.known.known(directory, text) {
+                        CachedName::Unsure => continue,
+                        CachedName::Nothing => NOTHING,
+                        CachedName::Is(ino) => ino,
                     };
                     assert!(
                         !self.deaf,
-                        "{name:?}: {said} is believed though nobody told"
+                        "{name:?}: {cached} is believed though nobody reported it"
                     );
-                    if !self.is_about_to_be_told(name) {
-                        assert_eq!(said, self.at(name), "{name:?}");
+                    if !self.is_about_to_be_reported(name) {
+                        assert_eq!(cached, self.at(name), "{name:?}");
                     }
                 }
             }
         }
     }
 
-    fn names() -> impl Strategy<Value = Name> {
+    fn names() -> impl Strategy<Value = CacheName> {
         (prop::sample::select(&DIRECTORIES[..]), 0..NAMES.len())
     }
 
-    fn steps() -> impl Strategy<Value = Step> {
-        let how = prop::sample::select(vec![Change::Create, Change::Unlink, Change::Rename]);
+    fn steps() -> impl Strategy<Value = EntryStep> {
+        let how = prop::sample::select(vec![
+            CacheChange::Create,
+            CacheChange::Unlink,
+            CacheChange::Rename,
+        ]);
         prop_oneof![
-            4 => names().prop_map(Step::Lookup),
-            6 => (how, names(), names()).prop_map(|(how, a, b)| Step::Change(how, a, b)),
-            3 => prop::sample::select(&DIRECTORIES[..]).prop_map(Step::List),
-            1 => Just(Step::Make),
-            12 => (0..4usize, any::<bool>()).prop_map(|(which, page)| Step::Serve(which, page)),
-            8 => (0..4usize).prop_map(Step::Arrive),
-            1 => (0..4usize).prop_map(Step::Lose),
-            3 => (names(), any::<bool>()).prop_map(|(name, make)| Step::Foreign(name, make)),
-            3 => Just(Step::Hear),
-            1 => Just(Step::Deafen),
-            2 => Just(Step::Listen),
-            2 => names().prop_map(Step::Forget),
-            1 => prop::sample::select(&DIRECTORIES[..]).prop_map(Step::ForgetDirectory),
+            4 => names().prop_map(EntryStep::Lookup),
+            6 => (how, names(), names()).prop_map(|(how, a, b)| EntryStep::Change(how, a, b)),
+            3 => prop::sample::select(&DIRECTORIES[..]).prop_map(EntryStep::List),
+            1 => Just(EntryStep::Make),
+            12 => (0..4usize, any::<bool>()).prop_map(|(which, page)| EntryStep::Serve(which, page)),
+            8 => (0..4usize).prop_map(EntryStep::Arrive),
+            1 => (0..4usize).prop_map(EntryStep::Lose),
+            3 => (names(), any::<bool>()).prop_map(|(name, make)| EntryStep::Foreign(name, make)),
+            3 => Just(EntryStep::Hear),
+            1 => Just(EntryStep::Deafen),
+            2 => Just(EntryStep::Listen),
+            2 => names().prop_map(EntryStep::Forget),
+            1 => prop::sample::select(&DIRECTORIES[..]).prop_map(EntryStep::ForgetDirectory),
         ]
     }
 
@@ -662,7 +674,7 @@ mod tests {
             own in any::<bool>(),
             steps in prop::collection::vec(steps(), 1..60),
         ) {
-            let mut world = World::new(slots, own);
+            let mut world = EntryWorld::new(slots, own);
             for step in steps {
                 world.step(step);
                 world.check();
@@ -674,7 +686,7 @@ mod tests {
     /// on other names of the directory.
     #[test]
     fn own_changes_are_known_at_once() {
-        let mut known = Entries::default();
+        let mut known = EntryCache::default();
         let mut now = 0;
         let mut tick = || {
             now += 1;
@@ -685,33 +697,39 @@ mod tests {
             let name = format!("mine {number}");
             let asked = tick();
             known.foreign(7, format!("theirs {number}").as_bytes(), tick());
-            let believed = known.changed(7, name.as_bytes(), asked, Known::Is(number + 10), tick());
-            let shared =
-                Slot::of(7, name.as_bytes()) == Slot::of(7, format!("theirs {number}").as_bytes());
+            let believed = known.changed(
+                7,
+                name.as_bytes(),
+                asked,
+                CachedName::Is(number + 10),
+                tick(),
+            );
+            let shared = ChangeSlot::of(7, name.as_bytes())
+                == ChangeSlot::of(7, format!("theirs {number}").as_bytes());
             assert!(believed || shared, "{name}");
         }
         assert!(known.is_complete(7));
-        assert_eq!(known.known(7, b"neither"), Known::Nothing);
-        assert_eq!(known.known(7, b"theirs 0"), Known::Unsure);
+        assert_eq!(known.known(7, b"neither"), CachedName::Nothing);
+        assert_eq!(known.known(7, b"theirs 0"), CachedName::Unsure);
     }
 
     #[test]
     fn name_of_inode_follows_latest_look_up() {
-        let mut known = Entries::default();
+        let mut known = EntryCache::default();
         known.learned(1, b"d", 5, 1);
         known.learned(5, b"f", 6, 2);
         assert_eq!(known.name_of(6).unwrap(), &(5, b"f".to_vec()));
         known.learned(1, b"g", 6, 3);
-        known.changed(5, b"f", 4, Known::Nothing, 5);
+        known.changed(5, b"f", 4, CachedName::Nothing, 5);
         assert_eq!(known.name_of(6).unwrap(), &(1, b"g".to_vec()));
         known.forget(6);
-        assert_eq!(known.known(1, b"g"), Known::Unsure);
+        assert_eq!(known.known(1, b"g"), CachedName::Unsure);
         assert!(known.name_of(6).is_none());
     }
 
     #[test]
     fn directory_with_too_many_unsure_names_is_not_complete() {
-        let mut known = Entries::default();
+        let mut known = EntryCache::default();
         known.made(7, 1);
         for number in 0..=ENTRIES_MAX as u64 {
             known.foreign(7, &number.to_le_bytes(), number + 2);

@@ -1,9 +1,9 @@
 //! Open files: reads, writes, syncs and closes by handle, through `object`. Closed versions are sealed (next: `mount/src/fs/seal.rs`).
 
-use super::object::Object;
-use super::table::{Bound, Phase, Vnode, Way, Writing};
+use super::object::OpenObject;
+use super::table::{AliasObject, CachedInode, CachingMode, VersionPhase, WrittenVersion};
 use super::version::object_path;
-use super::{Caller, Found, Fs, Key, Pace};
+use super::{Caller, Fs, InodeKey, LookupResult, WaitPolicy};
 use crate::error::Error;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -14,9 +14,9 @@ use std::sync::atomic::Ordering;
 /// An open file. Its bytes are those of the object that its alias is bound to. The object changes when programs here continue with the next
 /// version.
 #[derive(Debug)]
-pub(crate) struct Handle {
-    pub(crate) key: Key,
-    pub(crate) vnode: Arc<Vnode>,
+pub(crate) struct FileHandle {
+    pub(crate) key: InodeKey,
+    pub(crate) vnode: Arc<CachedInode>,
     write: bool,
     /// The caller that opened the file.
     pub(super) caller: Caller,
@@ -24,21 +24,24 @@ pub(crate) struct Handle {
     cut: Mutex<bool>,
 }
 
-impl Handle {
-    fn object(&self) -> Result<Arc<Object>, Error> {
+impl FileHandle {
+    fn object(&self) -> Result<Arc<OpenObject>, Error> {
         let state = self.vnode.state.lock();
         let bound = state.bound.get(&self.key.alias).ok_or(Errno::BADF)?;
         Ok(bound.object.clone())
     }
 
     /// Returns the object to write to. A version that is sealed, or about to be sealed, is never written.
-    fn written(&self) -> Result<Arc<Object>, Error> {
+    fn written(&self) -> Result<Arc<OpenObject>, Error> {
         if !self.write {
             return Err(Errno::BADF.into());
         }
         let object = self.object()?;
         let state = self.vnode.state.lock();
-        let writing = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
+        let writing = state
+            .writing
+            .as_ref()
+            .filter(|w| w.phase == VersionPhase::Open);
         let written = writing.and_then(|w| w.object.as_ref());
         if written.is_some_and(|written| written.id == object.id) {
             return Ok(object);
@@ -60,10 +63,13 @@ impl Handle {
     /// Whether the handle has no version yet that it could write.
     fn is_idle(&self) -> bool {
         let state = self.vnode.state.lock();
-        let written = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
+        let written = state
+            .writing
+            .as_ref()
+            .filter(|w| w.phase == VersionPhase::Open);
         let bound = state.bound.get(&self.key.alias);
         let bound = bound.filter(|bound| !bound.is_direct());
-        let follows = |bound: &Bound, written: &Writing| {
+        let follows = |bound: &AliasObject, written: &WrittenVersion| {
             let written = written.object.as_ref();
             written.is_some_and(|written| written.id == bound.object.id)
         };
@@ -82,13 +88,13 @@ pub(crate) struct OpenHow {
     /// For reading and writing.
     pub(crate) update: bool,
     pub(crate) truncate: bool,
-    /// Whether the open may [follow](Opened::followed) a writer.
+    /// Whether the open may [follow](OpenedFile::followed) a writer.
     pub(crate) follows: bool,
 }
 
 /// Description of an open file for the kernel.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedFile {
     pub(crate) handle: u64,
     /// File that the kernel may read and write by itself.
     pub(crate) local: Option<Arc<File>>,
@@ -104,7 +110,7 @@ pub(crate) struct Opened {
     pub(crate) followed: bool,
 }
 
-impl Opened {
+impl OpenedFile {
     /// Returns the description of a followed file. The kernel keeps nothing of such a file.
     fn followed(handle: u64) -> Self {
         Self {
@@ -126,17 +132,17 @@ impl Fs {
     pub(crate) fn open(
         &self,
         caller: Caller,
-        key: Key,
+        key: InodeKey,
         how: OpenHow,
-        pace: Pace,
-    ) -> Result<Opened, Error> {
+        pace: WaitPolicy,
+    ) -> Result<OpenedFile, Error> {
         let vnode = self.vnode(key.ino);
         let write = how.write || how.truncate;
         if how.follows
             && !write
             && let Some(handle) = self.follow_writer(caller, &vnode, pace)?
         {
-            return Ok(Opened::followed(handle));
+            return Ok(OpenedFile::followed(handle));
         }
         let cut = if write {
             self.bind_writer(caller, key, &vnode, how, pace)?
@@ -152,7 +158,12 @@ impl Fs {
         Ok(opened)
     }
 
-    fn drop_privileges_of(&self, caller: Caller, handle: u64, pace: Pace) -> Result<(), Error> {
+    fn drop_privileges_of(
+        &self,
+        caller: Caller,
+        handle: u64,
+        pace: WaitPolicy,
+    ) -> Result<(), Error> {
         let vnode = self.file(handle)?.vnode.clone();
         self.drop_privileges(caller, &vnode, pace)
     }
@@ -161,17 +172,17 @@ impl Fs {
     fn bind_reader(
         &self,
         caller: Caller,
-        key: Key,
-        vnode: &Arc<Vnode>,
-        pace: Pace,
+        key: InodeKey,
+        vnode: &Arc<CachedInode>,
+        pace: WaitPolicy,
     ) -> Result<(), Error> {
         let mut tries = 0;
         loop {
             let object = self.reading_object(caller, vnode, pace)?;
-            if let Some(together) = object.together() {
+            if let Some(multi_writer) = object.multi_writer() {
                 pace.wait()?;
                 // If the server has sealed the version that is being sealed here, others may have written a later version.
-                if !together.refresh(true)? && vnode.state.lock().is_sealing() {
+                if !multi_writer.refresh(true)? && vnode.state.lock().is_sealing() {
                     self.wait_sealed(vnode)?;
                     continue;
                 }
@@ -181,7 +192,7 @@ impl Fs {
             // A version may have been begun or sealed in the meantime.
             if state.is_current(object.id) || tries == READ_TRIES {
                 // A file that others lock may have to show a later version.
-                let shared = state.attr.locked || object.together().is_some();
+                let shared = state.attr.locked || object.multi_writer().is_some();
                 state.bind(key, &object, self.way(&object, shared))?;
                 if state.is_sealing() && object.waits() {
                     self.hold_after_seal(caller, vnode.clone(), object.id);
@@ -198,8 +209,8 @@ impl Fs {
         parent: u64,
         name: &[u8],
         (mode, how): (u32, OpenHow),
-        pace: Pace,
-    ) -> Result<(Found, Opened), Error> {
+        pace: WaitPolicy,
+    ) -> Result<(LookupResult, OpenedFile), Error> {
         super::names::check_change(parent, name, Errno::EXIST)?;
         pace.wait()?;
         let (vnode, found) = self.create_open(caller, parent, name, mode)?;
@@ -211,10 +222,10 @@ impl Fs {
     fn opened(
         &self,
         caller: Caller,
-        (key, vnode): (Key, Arc<Vnode>),
+        (key, vnode): (InodeKey, Arc<CachedInode>),
         how: OpenHow,
         cut: bool,
-    ) -> Result<Opened, Error> {
+    ) -> Result<OpenedFile, Error> {
         let write = how.write;
         let handle = self.handle_number();
         let (object, way, locked) = {
@@ -222,21 +233,21 @@ impl Fs {
             let bound = state.bound.get(&key.alias).ok_or(Errno::BADF)?;
             (bound.object.clone(), bound.way, state.attr.locked)
         };
-        let direct = way == Way::Direct;
+        let direct = way == CachingMode::Direct;
         let flush = !direct || how.update || locked || self.locks.knows(key.ino);
-        let opened = Opened {
+        let opened = OpenedFile {
             handle,
             local: object.local().filter(|_| direct).cloned(),
-            object: match object.together() {
+            object: match object.multi_writer() {
                 Some(_) => u64::MAX - handle,
                 None => object.id,
             },
-            cached: way != Way::Uncached,
+            cached: way != CachingMode::Uncached,
             write,
             flush,
             followed: false,
         };
-        let file = Handle {
+        let file = FileHandle {
             key,
             vnode,
             write,
@@ -248,7 +259,7 @@ impl Fs {
     }
 
     /// Returns the object to write to by a handle; begins a version if its handles have none yet.
-    fn to_write(&self, file: &Handle, pace: Pace) -> Result<Arc<Object>, Error> {
+    fn to_write(&self, file: &FileHandle, pace: WaitPolicy) -> Result<Arc<OpenObject>, Error> {
         if file.is_idle() {
             pace.wait()?;
             self.resume(file, if *file.cut.lock() { 0 } else { u64::MAX })?;
@@ -265,7 +276,7 @@ impl Fs {
         Ok(object)
     }
 
-    pub(super) fn file(&self, handle: u64) -> Result<Arc<Handle>, Error> {
+    pub(super) fn file(&self, handle: u64) -> Result<Arc<FileHandle>, Error> {
         let files = self.files.lock();
         files
             .get(&handle)
@@ -278,7 +289,7 @@ impl Fs {
         handle: u64,
         offset: u64,
         length: usize,
-        pace: Pace,
+        pace: WaitPolicy,
     ) -> Result<Vec<u8>, Error> {
         let object = self.file(handle)?.object()?;
         if object.waits() {
@@ -293,7 +304,7 @@ impl Fs {
         handle: u64,
         offset: u64,
         bytes: &[u8],
-        pace: Pace,
+        pace: WaitPolicy,
     ) -> Result<(), Error> {
         let file = self.file(handle)?;
         self.change(&file, pace, |object| object.write(offset, bytes))
@@ -305,7 +316,7 @@ impl Fs {
         handle: u64,
         offset: u64,
         bytes: &[u8],
-        pace: Pace,
+        pace: WaitPolicy,
     ) -> Result<(), Error> {
         let file = self.file(handle)?;
         let end = self.change(&file, pace, |object| {
@@ -323,9 +334,9 @@ impl Fs {
     /// Changes bytes by an open file.
     fn change<T>(
         &self,
-        file: &Handle,
-        pace: Pace,
-        change: impl Fn(&Object) -> Result<T, Error>,
+        file: &FileHandle,
+        pace: WaitPolicy,
+        change: impl Fn(&OpenObject) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let turn = Self::write_turn(&file.vnode, pace)?;
         let object = self.to_write(file, pace)?;
@@ -335,19 +346,19 @@ impl Fs {
         let changed = match change(&object) {
             Ok(changed) => changed,
             Err(error) => {
-                self.make_room(&object, error, pace)?;
+                self.make_space(&object, error, pace)?;
                 change(&object)?
             }
         };
         drop(turn);
-        // In the background, because a twin may be written, too: the kernel holds its pages until that write is answered. The next holder
+        // In the background, because another alias may be written, too: the kernel holds its pages until that write is answered. The next holder
         // of a lock waits for it.
-        self.forget_twins_soon(&file.vnode, file.key.alias);
+        self.forget_aliases_soon(&file.vnode, file.key.alias);
         Ok(changed)
     }
 
     /// Handles the close of one descriptor of an open file: write errors can be reported now.
-    pub(crate) fn flush(&self, handle: u64, pace: Pace) -> Result<(), Error> {
+    pub(crate) fn flush(&self, handle: u64, pace: WaitPolicy) -> Result<(), Error> {
         let file = self.file(handle)?;
         if *file.cut.lock() {
             // No program wrote; the file has to be truncated all the same.
@@ -370,7 +381,7 @@ impl Fs {
 
     /// Makes the bytes and the name of the file survive power loss, whichever client wrote them: the bytes of the open version, the bytes
     /// of the version that is being written here, and its seal if it was closed already.
-    pub(crate) fn fsync(&self, caller: Caller, handle: u64, pace: Pace) -> Result<(), Error> {
+    pub(crate) fn fsync(&self, caller: Caller, handle: u64, pace: WaitPolicy) -> Result<(), Error> {
         let file = self.file(handle)?;
         pace.wait()?;
         let object = file.object()?;
@@ -384,13 +395,13 @@ impl Fs {
         self.sync_names(caller)
     }
 
-    fn sync_object(&self, object: &Object) -> Result<(), Error> {
+    fn sync_object(&self, object: &OpenObject) -> Result<(), Error> {
         object.sync()?;
         for part in object.parts() {
             if part.local().is_none() || part.entry_durable.load(Ordering::Acquire) {
                 continue;
             }
-            let place = self.backend.place(part.node, Pace::MayWait)?;
+            let place = self.backend.place(part.node, WaitPolicy::MayWait)?;
             let path = place
                 .directory
                 .map(|directory| object_path(&directory, part.id));
@@ -418,7 +429,7 @@ impl Fs {
         offset: u64,
         length: u64,
         mode: u32,
-        pace: Pace,
+        pace: WaitPolicy,
     ) -> Result<(), Error> {
         let file = self.file(handle)?;
         self.change(&file, pace, |object| object.allocate(offset, length, mode))
@@ -445,7 +456,7 @@ impl Fs {
         length: u64,
     ) -> Result<u64, Error> {
         let (source, target) = (self.file(from.0)?, self.file(to.0)?);
-        self.change(&target, Pace::MayWait, |object| {
+        self.change(&target, WaitPolicy::MayWait, |object| {
             object.copy_from(&*source.object()?, from.1, to.1, length)
         })
     }

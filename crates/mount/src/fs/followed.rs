@@ -2,8 +2,8 @@
 //! alias: the kernel keeps nothing of them. They read through the client (next: `client/src/follow.rs`).
 
 use super::backend::credentials;
-use super::table::Vnode;
-use super::{Caller, Fs, Pace};
+use super::table::CachedInode;
+use super::{Caller, Fs, WaitPolicy};
 use crate::error::Error;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// The open followed files.
 #[derive(Debug, Default)]
-pub(super) struct Followed {
+pub(super) struct FollowedHandles {
     by_handle: Mutex<HashMap<u64, Arc<Following>>>,
     count: AtomicUsize,
 }
@@ -25,8 +25,8 @@ impl Fs {
     pub(super) fn follow_writer(
         &self,
         caller: Caller,
-        vnode: &Vnode,
-        pace: Pace,
+        vnode: &CachedInode,
+        pace: WaitPolicy,
     ) -> Result<Option<u64>, Error> {
         self.fetch(caller, vnode, pace)?;
         if !vnode.state.lock().is_written_elsewhere() {
@@ -35,7 +35,7 @@ impl Fs {
         pace.wait()?;
         let open = v1::Open {
             ino: vnode.ino,
-            growing: true,
+            streaming: true,
             waits: true,
             ..v1::Open::default()
         };

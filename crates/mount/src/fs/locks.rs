@@ -6,9 +6,9 @@
 //! `docs/decisions/0013-lock-leases.md`.
 
 use super::backend::attr_of;
-use super::table::{Key, Vnode};
-use super::watch::Kernel;
-use super::{Caller, Fs, patience};
+use super::table::{CachedInode, InodeKey};
+use super::watch::KernelCache;
+use super::{Caller, Fs, deadline};
 use crate::error::Error;
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
@@ -16,7 +16,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use tidemill_core::locks::{Answer, Effect, Holder, How, Lock, Owner, Space};
+use tidemill_core::locks::{Effect, Holder, Lock, LockAnswer, LockHolder, LockMode, LockSpace};
 use tidemill_wire::v1::{
     self, lock_news::What, lock_op::Op, name_op, name_result::Result as Reply,
 };
@@ -30,22 +30,22 @@ const RENEWAL: Duration = Duration::from_secs(2);
 const BATCH_MAX: usize = 256;
 
 /// Callback with the result for a program: success, a conflicting lock, or an error.
-pub(crate) type Told = Box<dyn FnOnce(Result<Option<Lock>, Errno>) + Send>;
+pub(crate) type Callback = Box<dyn FnOnce(Result<Option<Lock>, Errno>) + Send>;
 
 /// Program that asked for a lock.
-struct Asker {
+struct LockAsker {
     ino: u64,
     /// The requested lock, and the open file that it was requested with.
     lock: Lock,
     handle: u64,
-    told: Told,
+    callback: Callback,
 }
 
 /// State of the locks of this mount; see the module.
 #[derive(Default)]
-pub(crate) struct Locks {
-    inner: Mutex<Inner>,
-    kernel: OnceLock<Arc<dyn Kernel + Sync>>,
+pub(crate) struct MountLocks {
+    inner: Mutex<MountLockState>,
+    kernel: OnceLock<Arc<dyn KernelCache + Sync>>,
     forgetting: Arc<Forgetting>,
 }
 
@@ -74,9 +74,9 @@ impl Forgetting {
 
     fn wait(&self, ino: u64) {
         let mut counts = self.counts.lock();
-        let until = patience::deadline();
+        let until = deadline::deadline();
         while counts.contains_key(&ino) {
-            if patience::wait(&self.fewer, &mut counts, until) {
+            if deadline::wait(&self.fewer, &mut counts, until) {
                 tracing::warn!(
                     ino,
                     "the Linux kernel is busy: reads under a lock may be old"
@@ -87,7 +87,7 @@ impl Forgetting {
     }
 }
 
-impl std::fmt::Debug for Locks {
+impl std::fmt::Debug for MountLocks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Locks").finish_non_exhaustive()
     }
@@ -97,15 +97,15 @@ impl std::fmt::Debug for Locks {
 #[derive(Default)]
 struct Stale {
     /// Requests that hold a lock of the file and are answered after the update.
-    askers: Vec<Asker>,
+    askers: Vec<LockAsker>,
     /// Whether the update has to be repeated: the content may have been read before the last lock was granted.
     again: bool,
 }
 
 #[derive(Default)]
-struct Inner {
+struct MountLockState {
     holder: Holder,
-    askers: BTreeMap<u64, Asker>,
+    askers: BTreeMap<u64, LockAsker>,
     last: u64,
     /// Messages to the server.
     queue: VecDeque<Op>,
@@ -114,12 +114,12 @@ struct Inner {
     joined: bool,
     /// Whether a task renews the lease at the server.
     renewing: bool,
-    /// Time until which this mount decides about locks that the server lent to it.
+    /// Time until which this mount decides about locks that the server delegated to it.
     valid: Option<Instant>,
     /// Requests that are not decided yet, because the lease is over or their owner is still releasing locks.
-    late: Vec<(u64, u64, Lock, How)>,
+    late: Vec<(u64, u64, Lock, LockMode)>,
     /// Owners whose locks are about to be free. The kernel may give the next owner the same id.
-    ending: BTreeMap<(u64, Owner), usize>,
+    ending: BTreeMap<(u64, LockHolder), usize>,
     /// Files for which programs here may not see all writes of other mounts.
     stale: BTreeMap<u64, Stale>,
     /// Number of the server's current stream: messages of an earlier stream are ignored.
@@ -127,10 +127,10 @@ struct Inner {
     /// Whether a message failed, so that the server knows too little. The messages are repeated when a new stream has begun.
     broken: bool,
     /// The open files that locks were requested with, and the owners of the requests.
-    used: BTreeSet<(u64, u64, Owner)>,
+    used: BTreeSet<(u64, u64, LockHolder)>,
 }
 
-impl Inner {
+impl MountLockState {
     /// Whether a request cannot be decided or sent yet.
     fn is_late(&self, ino: u64, lock: &Lock) -> bool {
         let over = || self.valid.is_none_or(|until| until <= Instant::now());
@@ -138,7 +138,7 @@ impl Inner {
     }
 
     /// Notes that an owner is about to release locks: its next requests are decided after that.
-    fn begin_ending(&mut self, ino: u64, owner: Owner) {
+    fn begin_ending(&mut self, ino: u64, owner: LockHolder) {
         *self.ending.entry((ino, owner)).or_default() += 1;
     }
 
@@ -153,9 +153,9 @@ impl Inner {
                     how,
                 } => {
                     let how = match how {
-                        How::Wait => v1::LockHow::LockWait,
-                        How::Try => v1::LockHow::LockTry,
-                        How::Test => v1::LockHow::LockTest,
+                        LockMode::Wait => v1::LockHow::LockWait,
+                        LockMode::Try => v1::LockHow::LockTry,
+                        LockMode::Test => v1::LockHow::LockTest,
                     };
                     self.queue.push_back(Op::Want(v1::LockWant {
                         ino,
@@ -178,20 +178,20 @@ impl Inner {
         }
     }
 
-    fn answer(&mut self, request: u64, answer: Answer) {
+    fn answer(&mut self, request: u64, answer: LockAnswer) {
         let Some(asker) = self.askers.remove(&request) else {
             return;
         };
         let outcome = match answer {
-            Answer::Granted => match self.stale.get_mut(&asker.ino) {
+            LockAnswer::Granted => match self.stale.get_mut(&asker.ino) {
                 Some(stale) => return stale.askers.push(asker),
                 None => Ok(None),
             },
-            Answer::Denied(by) => Ok(by),
-            Answer::Deadlock => Err(Errno::DEADLK),
-            Answer::TooMany => Err(Errno::NOLCK),
+            LockAnswer::Denied(by) => Ok(by),
+            LockAnswer::Deadlock => Err(Errno::DEADLK),
+            LockAnswer::TooMany => Err(Errno::NOLCK),
         };
-        (asker.told)(outcome);
+        (asker.callback)(outcome);
     }
 
     /// Returns the messages to send now. If the server does not know this mount's locks yet, the first message lists them.
@@ -201,7 +201,7 @@ impl Inner {
         }
         if !self.joined {
             let mut effects = Vec::new();
-            let (lent, locks) = self.holder.join(&mut effects);
+            let (delegated, locks) = self.holder.join(&mut effects);
             let locks = locks.iter().map(|(ino, lock)| v1::Lock {
                 ino: *ino,
                 ..lock.into()
@@ -209,7 +209,7 @@ impl Inner {
             // The join replaces all queued messages.
             self.queue.clear();
             self.queue.push_back(Op::Join(v1::LockJoin {
-                lent,
+                delegated,
                 locks: locks.collect(),
             }));
             self.carry_out(effects);
@@ -238,17 +238,17 @@ impl Inner {
 
 /// Lock that a program requests.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct WantedLock {
     pub(crate) ino: u64,
     /// The open file that the lock is requested with.
     pub(crate) handle: u64,
     pub(crate) lock: Lock,
-    pub(crate) how: How,
+    pub(crate) how: LockMode,
 }
 
-impl Locks {
+impl MountLocks {
     /// Sets the kernel to notify about outdated pages.
-    pub(crate) fn set_kernel(&self, kernel: impl Kernel + Sync) {
+    pub(crate) fn set_kernel(&self, kernel: impl KernelCache + Sync) {
         // Set once.
         let _ = self.kernel.set(Arc::new(kernel));
     }
@@ -264,10 +264,10 @@ impl Locks {
     }
 
     /// Removes and returns the owners that requested locks with an open file.
-    fn take_used(&self, ino: u64, handle: u64) -> Vec<Owner> {
+    fn take_used(&self, ino: u64, handle: u64) -> Vec<LockHolder> {
         let mut inner = self.inner.lock();
-        let with = |used: &&(u64, u64, Owner)| (used.0, used.1) == (ino, handle);
-        let from = inner.used.range((ino, handle, Owner::FIRST)..);
+        let with = |used: &&(u64, u64, LockHolder)| (used.0, used.1) == (ino, handle);
+        let from = inner.used.range((ino, handle, LockHolder::FIRST)..);
         let used: Vec<_> = from.take_while(with).copied().collect();
         for one in &used {
             inner.used.remove(one);
@@ -276,9 +276,9 @@ impl Locks {
     }
 
     /// Notes that a process has no locks of a file any more, whichever open file it requested them with.
-    fn forget_used(&self, ino: u64, owner: Owner) {
+    fn forget_used(&self, ino: u64, owner: LockHolder) {
         let mut inner = self.inner.lock();
-        let from = inner.used.range((ino, 0, Owner::FIRST)..);
+        let from = inner.used.range((ino, 0, LockHolder::FIRST)..);
         let used = from.take_while(|used| used.0 == ino).copied();
         let used: Vec<_> = used.filter(|used| used.2 == owner).collect();
         for one in &used {
@@ -292,7 +292,7 @@ impl Locks {
     }
 
     /// Whether a process, or an open file, has locks of the file.
-    fn has(&self, ino: u64, owner: Owner) -> bool {
+    fn has(&self, ino: u64, owner: LockHolder) -> bool {
         self.inner.lock().holder.has(ino, owner)
     }
 }
@@ -314,40 +314,40 @@ impl Fs {
         self.send_locks(&mut inner);
         drop(inner);
         if let Some(asker) = asker {
-            (asker.told)(Err(Errno::INTR));
+            (asker.callback)(Err(Errno::INTR));
         }
     }
 
     /// Requests a lock for a program, or asks for its holder. The answer is sent at once or later. Returns the number of the request if the
     /// program has to wait.
-    pub(crate) fn lock(self: &Arc<Self>, wanted: Wanted, told: Told) -> Option<u64> {
-        let Wanted {
+    pub(crate) fn lock(self: &Arc<Self>, wanted: WantedLock, callback: Callback) -> Option<u64> {
+        let WantedLock {
             ino,
             handle,
             lock,
             how,
         } = wanted;
-        let has_twins = self.has_twins(ino);
-        let first = how != How::Test && !self.locks.has(ino, lock.owner);
-        let told = match first && self.is_shared_memory(ino) {
-            true => self.told_if_alone(ino, lock, told),
-            false => told,
+        let has_other_aliases = self.has_other_aliases(ino);
+        let first = how != LockMode::Test && !self.locks.has(ino, lock.owner);
+        let callback = match first && self.is_shared_memory(ino) {
+            true => self.callback_if_alone(ino, lock, callback),
+            false => callback,
         };
         let mut inner = self.locks.inner.lock();
         inner.last += 1;
         let request = inner.last;
-        let asker = Asker {
+        let asker = LockAsker {
             ino,
             lock,
             handle,
-            told,
+            callback,
         };
         inner.askers.insert(request, asker);
-        if how != How::Test {
+        if how != LockMode::Test {
             inner.used.insert((ino, handle, lock.owner));
         }
-        let weaker = how != How::Test && !lock.exclusive;
-        let shown_first = has_twins || !inner.holder.decides(ino);
+        let weaker = how != LockMode::Test && !lock.exclusive;
+        let shown_first = has_other_aliases || !inner.holder.decides(ino);
         if weaker && shown_first && inner.holder.has_exclusive(ino, lock.owner) {
             // Other mounts get the writes that were made under the exclusive lock.
             inner.late.push((request, ino, lock, how));
@@ -355,7 +355,7 @@ impl Fs {
             drop(inner);
             let fs = self.clone();
             self.backend.runtime.spawn_blocking(move || {
-                fs.report(ino, patience::serve(|| fs.make_visible(ino)));
+                fs.report(ino, deadline::serve(|| fs.make_visible(ino)));
                 fs.has_ended(ino, lock.owner);
             });
             return Some(request);
@@ -379,21 +379,21 @@ impl Fs {
         name.is_some_and(|(_, name)| name.ends_with(b"-shm"))
     }
 
-    /// Wraps `told` so that the lock is granted only if no other mount has locks of the file. If two mounts lock the file at the same time,
+    /// Wraps `callback` so that the lock is granted only if no other mount has locks of the file. If two mounts lock the file at the same time,
     /// each checks after it has its lock, so at least one of them is refused.
-    fn told_if_alone(self: &Arc<Self>, ino: u64, lock: Lock, told: Told) -> Told {
+    fn callback_if_alone(self: &Arc<Self>, ino: u64, lock: Lock, callback: Callback) -> Callback {
         let fs = self.clone();
         Box::new(move |outcome| {
             if !matches!(outcome, Ok(None)) {
-                return told(outcome);
+                return callback(outcome);
             }
             let runtime = fs.backend.runtime.clone();
             runtime.spawn_blocking(move || {
-                let alone = patience::serve(|| fs.locks_alone(ino));
+                let alone = deadline::serve(|| fs.locks_alone(ino));
                 if alone.is_err() {
                     let _ = fs.unlock_now(ino, lock.owner, (lock.start, lock.end));
                 }
-                told(alone.map(|()| None));
+                callback(alone.map(|()| None));
             });
         })
     }
@@ -417,42 +417,42 @@ impl Fs {
     pub(crate) fn unlock(
         self: &Arc<Self>,
         ino: u64,
-        owner: Owner,
+        owner: LockHolder,
         range: (u64, u64),
-        told: impl FnOnce(Result<(), Errno>) + Send + 'static,
+        callback: impl FnOnce(Result<(), Errno>) + Send + 'static,
     ) {
         if !self.locks.has(ino, owner) {
-            return told(Ok(()));
+            return callback(Ok(()));
         }
         if self.decides_alone(ino) {
-            return told(self.unlock_now(ino, owner, range));
+            return callback(self.unlock_now(ino, owner, range));
         }
         let fs = self.clone();
         self.locks.inner.lock().begin_ending(ino, owner);
         self.backend.runtime.spawn_blocking(move || {
-            let published = patience::serve(|| fs.make_visible(ino));
+            let published = deadline::serve(|| fs.make_visible(ino));
             let done = fs.unlock_now(ino, owner, range);
             fs.has_ended(ino, owner);
-            told(done.and(published.map_err(|error| Errno::from_raw_os_error(error.errno()))));
+            callback(done.and(published.map_err(|error| Errno::from_raw_os_error(error.errno()))));
         });
     }
 
     /// Whether the kernel has several sets of pages of a file.
-    fn has_twins(&self, ino: u64) -> bool {
+    fn has_other_aliases(&self, ino: u64) -> bool {
         let vnode = self.table.get(ino);
-        vnode.is_some_and(|vnode| !vnode.state.lock().twins().is_empty())
+        vnode.is_some_and(|vnode| !vnode.state.lock().aliases().is_empty())
     }
 
     /// Whether a lock can be released at once: no other mount waits for the writes, and the kernel has one set of pages.
     fn decides_alone(&self, ino: u64) -> bool {
         let decides = self.locks.inner.lock().holder.decides(ino);
-        decides && !self.has_twins(ino)
+        decides && !self.has_other_aliases(ino)
     }
 
     /// Publishes the writes made here, so that the next holder of the lock sees them.
     fn make_visible(&self, ino: u64) -> Result<(), Error> {
         if let Some(vnode) = self.table.get(ino) {
-            self.forget_twins(&vnode);
+            self.forget_aliases(&vnode);
         }
         if self.locks.inner.lock().holder.decides(ino) {
             return Ok(());
@@ -466,7 +466,7 @@ impl Fs {
         }
     }
 
-    fn has_ended(self: &Arc<Self>, ino: u64, owner: Owner) {
+    fn has_ended(self: &Arc<Self>, ino: u64, owner: LockHolder) {
         let mut inner = self.locks.inner.lock();
         if let Some(count) = inner.ending.get_mut(&(ino, owner)) {
             *count -= 1;
@@ -481,7 +481,7 @@ impl Fs {
     fn unlock_now(
         self: &Arc<Self>,
         ino: u64,
-        owner: Owner,
+        owner: LockHolder,
         range: (u64, u64),
     ) -> Result<(), Errno> {
         let mut inner = self.locks.inner.lock();
@@ -497,31 +497,31 @@ impl Fs {
         self: &Arc<Self>,
         ino: u64,
         id: u64,
-        told: impl FnOnce() + Send + 'static,
+        callback: impl FnOnce() + Send + 'static,
     ) {
-        let owner = Owner {
+        let owner = LockHolder {
             mount: 0,
-            space: Space::Ranges,
+            space: LockSpace::Ranges,
             id,
         };
         self.locks.forget_used(ino, owner);
         if !self.locks.has(ino, owner) {
-            return told();
+            return callback();
         }
         if self.decides_alone(ino) {
             let _ = self.unlock_now(ino, owner, (0, u64::MAX));
-            return told();
+            return callback();
         }
         let fs = self.clone();
         self.locks.inner.lock().begin_ending(ino, owner);
         self.backend.runtime.spawn_blocking(move || {
             // The program's close continues here, so that its writes are sealed before others get the lock.
-            told();
+            callback();
             let close = || {
                 fs.hear_close(ino);
                 fs.make_visible(ino)
             };
-            fs.report(ino, patience::serve(close));
+            fs.report(ino, deadline::serve(close));
             let _ = fs.unlock_now(ino, owner, (0, u64::MAX));
             fs.has_ended(ino, owner);
         });
@@ -529,9 +529,9 @@ impl Fs {
 
     /// Releases the locks of an open file that is closed for good, and locks that processes took with it and whose closes are not reported.
     pub(crate) fn unlock_released(self: &Arc<Self>, ino: u64, handle: u64, id: Option<u64>) {
-        let file = id.map(|id| Owner {
+        let file = id.map(|id| LockHolder {
             mount: 0,
-            space: Space::Files,
+            space: LockSpace::Files,
             id,
         });
         for owner in self.locks.take_used(ino, handle).into_iter().chain(file) {
@@ -540,7 +540,7 @@ impl Fs {
     }
 
     /// Sends the queued messages to the server.
-    fn send_locks(self: &Arc<Self>, inner: &mut Inner) {
+    fn send_locks(self: &Arc<Self>, inner: &mut MountLockState) {
         if inner.queue.is_empty() || std::mem::replace(&mut inner.sending, true) {
             return;
         }
@@ -615,7 +615,7 @@ impl Fs {
     }
 
     /// Drops locks that the server has given to others, because this mount was disconnected for too long.
-    fn lose(&self, inner: &mut Inner) {
+    fn lose(&self, inner: &mut MountLockState) {
         inner.valid = None;
         for (ino, lock) in inner.holder.lose() {
             let path = self.table.path(ino).unwrap_or_default();
@@ -666,7 +666,7 @@ impl Fs {
                     self.give_back(ino);
                 }
             }
-            What::Lent | What::Granted => {
+            What::Delegated | What::Granted => {
                 // The new holder sees the writes of others.
                 match inner.stale.entry(ino) {
                     Entry::Vacant(none) => {
@@ -675,8 +675,10 @@ impl Fs {
                     }
                     Entry::Occupied(mut stale) => stale.get_mut().again = true,
                 }
-                if news.what() == What::Lent {
-                    inner.holder.on_lent(ino, request, number, &mut effects);
+                if news.what() == What::Delegated {
+                    inner
+                        .holder
+                        .on_delegated(ino, request, number, &mut effects);
                     if let Some(ino) = inner.holder.one_too_many()
                         && inner.holder.on_recall(ino)
                     {
@@ -699,7 +701,7 @@ impl Fs {
     fn give_back(self: &Arc<Self>, ino: u64) {
         let fs = self.clone();
         self.backend.runtime.spawn_blocking(move || {
-            fs.report(ino, patience::serve(|| fs.publish(ino)));
+            fs.report(ino, deadline::serve(|| fs.publish(ino)));
             let mut inner = fs.locks.inner.lock();
             let mut effects = Vec::new();
             inner.holder.returned(ino, &mut effects);
@@ -712,7 +714,7 @@ impl Fs {
         let fs = self.clone();
         self.backend.runtime.spawn_blocking(move || {
             let (refreshed, stale) = loop {
-                let refreshed = patience::serve(|| fs.refresh(ino));
+                let refreshed = deadline::serve(|| fs.refresh(ino));
                 let mut inner = fs.locks.inner.lock();
                 let again = inner.stale.get_mut(&ino).map(|stale| &mut stale.again);
                 if !again.is_some_and(std::mem::take) {
@@ -729,7 +731,7 @@ impl Fs {
                     let range = (asker.lock.start, asker.lock.end);
                     let _ = fs.unlock_now(ino, asker.lock.owner, range);
                 }
-                (asker.told)(outcome.map(|()| None));
+                (asker.callback)(outcome.map(|()| None));
             }
         });
     }
@@ -737,7 +739,7 @@ impl Fs {
     /// Whether a lock would let a program read outdated bytes. A file that was opened in place for reading only, before it got locks,
     /// cannot show a later version. A lock of the whole file may protect anything, so it is not refused.
     fn is_outdated(&self, lock: &Lock, handle: u64) -> bool {
-        !lock.exclusive && lock.owner.space == Space::Ranges && self.has_old_version(handle)
+        !lock.exclusive && lock.owner.space == LockSpace::Ranges && self.has_old_version(handle)
     }
 
     /// Makes the kernel ask for an inode's attributes again.
@@ -755,20 +757,20 @@ impl Fs {
     }
 
     /// As [`Self::forget_pages`], for a file with several kernel inodes: each has pages of its own.
-    pub(super) fn forget_twins(&self, vnode: &Vnode) {
-        let twins = vnode.state.lock().twins();
-        for alias in twins {
+    pub(super) fn forget_aliases(&self, vnode: &CachedInode) {
+        let aliases = vnode.state.lock().aliases();
+        for alias in aliases {
             let ino = vnode.ino;
-            self.forget_pages(Key { ino, alias }.pack());
+            self.forget_pages(InodeKey { ino, alias }.pack());
         }
     }
 
-    /// As [`Self::forget_twins`], in the background, and without the alias that was used for the write.
-    pub(super) fn forget_twins_soon(&self, vnode: &Vnode, but: u16) {
-        for alias in vnode.state.lock().twins() {
+    /// As [`Self::forget_aliases`], in the background, and without the alias that was used for the write.
+    pub(super) fn forget_aliases_soon(&self, vnode: &CachedInode, but: u16) {
+        for alias in vnode.state.lock().aliases() {
             let ino = vnode.ino;
             if alias != but {
-                self.forget_pages_soon(Key { ino, alias }.pack());
+                self.forget_pages_soon(InodeKey { ino, alias }.pack());
             }
         }
     }
@@ -778,13 +780,13 @@ impl Fs {
         let fs = self.clone();
         self.backend
             .runtime
-            .spawn_blocking(move || fs.report(ino, patience::serve(|| fs.publish(ino))));
+            .spawn_blocking(move || fs.report(ino, deadline::serve(|| fs.publish(ino))));
     }
 
     /// As [`Self::forget_pages`], in the background. For operations that the kernel waits for: it holds pages during them.
     pub(super) fn forget_pages_soon(&self, number: u64) {
         if let Some(kernel) = self.locks.kernel.get().cloned() {
-            let (forgetting, ino) = (self.locks.forgetting.clone(), Key::unpack(number).ino);
+            let (forgetting, ino) = (self.locks.forgetting.clone(), InodeKey::unpack(number).ino);
             forgetting.begin(ino);
             self.backend.runtime.spawn_blocking(move || {
                 kernel.forget_inode(number);

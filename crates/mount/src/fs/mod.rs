@@ -1,7 +1,7 @@
 //! The file system: inodes, names, versions and open files. It does not depend on FUSE. It sends requests to the server and the nodes,
 //! and invalidations to the kernel (next: `mount/src/fuse/mod.rs`).
 //!
-//! Every operation takes a [`Pace`]: at [`Pace::Now`] it answers from the cache or returns [`Error::Later`] without any change, so that one
+//! Every operation takes a [`WaitPolicy`]: at [`WaitPolicy::Now`] it answers from the cache or returns [`Error::Later`] without any change, so that one
 //! thread can serve the kernel without ever waiting.
 //!
 //! | file | subject |
@@ -17,43 +17,43 @@
 //! | `locks`, `sharing` | locks, and files that mounts share by them |
 //! | `patience`, `repeat` | time limits of operations, and sending a change again |
 //! | `object`, `remote`, `right` | bytes in place and over HTTP |
-//! | `directory`, `drain` | listings, and waiting until the files below a directory have drained |
+//! | `directory`, `stage_out` | listings, and waiting until the files below a directory are staged out |
 //! | `watch` | changes by other clients |
 //! | `control` | the control directory |
-//! | `bridged` | stores outside of the cluster |
+//! | `remote_stores` | stores outside of the cluster |
 
 pub(crate) mod backend;
-pub(crate) mod bridged;
+mod cached_rights;
 pub(crate) mod control;
+pub(crate) mod deadline;
 pub(crate) mod directory;
-mod drain;
 mod entries;
 pub(crate) mod file;
+mod file_users;
 mod followed;
-mod holders;
-mod kept;
 pub(crate) mod locks;
+pub(crate) mod multi_writer;
 pub(crate) mod names;
 pub(crate) mod object;
-pub(crate) mod patience;
+mod overflow;
 pub(crate) mod pending;
 pub(crate) mod remote;
-mod repeat;
+pub(crate) mod remote_stores;
+mod retry;
 pub(crate) mod right;
 pub(crate) mod seal;
 mod sharing;
-mod spill;
+mod stage_out;
 mod striped;
 mod striped_open;
 pub(crate) mod table;
 mod takeover;
-pub(crate) mod together;
 pub(crate) mod unsealed;
 pub(crate) mod version;
 pub(crate) mod watch;
 
-pub(crate) use backend::{Caller, Pace};
-pub(crate) use table::Key;
+pub(crate) use backend::{Caller, WaitPolicy};
+pub(crate) use table::InodeKey;
 
 use backend::Backend;
 use parking_lot::Mutex;
@@ -63,7 +63,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use table::Way;
+use table::CachingMode;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{Attr, Kind};
 
@@ -74,21 +74,21 @@ const SPARSE_BYTES_MIN: u64 = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Fs {
     pub(crate) backend: Arc<Backend>,
-    pub(crate) table: Arc<table::Table>,
-    pub(crate) control: control::Control,
-    /// The shown bridges, on mounts that show them.
-    pub(crate) bridged: OnceLock<Arc<bridged::Bridged>>,
-    pub(crate) locks: locks::Locks,
+    pub(crate) table: Arc<table::InodeTable>,
+    pub(crate) control: control::ControlState,
+    /// The shown remotes, on mounts that show them.
+    pub(crate) remote_stores: OnceLock<Arc<remote_stores::RemoteStores>>,
+    pub(crate) locks: locks::MountLocks,
     pub(crate) mountpoint: PathBuf,
     sealer: seal::Sealer,
-    files: Mutex<HashMap<u64, Arc<file::Handle>>>,
-    followed: followed::Followed,
-    directories: Mutex<HashMap<u64, Arc<directory::Listing>>>,
+    files: Mutex<HashMap<u64, Arc<file::FileHandle>>>,
+    followed: followed::FollowedHandles,
+    directories: Mutex<HashMap<u64, Arc<directory::DirectoryListing>>>,
     next_handle: AtomicU64,
     attr_ttl: Duration,
     /// Whether the kernel gets object files to read and write by itself.
     direct: AtomicBool,
-    kept: kept::Kept,
+    kept: cached_rights::KeptRights,
     /// Number of openers that wait for files that another client writes.
     busy_waiters: AtomicUsize,
     /// Source of information about closes, if it is not the kernel.
@@ -97,8 +97,8 @@ pub(crate) struct Fs {
 
 /// Description of a name for the kernel.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Found {
-    pub(crate) key: Key,
+pub(crate) struct LookupResult {
+    pub(crate) key: InodeKey,
     pub(crate) attr: Attr,
     /// Size in 512-byte blocks.
     pub(crate) blocks: u64,
@@ -107,12 +107,12 @@ pub(crate) struct Found {
     /// Time at which this was known, on the table's clock.
     pub(crate) asked: u64,
     /// The entry that was looked up; `None` if the inode was not found by its name.
-    pub(crate) entry: Option<entries::Slot>,
+    pub(crate) entry: Option<entries::ChangeSlot>,
 }
 
-impl Found {
+impl LookupResult {
     /// Returns a description with only the kind of an inode.
-    pub(crate) fn of_kind(key: Key, kind: Kind) -> Self {
+    pub(crate) fn of_kind(key: InodeKey, kind: Kind) -> Self {
         let attr = Attr {
             ino: key.ino,
             kind: kind.into(),
@@ -131,23 +131,23 @@ impl Found {
 
 impl Fs {
     pub(crate) fn new(backend: Arc<Backend>, mountpoint: PathBuf, attr_ttl: Duration) -> Self {
-        let table = Arc::new(table::Table::default());
+        let table = Arc::new(table::InodeTable::default());
         table.hold(Inode::ROOT.0);
         Self {
             sealer: seal::Sealer::new(backend.clone(), table.clone()),
-            control: control::Control::default(),
-            bridged: OnceLock::new(),
-            locks: locks::Locks::default(),
+            control: control::ControlState::default(),
+            remote_stores: OnceLock::new(),
+            locks: locks::MountLocks::default(),
             backend,
             table,
             mountpoint,
             files: Mutex::default(),
-            followed: followed::Followed::default(),
+            followed: followed::FollowedHandles::default(),
             directories: Mutex::default(),
             next_handle: AtomicU64::new(1),
             attr_ttl,
             direct: AtomicBool::new(true),
-            kept: kept::Kept::default(),
+            kept: cached_rights::KeptRights::default(),
             busy_waiters: AtomicUsize::new(0),
             closes: OnceLock::new(),
         }
@@ -165,16 +165,16 @@ impl Fs {
     }
 
     /// Whether the kernel reads and writes the object's file by itself, if it may choose.
-    fn is_direct(&self, object: &object::Object) -> bool {
+    fn is_direct(&self, object: &object::OpenObject) -> bool {
         self.direct.load(Ordering::Relaxed) && object.local().is_some()
     }
 
     /// Returns how the kernel reads and writes an object; `shared`: other mounts may write it, too.
-    fn way(&self, object: &object::Object, shared: bool) -> Way {
+    fn way(&self, object: &object::OpenObject, shared: bool) -> CachingMode {
         match (shared, self.is_direct(object)) {
-            (true, _) => Way::Uncached,
-            (false, true) => Way::Direct,
-            (false, false) => Way::Cached,
+            (true, _) => CachingMode::Uncached,
+            (false, true) => CachingMode::Direct,
+            (false, false) => CachingMode::Cached,
         }
     }
 
@@ -182,8 +182,8 @@ impl Fs {
         self.next_handle.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Takes attributes from an answer to a question asked at `asked` ([`table::Table::now`]).
-    fn adopt(&self, state: &mut table::State, attr: Attr, asked: u64) {
+    /// Takes attributes from an answer to a question asked at `asked` ([`table::InodeTable::now`]).
+    fn adopt(&self, state: &mut table::InodeState, attr: Attr, asked: u64) {
         let overtaken = state.stamp > asked || attr.version < state.attr.version;
         // An old answer is better than none: without a kind the kernel drops the inode for good.
         if overtaken && state.attr.ino != 0 {
@@ -199,7 +199,7 @@ impl Fs {
     }
 
     /// Returns the description of an inode for the kernel.
-    fn found(&self, vnode: &table::Vnode, state: &table::State) -> Found {
+    fn found(&self, vnode: &table::CachedInode, state: &table::InodeState) -> LookupResult {
         let (attr, mut blocks) = state.shown();
         if attr.size >= SPARSE_BYTES_MIN && state.written().is_none() {
             blocks = self.blocks_of(&attr).unwrap_or(blocks);
@@ -211,11 +211,11 @@ impl Fs {
         } else {
             Duration::ZERO
         };
-        let key = Key {
+        let key = InodeKey {
             ino: vnode.ino,
             alias: state.alias,
         };
-        Found {
+        LookupResult {
             key,
             attr,
             blocks,
@@ -230,14 +230,14 @@ impl Fs {
         if attr.parts {
             return None;
         }
-        let place = self.backend.place(attr.node, Pace::Now).ok()?;
+        let place = self.backend.place(attr.node, WaitPolicy::Now).ok()?;
         let path = version::object_path(&place.directory?, attr.object);
         path.symlink_metadata().ok().map(|stat| stat.blocks())
     }
 
     /// Returns how long the kernel may cache the attributes and the name of an inode. The caller holds the table's gate until the kernel
     /// has received them.
-    pub(crate) fn ttls(&self, found: &Found) -> (Duration, Duration) {
+    pub(crate) fn ttls(&self, found: &LookupResult) -> (Duration, Duration) {
         let (ino, asked) = (found.key.ino, found.asked);
         if found.key.is_special() || self.table.changed_since(ino, asked) {
             return (Duration::ZERO, Duration::ZERO);
@@ -253,17 +253,17 @@ impl Fs {
         (attr, if named { self.attr_ttl } else { Duration::ZERO })
     }
 
-    fn vnode(&self, ino: u64) -> Arc<table::Vnode> {
+    fn vnode(&self, ino: u64) -> Arc<table::CachedInode> {
         self.table.get_or_make(ino)
     }
 
     /// Returns the outcome of a version that was closed here.
-    pub(crate) fn fate(&self, object: u64) -> unsealed::Fate {
+    pub(crate) fn fate(&self, object: u64) -> unsealed::CloseOutcome {
         self.sealer.fate(object)
     }
 
     /// Waits until all closed versions are sealed. If `timeout` passes first, returns the versions that are not.
-    pub(crate) fn drain(&self, timeout: Duration) -> Result<(), unsealed::Standing> {
+    pub(crate) fn drain(&self, timeout: Duration) -> Result<(), unsealed::UnsealedSummary> {
         self.sealer.drain(timeout)
     }
 }

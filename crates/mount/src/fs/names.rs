@@ -1,10 +1,10 @@
 //! Operations on the namespace: look-up, creation, links, renames, removal, attributes. The server carries them out (next: `server/src`).
 
 use super::backend::{attr_of, unsupported};
-use super::entries::{Known, Slot};
+use super::entries::{CachedName, ChangeSlot};
 use super::remote::now_ns;
-use super::table::{Bound, Change, State, Vnode, is_dir};
-use super::{Caller, Found, Fs, Key, Pace};
+use super::table::{AliasObject, CachedInode, InodeState, NameChange, is_dir};
+use super::{Caller, Fs, InodeKey, LookupResult, WaitPolicy};
 use crate::error::Error;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const GROUP_EXECUTE: u32 = 0o010;
 
 /// Changes of attributes that one call asks for. Times are nanoseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Changes {
+pub(crate) struct AttributeChanges {
     pub(crate) mode: Option<u32>,
     pub(crate) uid: Option<u32>,
     pub(crate) gid: Option<u32>,
@@ -38,7 +38,7 @@ pub(crate) struct Changes {
 
 /// New entry of a directory.
 #[derive(Clone, Debug)]
-pub(crate) struct New {
+pub(crate) struct NewEntry {
     pub(crate) kind: Kind,
     pub(crate) mode: u32,
     pub(crate) rdev: u32,
@@ -74,11 +74,11 @@ impl Fs {
         caller: Caller,
         parent: u64,
         name: &[u8],
-        pace: Pace,
-    ) -> Result<Found, Error> {
+        pace: WaitPolicy,
+    ) -> Result<LookupResult, Error> {
         check_name(name)?;
         if name == b"." {
-            let key = Key {
+            let key = InodeKey {
                 ino: parent,
                 alias: 0,
             };
@@ -111,9 +111,13 @@ impl Fs {
     }
 
     /// Returns the answer to a look-up, if it is cached.
-    pub(super) fn lookup_here(&self, parent: u64, name: &[u8]) -> Option<Result<Found, Error>> {
+    pub(super) fn lookup_here(
+        &self,
+        parent: u64,
+        name: &[u8],
+    ) -> Option<Result<LookupResult, Error>> {
         let (known, vnode, asked) = self.table.hold_entry(parent, name);
-        if known == Known::Nothing && name != b".." {
+        if known == CachedName::Nothing && name != b".." {
             return Some(Err(Errno::NOENT.into()));
         }
         let vnode = vnode?;
@@ -125,7 +129,7 @@ impl Fs {
         }
         let mut found = self.found(&vnode, &state);
         found.asked = asked;
-        found.entry = Some(Slot::of(parent, name));
+        found.entry = Some(ChangeSlot::of(parent, name));
         Some(Ok(found))
     }
 
@@ -163,11 +167,11 @@ impl Fs {
         name: &[u8],
         entry: v1::Entry,
         asked: u64,
-    ) -> Result<Found, Error> {
+    ) -> Result<LookupResult, Error> {
         let attr = entry.attr.ok_or(ClientError::Answer("Apply"))?;
         let mut found = self.hold(attr, entry.target, asked);
         found.asked = asked;
-        found.entry = Some(Slot::of(parent, name));
+        found.entry = Some(ChangeSlot::of(parent, name));
         if name != b".." {
             self.table.learned(parent, name, attr.ino, asked);
         }
@@ -180,18 +184,18 @@ impl Fs {
         parent: u64,
         name: &[u8],
         entry: v1::Entry,
-        change: Change<'_>,
-    ) -> Result<Found, Error> {
+        change: NameChange<'_>,
+    ) -> Result<LookupResult, Error> {
         let attr = entry.attr.ok_or(ClientError::Answer("Apply"))?;
         let mut found = self.hold(attr, entry.target, change.asked);
-        found.entry = Some(Slot::of(parent, name));
+        found.entry = Some(ChangeSlot::of(parent, name));
         // Without a settled time the kernel has to ask for the entry again.
-        found.asked = change.settle(&[Known::Is(attr.ino)]).unwrap_or(0);
+        found.asked = change.settle(&[CachedName::Is(attr.ino)]).unwrap_or(0);
         Ok(found)
     }
 
     /// Returns the description of an inode that the kernel is going to know, from the answer to a question of time `asked`.
-    pub(super) fn hold(&self, attr: Attr, target: Vec<u8>, asked: u64) -> Found {
+    pub(super) fn hold(&self, attr: Attr, target: Vec<u8>, asked: u64) -> LookupResult {
         let vnode = self.table.hold(attr.ino);
         let mut state = vnode.state.lock();
         self.adopt(&mut state, attr, asked);
@@ -202,14 +206,19 @@ impl Fs {
     }
 
     /// Drops references of the kernel.
-    pub(crate) fn forget(&self, key: Key, lookups: u64) {
+    pub(crate) fn forget(&self, key: InodeKey, lookups: u64) {
         if !key.is_special() {
             self.table.let_go(key.ino, lookups);
         }
     }
 
     /// Fetches the inode's attributes if they are not cached.
-    pub(super) fn fetch(&self, caller: Caller, vnode: &Vnode, pace: Pace) -> Result<(), Error> {
+    pub(super) fn fetch(
+        &self,
+        caller: Caller,
+        vnode: &CachedInode,
+        pace: WaitPolicy,
+    ) -> Result<(), Error> {
         if vnode.state.lock().is_fresh() {
             return Ok(());
         }
@@ -239,7 +248,12 @@ impl Fs {
         }
     }
 
-    pub(crate) fn getattr(&self, caller: Caller, key: Key, pace: Pace) -> Result<Found, Error> {
+    pub(crate) fn getattr(
+        &self,
+        caller: Caller,
+        key: InodeKey,
+        pace: WaitPolicy,
+    ) -> Result<LookupResult, Error> {
         let vnode = self.vnode(key.ino);
         // Other mounts may have published writes to the open version.
         let open = vnode
@@ -248,11 +262,11 @@ impl Fs {
             .bound
             .get(&key.alias)
             .map(|bound| bound.object.clone());
-        if let Some(together) = open.as_ref().and_then(|object| object.together())
-            && together.is_stale()
+        if let Some(multi_writer) = open.as_ref().and_then(|object| object.multi_writer())
+            && multi_writer.is_stale()
         {
             pace.wait()?;
-            together.refresh(false)?;
+            multi_writer.refresh(false)?;
         }
         {
             let state = vnode.state.lock();
@@ -273,7 +287,12 @@ impl Fs {
     }
 
     /// Returns the attributes of a version that is open here and no longer the file's current one.
-    fn found_before(&self, vnode: &Vnode, state: &State, bound: &Bound) -> Result<Found, Error> {
+    fn found_before(
+        &self,
+        vnode: &CachedInode,
+        state: &InodeState,
+        bound: &AliasObject,
+    ) -> Result<LookupResult, Error> {
         let mut found = self.found(vnode, state);
         let stat = bound.object.stat()?;
         found.attr.size = stat.size;
@@ -286,10 +305,10 @@ impl Fs {
     pub(crate) fn setattr(
         &self,
         caller: Caller,
-        key: Key,
-        mut changes: Changes,
-        pace: Pace,
-    ) -> Result<Found, Error> {
+        key: InodeKey,
+        mut changes: AttributeChanges,
+        pace: WaitPolicy,
+    ) -> Result<LookupResult, Error> {
         pace.wait()?;
         let vnode = self.vnode(key.ino);
         self.fetch(caller, &vnode, pace)?;
@@ -310,17 +329,17 @@ impl Fs {
     pub(super) fn drop_privileges(
         &self,
         caller: Caller,
-        vnode: &Arc<Vnode>,
-        pace: Pace,
+        vnode: &Arc<CachedInode>,
+        pace: WaitPolicy,
     ) -> Result<(), Error> {
         let mode = without_privileges(&vnode.state.lock().attr);
         if caller.uid == 0 || mode.is_none() {
             return Ok(());
         }
         pace.wait()?;
-        let changes = Changes {
+        let changes = AttributeChanges {
             mode,
-            ..Changes::default()
+            ..AttributeChanges::default()
         };
         self.set_plain(caller, vnode, &changes)
     }
@@ -329,8 +348,8 @@ impl Fs {
     fn set_plain(
         &self,
         caller: Caller,
-        vnode: &Arc<Vnode>,
-        changes: &Changes,
+        vnode: &Arc<CachedInode>,
+        changes: &AttributeChanges,
     ) -> Result<(), Error> {
         let set = v1::SetAttr {
             ino: vnode.ino,
@@ -383,7 +402,7 @@ impl Fs {
 
     /// Applies attributes from the answer to a change that was requested at `asked`. If another change happened concurrently, such as a
     /// seal, the answer is incomplete: the other attributes have to be fetched.
-    pub(super) fn adopt_change(&self, state: &mut State, attr: Attr, asked: u64) {
+    pub(super) fn adopt_change(&self, state: &mut InodeState, attr: Attr, asked: u64) {
         if state.stamp > asked || attr.version < state.attr.version {
             let before = state.attr;
             state.attr.mode = attr.mode;
@@ -412,7 +431,12 @@ impl Fs {
         }
     }
 
-    pub(crate) fn readlink(&self, caller: Caller, ino: u64, pace: Pace) -> Result<Vec<u8>, Error> {
+    pub(crate) fn readlink(
+        &self,
+        caller: Caller,
+        ino: u64,
+        pace: WaitPolicy,
+    ) -> Result<Vec<u8>, Error> {
         let vnode = self.vnode(ino);
         let target = vnode.state.lock().target.clone();
         if !target.is_empty() {
@@ -436,9 +460,9 @@ impl Fs {
         caller: Caller,
         parent: u64,
         name: &[u8],
-        new: &New,
-        pace: Pace,
-    ) -> Result<Found, Error> {
+        new: &NewEntry,
+        pace: WaitPolicy,
+    ) -> Result<LookupResult, Error> {
         check_change(parent, name, Errno::EXIST)?;
         pace.wait()?;
         let (ino, _) = self.backend.ids()?;
@@ -475,8 +499,8 @@ impl Fs {
         ino: u64,
         parent: u64,
         name: &[u8],
-        pace: Pace,
-    ) -> Result<Found, Error> {
+        pace: WaitPolicy,
+    ) -> Result<LookupResult, Error> {
         check_change(parent, name, Errno::EXIST)?;
         pace.wait()?;
         self.wait_published(caller, ino)?;
@@ -495,8 +519,8 @@ impl Fs {
         self.adopt_change(&mut state, attr, change.asked);
         let mut found = self.found(&vnode, &state);
         drop(state);
-        found.entry = Some(Slot::of(parent, name));
-        found.asked = change.settle(&[Known::Is(ino)]).unwrap_or(0);
+        found.entry = Some(ChangeSlot::of(parent, name));
+        found.asked = change.settle(&[CachedName::Is(ino)]).unwrap_or(0);
         Ok(found)
     }
 
@@ -512,8 +536,8 @@ impl Fs {
             self.tell_pending(caller, &vnode)?;
             return self.wait_if_sealing(&vnode);
         }
-        let sealing = |vnode: &Vnode| vnode.state.lock().is_sealing();
-        let below = |vnode: &Vnode| self.table.may_be_below(vnode.ino, ino);
+        let sealing = |vnode: &CachedInode| vnode.state.lock().is_sealing();
+        let below = |vnode: &CachedInode| self.table.may_be_below(vnode.ino, ino);
         for vnode in self.table.all() {
             if sealing(&vnode) && below(&vnode) {
                 self.wait_if_sealing(&vnode)?;
@@ -522,7 +546,7 @@ impl Fs {
         Ok(())
     }
 
-    fn wait_if_sealing(&self, vnode: &Vnode) -> Result<(), Error> {
+    fn wait_if_sealing(&self, vnode: &CachedInode) -> Result<(), Error> {
         if vnode.state.lock().is_sealing() {
             self.wait_sealed(vnode)?;
         }
@@ -535,7 +559,7 @@ impl Fs {
         parent: u64,
         name: &[u8],
         directory: bool,
-        pace: Pace,
+        pace: WaitPolicy,
     ) -> Result<(), Error> {
         check_change(parent, name, Errno::PERM)?;
         pace.wait()?;
@@ -551,7 +575,7 @@ impl Fs {
         let asked = change.asked;
         let answer = self.backend.one(caller, op)?;
         self.touched(parent, time, -i32::from(directory));
-        change.settle(&[Known::Nothing]);
+        change.settle(&[CachedName::Nothing]);
         if matches!(answer, Answer::Empty(_)) {
             self.done_before(&[before]);
             return Ok(());
@@ -567,7 +591,7 @@ impl Fs {
         from: (u64, &[u8]),
         to: (u64, &[u8]),
         how: Renaming,
-        pace: Pace,
+        pace: WaitPolicy,
     ) -> Result<(), Error> {
         check_change(from.0, from.1, Errno::PERM)?;
         check_change(to.0, to.1, Errno::PERM)?;
@@ -605,14 +629,14 @@ impl Fs {
         let other = attrs.next();
         if other.is_some_and(|other| other.ino == moved.ino) || same {
             // Two names of one inode: rename changes nothing.
-            change.settle(&[Known::Is(moved.ino); 2]);
+            change.settle(&[CachedName::Is(moved.ino); 2]);
             return Ok(());
         }
         let left = match other {
-            Some(other) if how.exchange => Known::Is(other.ino),
-            _ => Known::Nothing,
+            Some(other) if how.exchange => CachedName::Is(other.ino),
+            _ => CachedName::Nothing,
         };
-        change.settle(&[left, Known::Is(moved.ino)]);
+        change.settle(&[left, CachedName::Is(moved.ino)]);
         let (came, went) = (
             i32::from(is_dir(&moved)),
             other.map_or(0, |a| i32::from(is_dir(&a))),
@@ -629,7 +653,7 @@ impl Fs {
 
     /// Returns the inode of a name. The server is asked only if the name is not cached.
     fn inode_of(&self, caller: Caller, (parent, name): (u64, &[u8])) -> Result<u64, Error> {
-        if let (Known::Is(ino), _) = self.table.known(parent, name) {
+        if let (CachedName::Is(ino), _) = self.table.known(parent, name) {
             return Ok(ino);
         }
         let op = Op::Lookup(v1::Lookup {
@@ -666,9 +690,9 @@ impl Fs {
 
     /// Handles a change that an earlier attempt made, whose answer was lost: the attributes of these inodes have to be fetched. If the
     /// inodes are not known, all attributes have to be fetched.
-    fn done_before(&self, before: &[Known]) {
+    fn done_before(&self, before: &[CachedName]) {
         let known = before.iter().map(|known| match known {
-            Known::Is(ino) => self
+            CachedName::Is(ino) => self
                 .table
                 .get(*ino)
                 .map_or_else(Vec::new, |vnode| vec![vnode]),
@@ -686,7 +710,7 @@ impl Fs {
         caller: Caller,
         ino: u64,
         name: &[u8],
-        pace: Pace,
+        pace: WaitPolicy,
     ) -> Result<Vec<u8>, Error> {
         known_attribute(name, Errno::NODATA)?;
         pace.wait()?;
@@ -711,7 +735,7 @@ impl Fs {
         name: &[u8],
         value: &[u8],
         (create, replace): (bool, bool),
-        pace: Pace,
+        pace: WaitPolicy,
     ) -> Result<(), Error> {
         known_attribute(name, Errno::OPNOTSUPP)?;
         pace.wait()?;
@@ -729,7 +753,12 @@ impl Fs {
     }
 
     /// Returns the names of extended attributes, each ended by a zero byte.
-    pub(crate) fn listxattr(&self, caller: Caller, ino: u64, pace: Pace) -> Result<Vec<u8>, Error> {
+    pub(crate) fn listxattr(
+        &self,
+        caller: Caller,
+        ino: u64,
+        pace: WaitPolicy,
+    ) -> Result<Vec<u8>, Error> {
         pace.wait()?;
         match self
             .backend
@@ -752,7 +781,7 @@ impl Fs {
         caller: Caller,
         ino: u64,
         name: &[u8],
-        pace: Pace,
+        pace: WaitPolicy,
     ) -> Result<(), Error> {
         known_attribute(name, Errno::NODATA)?;
         pace.wait()?;
@@ -766,7 +795,11 @@ impl Fs {
         Ok(())
     }
 
-    pub(crate) fn statfs(&self, caller: Caller, pace: Pace) -> Result<v1::StatFsReply, Error> {
+    pub(crate) fn statfs(
+        &self,
+        caller: Caller,
+        pace: WaitPolicy,
+    ) -> Result<v1::StatFsReply, Error> {
         pace.wait()?;
         match self.backend.one(caller, Op::StatFs(v1::StatFs {}))? {
             Answer::StatFs(reply) => Ok(reply),
@@ -797,7 +830,7 @@ fn known_attribute(name: &[u8], otherwise: Errno) -> Result<(), Error> {
 }
 
 /// Removes set-user-id and set-group-id at a change of owner or size, as any local file system does.
-fn drop_privileges(changes: &mut Changes, attr: &Attr, caller: Caller) {
+fn drop_privileges(changes: &mut AttributeChanges, attr: &Attr, caller: Caller) {
     let owner = changes.uid.is_some() || changes.gid.is_some();
     let truncated = changes.size.is_some() && caller.uid != 0;
     if attr.kind() != Kind::File || !(owner || truncated) || changes.mode.is_some() {
@@ -816,7 +849,7 @@ fn without_privileges(attr: &Attr) -> Option<u32> {
 }
 
 /// Returns the attributes after a change that the server does not need to know.
-fn changed_here(mut attr: Attr, changes: &Changes) -> Attr {
+fn changed_here(mut attr: Attr, changes: &AttributeChanges) -> Attr {
     attr.mode = changes.mode.unwrap_or(attr.mode);
     attr.uid = changes.uid.unwrap_or(attr.uid);
     attr.gid = changes.gid.unwrap_or(attr.gid);

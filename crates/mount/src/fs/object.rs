@@ -1,10 +1,10 @@
 //! The bytes of one object for open files: an object file opened in place, or an object elsewhere (next: `mount/src/fs/remote.rs`).
 
-use super::remote::{Remote, now_ns};
+use super::multi_writer::MultiWriter;
+use super::overflow::SpillState;
+use super::remote::{NodeObject, now_ns};
 use super::right::Right;
-use super::spill::Memory;
-use super::striped::Striped;
-use super::together::Together;
+use super::striped::OpenStriped;
 use crate::error::Error;
 use parking_lot::Mutex;
 use rustix::fd::AsRawFd;
@@ -34,10 +34,10 @@ fn tells_writes(stat: &Metadata, mtime: i64) -> bool {
 
 /// An object that is open in this mount; all its openers share it.
 #[derive(Debug)]
-pub(crate) struct Object {
+pub(crate) struct OpenObject {
     pub(crate) id: u64,
     pub(crate) node: u32,
-    pub(crate) data: Data,
+    pub(crate) data: ObjectData,
     pub(crate) right: Arc<Right>,
     /// Another opening of its file, which the kernel may use.
     pub(crate) opened_first: Option<Arc<File>>,
@@ -51,30 +51,30 @@ pub(crate) struct Object {
 /// The first bytes of a sealed object of the same node.
 #[derive(Debug)]
 struct Begin {
-    object: Arc<Object>,
+    object: Arc<OpenObject>,
     bytes: u64,
 }
 
 /// Location of the bytes.
 #[derive(Debug)]
-pub(crate) enum Data {
+pub(crate) enum ObjectData {
     /// A file on this host.
     Local(Arc<File>),
     /// A node, by requests.
-    Remote(Remote),
+    Remote(NodeObject),
     /// Several nodes.
-    Striped(Striped),
-    /// Pieces that several mounts write.
-    Together(Box<Together>),
-    /// A node in memory of this host, or another node since that one was full; or a room with a quota.
-    Memory(Box<Memory>),
+    Striped(OpenStriped),
+    /// Extents that several mounts write.
+    MultiWriter(Box<MultiWriter>),
+    /// A node of the memory tier of this host, or another node since that one was full; or a workspace with a quota.
+    Memory(Box<SpillState>),
     /// No bytes: a file that has no version yet is empty.
     Nothing,
 }
 
 /// Attributes that change while an object is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stat {
+pub(crate) struct WriteStat {
     pub(crate) size: u64,
     /// Nanoseconds since the Unix epoch.
     pub(crate) mtime: i64,
@@ -82,8 +82,8 @@ pub(crate) struct Stat {
     pub(crate) blocks: u64,
 }
 
-impl Object {
-    pub(crate) fn new(id: u64, node: u32, data: Data, right: Arc<Right>) -> Self {
+impl OpenObject {
+    pub(crate) fn new(id: u64, node: u32, data: ObjectData, right: Arc<Right>) -> Self {
         Self {
             id,
             node,
@@ -98,7 +98,7 @@ impl Object {
     /// Returns the file that the kernel may read and write by itself.
     pub(crate) fn local(&self) -> Option<&Arc<File>> {
         match &self.data {
-            Data::Local(file) => Some(file),
+            ObjectData::Local(file) => Some(file),
             _ => None,
         }
     }
@@ -106,8 +106,8 @@ impl Object {
     /// Whether reading and writing waits for another process.
     pub(crate) fn waits(&self) -> bool {
         let asks = |part: &Self| match &part.data {
-            Data::Remote(_) | Data::Together(_) => true,
-            Data::Memory(memory) => memory.asks(),
+            ObjectData::Remote(_) | ObjectData::MultiWriter(_) => true,
+            ObjectData::Memory(memory) => memory.asks(),
             _ => false,
         };
         asks(self) || self.parts().any(asks)
@@ -115,16 +115,16 @@ impl Object {
 
     /// Returns the version that the object is, or is a part of.
     pub(crate) fn version(&self) -> u64 {
-        match self.together().map(Together::version) {
+        match self.multi_writer().map(MultiWriter::version) {
             None | Some(0) => self.id,
             Some(version) => version,
         }
     }
 
     /// Returns the object's state as a version that several mounts write, or have written.
-    pub(crate) fn together(&self) -> Option<&Together> {
+    pub(crate) fn multi_writer(&self) -> Option<&MultiWriter> {
         match &self.data {
-            Data::Together(together) => Some(together),
+            ObjectData::MultiWriter(multi_writer) => Some(multi_writer),
             _ => None,
         }
     }
@@ -132,9 +132,11 @@ impl Object {
     /// Returns the objects that are written and sealed: the object itself, or its parts.
     pub(crate) fn parts(&self) -> impl Iterator<Item = &Self> {
         let (itself, several) = match &self.data {
-            Data::Striped(striped) => (None, striped.parts()),
-            Data::Together(together) => (together.own().map(Arc::as_ref), [].as_slice()),
-            Data::Memory(memory) => (Some(memory.now().as_ref()), [].as_slice()),
+            ObjectData::Striped(striped) => (None, striped.parts()),
+            ObjectData::MultiWriter(multi_writer) => {
+                (multi_writer.own().map(Arc::as_ref), [].as_slice())
+            }
+            ObjectData::Memory(memory) => (Some(memory.now().as_ref()), [].as_slice()),
             _ => (Some(self), [].as_slice()),
         };
         itself.into_iter().chain(several.iter().map(Arc::as_ref))
@@ -143,24 +145,24 @@ impl Object {
     /// Returns the node that stores the object now.
     pub(crate) fn place(&self) -> u32 {
         match &self.data {
-            Data::Memory(memory) => memory.now().node,
+            ObjectData::Memory(memory) => memory.now().node,
             _ => self.node,
         }
     }
 
     /// Whether a limit applies to the object's size.
     pub(crate) fn is_bounded(&self) -> bool {
-        matches!(self.data, Data::Memory(_))
+        matches!(self.data, ObjectData::Memory(_))
     }
 
     /// Whether the object is striped over several objects.
     pub(crate) fn is_striped(&self) -> bool {
-        matches!(self.data, Data::Striped(_))
+        matches!(self.data, ObjectData::Striped(_))
     }
 
     /// Returns a version that begins with the first bytes of another version on the same node, with the mtime `mtime`.
     pub(crate) fn begin_as(self, before: Arc<Self>, bytes: u64, mtime: i64) -> Self {
-        if let Data::Remote(remote) = &self.data {
+        if let ObjectData::Remote(remote) = &self.data {
             remote.begin_at(bytes, mtime);
             *self.begun_as.lock() = Some(Begin {
                 object: before,
@@ -172,7 +174,7 @@ impl Object {
 
     /// Returns the version before, if this version began as that one and has certainly not been written.
     pub(crate) fn begun_as(&self) -> Option<Arc<Self>> {
-        if let Data::Memory(memory) = &self.data {
+        if let ObjectData::Memory(memory) = &self.data {
             return memory.now().begun_as();
         }
         let begin = self.begun_as.lock();
@@ -182,7 +184,8 @@ impl Object {
     /// Creates the object before its first write, with the first `keep` bytes of the version that it begins as.
     pub(super) fn make(&self, keep: u64) -> Result<(), Error> {
         let mut begin = self.begun_as.lock();
-        let (Some(Begin { object, bytes }), Data::Remote(remote)) = (&*begin, &self.data) else {
+        let (Some(Begin { object, bytes }), ObjectData::Remote(remote)) = (&*begin, &self.data)
+        else {
             return Ok(());
         };
         let bytes = keep.min(*bytes);
@@ -198,7 +201,7 @@ impl Object {
             return before.read(offset, length);
         }
         match &self.data {
-            Data::Local(file) => {
+            ObjectData::Local(file) => {
                 let mut buffer = vec![0; length];
                 let mut filled = 0;
                 while filled < length {
@@ -212,56 +215,58 @@ impl Object {
                 buffer.truncate(filled);
                 Ok(buffer)
             }
-            Data::Remote(remote) => remote.read(offset, length),
-            Data::Striped(striped) => striped.read(offset, length),
-            Data::Together(together) => together.read(offset, length),
-            Data::Memory(memory) => memory.read(offset, length),
-            Data::Nothing => Ok(Vec::new()),
+            ObjectData::Remote(remote) => remote.read(offset, length),
+            ObjectData::Striped(striped) => striped.read(offset, length),
+            ObjectData::MultiWriter(multi_writer) => multi_writer.read(offset, length),
+            ObjectData::Memory(memory) => memory.read(offset, length),
+            ObjectData::Nothing => Ok(Vec::new()),
         }
     }
 
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         self.make(u64::MAX)?;
         match &self.data {
-            Data::Local(file) => Ok(writable(file)?.write_all_at(bytes, offset)?),
-            Data::Remote(remote) => remote.write(offset, bytes),
-            Data::Striped(striped) => striped.write(offset, bytes),
-            Data::Together(together) => together.write(offset, bytes),
-            Data::Memory(memory) => memory.write(offset, bytes),
-            Data::Nothing => Err(Errno::BADF.into()),
+            ObjectData::Local(file) => Ok(writable(file)?.write_all_at(bytes, offset)?),
+            ObjectData::Remote(remote) => remote.write(offset, bytes),
+            ObjectData::Striped(striped) => striped.write(offset, bytes),
+            ObjectData::MultiWriter(multi_writer) => multi_writer.write(offset, bytes),
+            ObjectData::Memory(memory) => memory.write(offset, bytes),
+            ObjectData::Nothing => Err(Errno::BADF.into()),
         }
     }
 
     pub(crate) fn truncate(&self, size: u64) -> Result<(), Error> {
         self.make(size)?;
         match &self.data {
-            Data::Local(file) => Ok(writable(file)?.set_len(size)?),
-            Data::Remote(remote) => remote.truncate(size),
-            Data::Striped(striped) => striped.truncate(size),
-            Data::Together(together) => together.truncate(size),
-            Data::Memory(memory) => memory.truncate(size),
-            Data::Nothing => Err(Errno::BADF.into()),
+            ObjectData::Local(file) => Ok(writable(file)?.set_len(size)?),
+            ObjectData::Remote(remote) => remote.truncate(size),
+            ObjectData::Striped(striped) => striped.truncate(size),
+            ObjectData::MultiWriter(multi_writer) => multi_writer.truncate(size),
+            ObjectData::Memory(memory) => memory.truncate(size),
+            ObjectData::Nothing => Err(Errno::BADF.into()),
         }
     }
 
     /// Drops cached reads, because the object is not open any more.
     pub(crate) fn rest(&self) {
         match &self.data {
-            Data::Remote(remote) => remote.forget(),
-            Data::Striped(striped) => striped.parts().iter().for_each(|part| part.rest()),
-            Data::Together(together) => together.rest(),
-            Data::Memory(memory) => memory.now().rest(),
-            Data::Local(_) | Data::Nothing => {}
+            ObjectData::Remote(remote) => remote.forget(),
+            ObjectData::Striped(striped) => striped.parts().iter().for_each(|part| part.rest()),
+            ObjectData::MultiWriter(multi_writer) => multi_writer.rest(),
+            ObjectData::Memory(memory) => memory.now().rest(),
+            ObjectData::Local(_) | ObjectData::Nothing => {}
         }
     }
 
     /// Sends all buffered bytes.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         match &self.data {
-            Data::Remote(remote) => remote.flush(),
-            Data::Striped(striped) => striped.flush(),
-            Data::Together(together) => together.own().map_or(Ok(()), |own| own.flush()),
-            Data::Memory(memory) => memory.now().flush(),
+            ObjectData::Remote(remote) => remote.flush(),
+            ObjectData::Striped(striped) => striped.flush(),
+            ObjectData::MultiWriter(multi_writer) => {
+                multi_writer.own().map_or(Ok(()), |own| own.flush())
+            }
+            ObjectData::Memory(memory) => memory.now().flush(),
             _ => Ok(()),
         }
     }
@@ -269,7 +274,7 @@ impl Object {
     /// As [`Self::flush`], for as long as the mount runs.
     pub(crate) async fn flushed(&self) -> Result<(), Error> {
         for part in self.parts() {
-            if let Data::Remote(remote) = &part.data {
+            if let ObjectData::Remote(remote) = &part.data {
                 remote.flushed().await?;
             }
         }
@@ -282,44 +287,44 @@ impl Object {
             return before.sync();
         }
         match &self.data {
-            Data::Local(file) => Ok(file.sync_all()?),
-            Data::Remote(remote) => remote.sync(),
-            Data::Striped(striped) => striped.sync(),
-            Data::Together(together) => together.sync(),
-            Data::Memory(memory) => memory.sync(),
-            Data::Nothing => Ok(()),
+            ObjectData::Local(file) => Ok(file.sync_all()?),
+            ObjectData::Remote(remote) => remote.sync(),
+            ObjectData::Striped(striped) => striped.sync(),
+            ObjectData::MultiWriter(multi_writer) => multi_writer.sync(),
+            ObjectData::Memory(memory) => memory.sync(),
+            ObjectData::Nothing => Ok(()),
         }
     }
 
-    pub(crate) fn stat(&self) -> Result<Stat, Error> {
+    pub(crate) fn stat(&self) -> Result<WriteStat, Error> {
         match &self.data {
-            Data::Local(file) => {
+            ObjectData::Local(file) => {
                 let stat = file.metadata()?;
-                Ok(Stat {
+                Ok(WriteStat {
                     size: stat.len(),
                     mtime: nanoseconds(stat.mtime(), stat.mtime_nsec()),
                     blocks: stat.blocks(),
                 })
             }
-            Data::Remote(remote) => Ok(remote.stat()),
-            Data::Striped(striped) => striped.stat(),
-            Data::Together(together) => Ok(together.stat()),
-            Data::Memory(memory) => memory.stat(),
-            Data::Nothing => Ok(Stat::default()),
+            ObjectData::Remote(remote) => Ok(remote.stat()),
+            ObjectData::Striped(striped) => striped.stat(),
+            ObjectData::MultiWriter(multi_writer) => Ok(multi_writer.stat()),
+            ObjectData::Memory(memory) => memory.stat(),
+            ObjectData::Nothing => Ok(WriteStat::default()),
         }
     }
 
     /// Whether every write from now on changes the mtime, which was just set to `mtime`.
     pub(crate) fn tells_writes(&self, mtime: i64) -> bool {
         match &self.data {
-            Data::Local(file) => file.metadata().is_ok_and(|stat| tells_writes(&stat, mtime)),
+            ObjectData::Local(file) => file.metadata().is_ok_and(|stat| tells_writes(&stat, mtime)),
             // This process sets the mtime.
-            Data::Remote(_) => now_ns() > mtime,
-            Data::Striped(striped) => {
+            ObjectData::Remote(_) => now_ns() > mtime,
+            ObjectData::Striped(striped) => {
                 let mut parts = striped.parts().iter();
                 parts.all(|part| part.tells_writes(mtime))
             }
-            Data::Together(_) | Data::Memory(_) | Data::Nothing => {
+            ObjectData::MultiWriter(_) | ObjectData::Memory(_) | ObjectData::Nothing => {
                 now_ns() - mtime > MTIME_GRAIN_NS
             }
         }
@@ -328,7 +333,7 @@ impl Object {
     /// Sets the mtime, in nanoseconds since the Unix epoch.
     pub(crate) fn set_mtime(&self, mtime: i64) -> Result<(), Error> {
         match &self.data {
-            Data::Local(file) => {
+            ObjectData::Local(file) => {
                 let times = rustix::fs::Timestamps {
                     last_access: Timespec {
                         tv_sec: 0,
@@ -341,32 +346,34 @@ impl Object {
                 };
                 Ok(rustix::fs::futimens(file, &times)?)
             }
-            Data::Remote(remote) => {
+            ObjectData::Remote(remote) => {
                 remote.set_mtime(mtime);
                 Ok(())
             }
-            Data::Striped(striped) => {
+            ObjectData::Striped(striped) => {
                 let mut parts = striped.parts().iter();
                 parts.try_for_each(|part| part.set_mtime(mtime))
             }
-            Data::Together(together) => {
-                together.set_mtime(mtime);
+            ObjectData::MultiWriter(multi_writer) => {
+                multi_writer.set_mtime(mtime);
                 Ok(())
             }
-            Data::Memory(memory) => memory.now().set_mtime(mtime),
-            Data::Nothing => Ok(()),
+            ObjectData::Memory(memory) => memory.now().set_mtime(mtime),
+            ObjectData::Nothing => Ok(()),
         }
     }
 
     pub(crate) fn allocate(&self, offset: u64, length: u64, mode: u32) -> Result<(), Error> {
         self.make(u64::MAX)?;
         let file = match &self.data {
-            Data::Local(file) => writable(file)?,
-            Data::Remote(remote) => return remote.allocate(offset, length, mode),
-            Data::Memory(memory) => return memory.allocate(offset, length, mode),
-            // A program that needs the room then writes zeros.
-            Data::Striped(_) | Data::Together(_) => return Err(Errno::OPNOTSUPP.into()),
-            Data::Nothing => return Err(Errno::BADF.into()),
+            ObjectData::Local(file) => writable(file)?,
+            ObjectData::Remote(remote) => return remote.allocate(offset, length, mode),
+            ObjectData::Memory(memory) => return memory.allocate(offset, length, mode),
+            // A program that needs the space then writes zeros.
+            ObjectData::Striped(_) | ObjectData::MultiWriter(_) => {
+                return Err(Errno::OPNOTSUPP.into());
+            }
+            ObjectData::Nothing => return Err(Errno::BADF.into()),
         };
         let flags = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
         Ok(rustix::fs::fallocate(file, flags, offset, length)?)
@@ -374,10 +381,10 @@ impl Object {
 
     /// Returns where data or a hole begins at or after `offset`.
     pub(crate) fn seek(&self, offset: u64, data: bool) -> Result<u64, Error> {
-        if let Data::Memory(memory) = &self.data {
+        if let ObjectData::Memory(memory) = &self.data {
             return memory.seek(offset, data);
         }
-        if let Data::Local(file) = &self.data {
+        if let ObjectData::Local(file) = &self.data {
             let from = if data {
                 rustix::fs::SeekFrom::Data(offset)
             } else {
@@ -400,7 +407,8 @@ impl Object {
         mut offset: u64,
         length: u64,
     ) -> Result<u64, Error> {
-        let (Data::Local(source), Data::Local(target)) = (&from.data, &self.data) else {
+        let (ObjectData::Local(source), ObjectData::Local(target)) = (&from.data, &self.data)
+        else {
             return Err(Errno::OPNOTSUPP.into());
         };
         let target = writable(target)?;
@@ -426,7 +434,8 @@ impl Object {
     /// Copies `from..to` of another object on this host to the same place, and skips its holes. The object is at least `to` bytes long
     /// afterwards.
     pub(crate) fn copy_data(&self, source: &Self, from: u64, to: u64) -> Result<(), Error> {
-        let (Data::Local(source), Data::Local(target)) = (&source.data, &self.data) else {
+        let (ObjectData::Local(source), ObjectData::Local(target)) = (&source.data, &self.data)
+        else {
             return Err(Errno::OPNOTSUPP.into());
         };
         let target = writable(target)?;
@@ -436,7 +445,7 @@ impl Object {
     /// Reopens its file for reading only: from now on only the programs that got descriptors of the file are its writers. This process can
     /// still write to it ([`writable`]).
     pub(crate) fn let_go(&mut self) -> Result<(), Error> {
-        if let Data::Local(file) = &mut self.data {
+        if let ObjectData::Local(file) = &mut self.data {
             let reading = reopened(file, OFlags::RDONLY)?;
             // On a device without locks, no other process can take files over.
             let _ = object_file::hold(&reading);
@@ -457,7 +466,7 @@ fn reopened(file: &File, how: OFlags) -> Result<File, Errno> {
     Ok(open(path, how | OFlags::CLOEXEC, Mode::empty())?.into())
 }
 
-/// Returns the file, open for writing: reopened for this moment if it is read-only here ([`Object::let_go`]). A sealed file is never
+/// Returns the file, open for writing: reopened for this moment if it is read-only here ([`OpenObject::let_go`]). A sealed file is never
 /// writable.
 fn writable(file: &Arc<File>) -> Result<Arc<File>, Error> {
     if fcntl_getfl(file)? & OFlags::RWMODE != OFlags::RDONLY {
@@ -479,8 +488,8 @@ mod tests {
         let path = directory.path().join("object");
         let mut how = File::options();
         let file = how.read(true).write(true).create_new(true).open(&path);
-        let data = Data::Local(Arc::new(file.unwrap()));
-        let mut object = Object::new(1, 1, data, Right::none(1, 1));
+        let data = ObjectData::Local(Arc::new(file.unwrap()));
+        let mut object = OpenObject::new(1, 1, data, Right::none(1, 1));
         object.write(0, b"before").unwrap();
         object.let_go().unwrap();
         let flags = fcntl_getfl(object.local().unwrap()).unwrap();
@@ -502,7 +511,7 @@ mod tests {
     #[test]
     fn mtime_detects_writes_once_clock_has_passed_it() {
         let file = tempfile::tempfile().unwrap();
-        let object = Object::new(1, 1, Data::Local(Arc::new(file)), Right::none(1, 1));
+        let object = OpenObject::new(1, 1, ObjectData::Local(Arc::new(file)), Right::none(1, 1));
         let changed = |mtime| {
             object.set_mtime(mtime).unwrap();
             object.tells_writes(mtime)
@@ -510,7 +519,7 @@ mod tests {
         assert!(changed(1_000_000_000));
         assert!(changed(-250_000_000));
         assert!(!changed(now_ns() + 3600 * SECOND_NS));
-        let Data::Local(file) = &object.data else {
+        let ObjectData::Local(file) = &object.data else {
             unreachable!()
         };
         let stat = file.metadata().unwrap();

@@ -6,9 +6,9 @@
 //! with the attributes that it knows. If another client changes the mode or owner in the meantime, that change stays, and the earlier
 //! changes from here are dropped.
 
-use super::names::Changes;
+use super::names::AttributeChanges;
 use super::remote::now_ns;
-use super::table::{Phase, State, Vnode, Writing};
+use super::table::{CachedInode, InodeState, VersionPhase, WrittenVersion};
 use super::{Caller, Fs};
 use crate::error::Error;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tidemill_wire::v1::{self, Attr, name_op::Op};
 
 /// Attributes of a file that is being written, changed here and not sent yet.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingAttributes {
     mode: Option<u32>,
     atime: Option<i64>,
     /// Time of the change, in nanoseconds since the Unix epoch.
@@ -25,9 +25,9 @@ pub(crate) struct Pending {
     since: v1::Rights,
 }
 
-impl Pending {
+impl PendingAttributes {
     /// Returns the request for the server; the mtime is that of the version.
-    pub(crate) fn told(&self, ino: u64) -> v1::SetAttr {
+    pub(crate) fn reported(&self, ino: u64) -> v1::SetAttr {
         v1::SetAttr {
             ino,
             mode: self.mode,
@@ -55,21 +55,24 @@ fn rights(attr: &Attr) -> v1::Rights {
 }
 
 /// Whether a user may lose a permission by these changes.
-fn take(changes: &Changes, attr: &Attr) -> bool {
+fn take(changes: &AttributeChanges, attr: &Attr) -> bool {
     changes.mode.is_some_and(|mode| attr.mode & !mode != 0)
         || changes.uid.is_some_and(|uid| uid != attr.uid)
         || changes.gid.is_some_and(|gid| gid != attr.gid)
 }
 
-impl State {
+impl InodeState {
     /// Holds changes back, if the file has never been sealed, is open for writing, and no user loses a permission by them. Returns whether
     /// it does.
-    fn keep_back(&mut self, changes: &Changes) -> Result<bool, Error> {
+    fn keep_back(&mut self, changes: &AttributeChanges) -> Result<bool, Error> {
         let attr = self.attr;
         if attr.object != 0 || self.deleted || take(changes, &attr) {
             return Ok(false);
         }
-        let writing = self.writing.as_mut().filter(|w| w.phase == Phase::Open);
+        let writing = self
+            .writing
+            .as_mut()
+            .filter(|w| w.phase == VersionPhase::Open);
         let Some((writing, object)) = writing.and_then(|w| w.object.clone().map(|o| (w, o))) else {
             return Ok(false);
         };
@@ -78,7 +81,7 @@ impl State {
             writing.untouched = None;
         }
         let before = writing.pending;
-        let pending = Pending {
+        let pending = PendingAttributes {
             mode: changes.mode.or(before.and_then(|before| before.mode)),
             atime: changes.atime.or(before.and_then(|before| before.atime)),
             ctime: now_ns(),
@@ -94,8 +97,8 @@ impl State {
         let Some(writing) = self.writing.as_mut() else {
             return;
         };
-        let told = rights(&self.attr);
-        writing.pending = writing.pending.filter(|pending| pending.since == told);
+        let reported = rights(&self.attr);
+        writing.pending = writing.pending.filter(|pending| pending.since == reported);
         if let Some(pending) = &writing.pending {
             self.attr = pending.applied(self.attr);
         }
@@ -107,8 +110,8 @@ impl Fs {
     pub(super) fn keep_back(
         &self,
         caller: Caller,
-        vnode: &Arc<Vnode>,
-        changes: &Changes,
+        vnode: &Arc<CachedInode>,
+        changes: &AttributeChanges,
     ) -> Result<bool, Error> {
         let sealing = {
             let mut state = vnode.state.lock();
@@ -117,7 +120,7 @@ impl Fs {
                 return Ok(true);
             }
             let writing = state.writing.as_ref();
-            writing.is_some_and(|w| w.phase == Phase::Sealing && w.pending.is_some())
+            writing.is_some_and(|w| w.phase == VersionPhase::Sealing && w.pending.is_some())
         };
         if sealing {
             // The attributes of the seal are older than these.
@@ -128,10 +131,17 @@ impl Fs {
     }
 
     /// Sends the changes that were held back for a file that stays open.
-    pub(super) fn tell_pending(&self, caller: Caller, vnode: &Arc<Vnode>) -> Result<(), Error> {
+    pub(super) fn tell_pending(
+        &self,
+        caller: Caller,
+        vnode: &Arc<CachedInode>,
+    ) -> Result<(), Error> {
         let kept = {
             let mut state = vnode.state.lock();
-            let open = state.writing.as_mut().filter(|w| w.phase == Phase::Open);
+            let open = state
+                .writing
+                .as_mut()
+                .filter(|w| w.phase == VersionPhase::Open);
             let Some((writing, kept)) = open.and_then(|w| w.pending.map(|kept| (w, kept))) else {
                 return Ok(());
             };
@@ -139,29 +149,38 @@ impl Fs {
             writing.writers += 1;
             kept
         };
-        let told = self.tell_kept(caller, vnode, &kept);
+        let reported = self.tell_kept(caller, vnode, &kept);
         self.left(caller, vnode, &mut vnode.state.lock(), true);
-        told
+        reported
     }
 
-    fn tell_kept(&self, caller: Caller, vnode: &Vnode, kept: &Pending) -> Result<(), Error> {
+    fn tell_kept(
+        &self,
+        caller: Caller,
+        vnode: &CachedInode,
+        kept: &PendingAttributes,
+    ) -> Result<(), Error> {
         let asked = self.table.now();
-        let answer = self.backend.one(caller, Op::SetAttr(kept.told(vnode.ino)));
+        let answer = self
+            .backend
+            .one(caller, Op::SetAttr(kept.reported(vnode.ino)));
         let attr = answer.and_then(super::backend::attr_of)?;
         let mut state = vnode.state.lock();
         if let Some(writing) = state.writing.as_mut() {
-            writing.not_told(kept, &attr);
+            writing.not_reported(kept, &attr);
         }
         self.adopt_change(&mut state, attr, asked);
         Ok(())
     }
 }
 
-impl Writing {
+impl WrittenVersion {
     /// Notes that held-back changes are sent, and that these are the attributes since: later changes stay pending.
-    fn not_told(&mut self, told: &Pending, attr: &Attr) {
-        let later = self.pending.filter(|pending| pending.ctime != told.ctime);
-        self.pending = later.map(|pending| Pending {
+    fn not_reported(&mut self, reported: &PendingAttributes, attr: &Attr) {
+        let later = self
+            .pending
+            .filter(|pending| pending.ctime != reported.ctime);
+        self.pending = later.map(|pending| PendingAttributes {
             since: rights(attr),
             ..pending
         });

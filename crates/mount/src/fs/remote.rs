@@ -6,33 +6,33 @@
 mod state;
 
 use super::backend::Backend;
-use super::object::Stat;
-use super::patience;
+use super::deadline;
+use super::object::WriteStat;
 use super::right::Right;
 use crate::error::Error;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use state::{Piece, Sent, State};
+use state::{RequestedBytes, SentWrite, TransferState};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-use tidemill_client::objects::Remote as Address;
+use tidemill_client::objects::ObjectAddress as Address;
 use tidemill_core::id::ObjectId;
 use tokio::sync::Notify;
 
 /// An object on another host.
 #[derive(Debug)]
-pub(crate) struct Remote {
+pub(crate) struct NodeObject {
     backend: Arc<Backend>,
     node: u32,
     right: Arc<Right>,
-    out: Arc<Out>,
+    out: Arc<BytesInFlight>,
 }
 
 /// Bytes on their way. No thread holds the lock while it waits for them.
 #[derive(Debug)]
-struct Out {
-    state: Mutex<State>,
+struct BytesInFlight {
+    state: Mutex<TransferState>,
     /// Signalled when bytes arrived at the node or failed.
     changed: Condvar,
     /// The same, for async code.
@@ -45,15 +45,15 @@ pub(crate) fn now_ns() -> i64 {
     elapsed.map_or(0, |t| i64::try_from(t.as_nanos()).unwrap_or(i64::MAX))
 }
 
-impl Remote {
+impl NodeObject {
     /// Returns an object of `size` bytes.
     pub(crate) fn new(backend: Arc<Backend>, node: u32, right: Arc<Right>, size: u64) -> Self {
         Self {
             backend,
             node,
             right,
-            out: Arc::new(Out {
-                state: Mutex::new(State::new(size, now_ns())),
+            out: Arc::new(BytesInFlight {
+                state: Mutex::new(TransferState::new(size, now_ns())),
                 changed: Condvar::new(),
                 settled: Notify::new(),
             }),
@@ -72,9 +72,9 @@ impl Remote {
         state.size = state.size.max(size);
     }
 
-    pub(crate) fn stat(&self) -> Stat {
+    pub(crate) fn stat(&self) -> WriteStat {
         let state = self.out.state.lock();
-        Stat {
+        WriteStat {
             size: state.size,
             mtime: state.mtime,
             blocks: state.size.div_ceil(512),
@@ -99,10 +99,10 @@ impl Remote {
     }
 
     /// Sends the buffered bytes, without waiting for their arrival. May release the lock in between.
-    fn send(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Error> {
+    fn send(&self, state: &mut MutexGuard<'_, TransferState>) -> Result<(), Error> {
         while !state.is_sent() {
             check(state)?;
-            if state.has_room() {
+            if state.has_space() {
                 self.dispatch(state);
             } else {
                 self.wait(state)?;
@@ -112,25 +112,25 @@ impl Remote {
     }
 
     /// Waits for an arrival, as long as the operation has time.
-    fn wait(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Error> {
+    fn wait(&self, state: &mut MutexGuard<'_, TransferState>) -> Result<(), Error> {
         let before = state.on_their_way();
-        let began = patience::now();
+        let began = deadline::now();
         let in_vain =
-            state.stalled || { patience::wait(&self.out.changed, state, patience::deadline()) };
+            state.stalled || { deadline::wait(&self.out.changed, state, deadline::deadline()) };
         if in_vain {
-            state.stalled |= (patience::now() - began) > patience::limit() / 2;
+            state.stalled |= (deadline::now() - began) > deadline::limit() / 2;
             // No byte is lost: bytes on their way are sent again until they arrive.
             return Err(rustix::io::Errno::HOSTUNREACH.into());
         }
         if state.on_their_way() < before {
-            patience::renew();
+            deadline::renew();
         }
         Ok(())
     }
 
     /// Sends the buffer.
-    fn dispatch(&self, state: &mut State) {
-        let Sent {
+    fn dispatch(&self, state: &mut TransferState) {
+        let SentWrite {
             number,
             start,
             bytes,
@@ -154,7 +154,7 @@ impl Remote {
     /// Sends the buffered bytes, if that is possible now.
     pub(crate) fn begin_flush(&self) {
         let mut state = self.out.state.lock();
-        if !state.is_sent() && state.has_room() {
+        if !state.is_sent() && state.has_space() {
             self.dispatch(&mut state);
         }
     }
@@ -179,7 +179,7 @@ impl Remote {
             {
                 let mut state = self.out.state.lock();
                 check(&state)?;
-                if !state.is_sent() && state.has_room() {
+                if !state.is_sent() && state.has_space() {
                     self.dispatch(&mut state);
                 }
                 if state.is_clean() {
@@ -203,7 +203,7 @@ impl Remote {
     where
         F: Future<Output = Result<T, tidemill_client::Error>>,
     {
-        let until = Some(patience::deadline());
+        let until = Some(deadline::deadline());
         let asked = self.right.ask(&self.backend, until, request);
         Ok(self.backend.runtime.block_on(asked)?)
     }
@@ -247,7 +247,7 @@ impl Remote {
                 // The right to read the source may have expired, too.
                 Err(error) if error.is(rustix::io::Errno::ACCESS) && !renewed => {
                     renewed = true;
-                    let until = Some(patience::deadline());
+                    let until = Some(deadline::deadline());
                     let again = right.renew(&self.backend, until);
                     self.backend.runtime.block_on(again)?;
                 }
@@ -294,7 +294,7 @@ impl Remote {
     }
 
     /// Returns the state, once all bytes written before have arrived, as long as the operation has time.
-    fn all_arrived(&self) -> Result<MutexGuard<'_, State>, Error> {
+    fn all_arrived(&self) -> Result<MutexGuard<'_, TransferState>, Error> {
         let mut state = self.out.state.lock();
         if !state.is_clean() {
             self.send(&mut state)?;
@@ -319,10 +319,10 @@ impl Remote {
     }
 
     /// Requests pieces from the node.
-    fn ask(&self, pieces: Vec<Arc<Piece>>) {
+    fn ask(&self, pieces: Vec<Arc<RequestedBytes>>) {
         for piece in pieces {
             let (backend, right, node) = (self.backend.clone(), self.right.clone(), self.node);
-            let until = Some(patience::deadline());
+            let until = Some(deadline::deadline());
             self.backend.runtime.spawn(async move {
                 let (objects, start, length) =
                     (&backend.objects, piece.start, piece.end - piece.start);
@@ -342,7 +342,7 @@ impl Remote {
     }
 }
 
-impl Drop for Remote {
+impl Drop for NodeObject {
     fn drop(&mut self) {
         if self.right.holds() {
             self.backend.released(self.right.release());
@@ -350,7 +350,7 @@ impl Drop for Remote {
     }
 }
 
-impl Out {
+impl BytesInFlight {
     /// Notes that a write has arrived, or has failed for good.
     fn arrived(&self, number: u64, failed: Option<i32>) {
         self.state.lock().arrived(number, failed);
@@ -359,7 +359,7 @@ impl Out {
     }
 }
 
-fn check(state: &State) -> Result<(), Error> {
+fn check(state: &TransferState) -> Result<(), Error> {
     match state.failed {
         Some(errno) => Err(rustix::io::Errno::from_raw_os_error(errno).into()),
         None => Ok(()),
@@ -367,7 +367,7 @@ fn check(state: &State) -> Result<(), Error> {
 }
 
 /// Waits for the bytes of a requested piece.
-fn wait_for(piece: &Piece) -> Result<Bytes, Error> {
+fn wait_for(piece: &RequestedBytes) -> Result<Bytes, Error> {
     let mut data = piece.data.lock();
     loop {
         match &*data {
@@ -376,10 +376,10 @@ fn wait_for(piece: &Piece) -> Result<Bytes, Error> {
                 return Err(rustix::io::Errno::from_raw_os_error(*errno).into());
             }
             None => {
-                if patience::wait(&piece.ready, &mut data, patience::deadline()) {
+                if deadline::wait(&piece.ready, &mut data, deadline::deadline()) {
                     return Err(rustix::io::Errno::HOSTUNREACH.into());
                 }
-                patience::renew();
+                deadline::renew();
             }
         }
     }

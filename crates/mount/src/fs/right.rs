@@ -3,12 +3,12 @@
 
 use super::Caller;
 use super::backend::Backend;
-use super::patience::{self, Pauses};
+use super::deadline::{self, Pauses};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
-use tidemill_client::objects::Remote as Address;
+use tidemill_client::objects::ObjectAddress as Address;
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
@@ -29,7 +29,7 @@ pub(crate) struct Right {
     /// Number of the version to read; `None`: a version to write.
     version: Option<u64>,
     /// Whether the version is read while several mounts write it.
-    together: bool,
+    multi_writer: bool,
     caller: Caller,
     /// The node to ask, and the capability for it.
     place: Mutex<(u32, Vec<u8>)>,
@@ -43,7 +43,7 @@ impl Right {
             object: opened.object,
             part: None,
             version,
-            together: false,
+            multi_writer: false,
             caller,
             place: Mutex::new((opened.node, opened.capability.clone())),
         })
@@ -61,14 +61,14 @@ impl Right {
             object: opened.object,
             part: Some(part.object),
             version,
-            together: false,
+            multi_writer: false,
             caller,
             place: Mutex::new((part.node, part.capability.clone())),
         })
     }
 
-    /// Returns the right to read one of the parts of a version of pieces. A part that is not `sealed` may be in a moment.
-    pub(crate) fn of_piece(
+    /// Returns the right to read one of the parts of a version of extents. A part that is not `sealed` may be in a moment.
+    pub(crate) fn of_extent(
         caller: Caller,
         opened: &v1::Opened,
         part: &v1::LayoutPart,
@@ -80,7 +80,7 @@ impl Right {
             object: opened.object,
             part: Some(part.object),
             version: Some(version),
-            together: !sealed,
+            multi_writer: !sealed,
             caller,
             place: Mutex::new((part.node, part.capability.clone())),
         })
@@ -98,7 +98,7 @@ impl Right {
             object,
             part: None,
             version: Some(0),
-            together: false,
+            multi_writer: false,
             caller: Caller::default(),
             place: Mutex::default(),
         })
@@ -129,7 +129,7 @@ impl Right {
                 ino: self.ino,
                 version,
                 avoid,
-                together: self.together,
+                multi_writer: self.multi_writer,
                 ..v1::Open::default()
             }),
             // The server returns the same answer for an object that is being written already.
@@ -158,9 +158,9 @@ impl Right {
         let Some(object) = self.part else {
             return Some((opened.node, opened.capability));
         };
-        let parts = match (opened.layout, opened.together) {
+        let parts = match (opened.layout, opened.multi_writer) {
             (Some(layout), _) => layout.parts,
-            (None, together) => together?.parts,
+            (None, multi_writer) => multi_writer?.parts,
         };
         let part = parts.into_iter().find(|part| part.object == object)?;
         Some((part.node, part.capability))
@@ -240,7 +240,7 @@ impl Right {
                 return Err(error);
             };
             tracing::debug!("waiting for a node: {error}");
-            patience::pause(pause).await;
+            deadline::pause(pause).await;
             for node in silent.drain(..) {
                 backend.forget_node(node);
             }
@@ -274,9 +274,9 @@ impl Right {
         } else {
             OTHERS_AFTER
         };
-        let last = patience::now() + last;
+        let last = deadline::now() + last;
         let end = until.map_or(last, |until| until.min(last));
-        let answer = patience::within(end, request(address)).await;
+        let answer = deadline::within(end, request(address)).await;
         answer.unwrap_or_else(|| Err(silent(&url)))
     }
 }

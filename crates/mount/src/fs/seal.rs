@@ -7,21 +7,21 @@
 
 use super::Caller;
 use super::backend::Backend;
-use super::object::{Data, Object};
-use super::patience;
-use super::pending::Pending;
+use super::deadline;
+use super::object::{ObjectData, OpenObject};
+use super::pending::PendingAttributes;
 use super::right;
-use super::table::Table;
-use super::unsealed::{Fate, Standing, Unsealed};
+use super::table::InodeTable;
+use super::unsealed::{CloseOutcome, UnsealedSummary, UnsealedVersions};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
+use tidemill_core::display::escaped;
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::PartOf;
-use tidemill_core::shown::escaped;
 use tidemill_wire::route::{SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -44,14 +44,14 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Version whose last writer has closed it.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct SealJob {
     pub(crate) ino: u64,
-    pub(crate) object: Arc<Object>,
+    pub(crate) object: Arc<OpenObject>,
     pub(crate) caller: Caller,
     pub(crate) ending: Ending,
     pub(crate) attr: Attr,
     /// Attributes that the server does not know yet.
-    pub(crate) pending: Option<Pending>,
+    pub(crate) pending: Option<PendingAttributes>,
 }
 
 /// How a version ends.
@@ -65,30 +65,30 @@ pub(crate) enum Ending {
 
 /// The tasks that seal.
 #[derive(Debug)]
-pub(crate) struct Sealer(Arc<Worker>);
+pub(crate) struct Sealer(Arc<SealWorker>);
 
 #[derive(Debug)]
-struct Worker {
+struct SealWorker {
     backend: Arc<Backend>,
-    table: Arc<Table>,
-    unsealed: Unsealed,
+    table: Arc<InodeTable>,
+    unsealed: UnsealedVersions,
     /// One lane for each node, and one lane for requests to the server alone.
-    lanes: Mutex<HashMap<Option<u32>, Lane>>,
+    lanes: Mutex<HashMap<Option<u32>, SealLane>>,
     /// Wakes versions that pause before they are tried again.
     again: Notify,
 }
 
 /// Queue of versions that are sealed in batches.
 #[derive(Clone, Debug)]
-struct Lane {
-    versions: mpsc::UnboundedSender<Version>,
+struct SealLane {
+    versions: mpsc::UnboundedSender<LaneJob>,
     hurry: Arc<Notify>,
 }
 
 /// Job on its way through a lane.
 #[derive(Debug)]
-struct Version {
-    job: Job,
+struct LaneJob {
+    job: SealJob,
     /// Lengths of its objects that nodes have sealed so far, in order of the parts.
     lengths: Vec<u64>,
     /// Length and mtime, once all objects are sealed. `None` before, and for versions that are dropped.
@@ -100,11 +100,11 @@ struct Version {
 }
 
 impl Sealer {
-    pub(crate) fn new(backend: Arc<Backend>, table: Arc<Table>) -> Self {
-        Self(Arc::new(Worker {
+    pub(crate) fn new(backend: Arc<Backend>, table: Arc<InodeTable>) -> Self {
+        Self(Arc::new(SealWorker {
             backend,
             table,
-            unsealed: Unsealed::default(),
+            unsealed: UnsealedVersions::default(),
             lanes: Mutex::default(),
             again: Notify::new(),
         }))
@@ -122,9 +122,9 @@ impl Sealer {
         self.0.again.notify_waiters();
     }
 
-    pub(crate) fn submit(&self, job: Job) {
+    pub(crate) fn submit(&self, job: SealJob) {
         self.0.unsealed.enter(job.object.id, job.ino);
-        let version = Version {
+        let version = LaneJob {
             job,
             lengths: Vec::new(),
             sealed: None,
@@ -141,17 +141,17 @@ impl Sealer {
     }
 
     /// Returns the versions that are not sealed yet.
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> UnsealedSummary {
         self.0.unsealed.standing()
     }
 
     /// Returns the outcome of a version.
-    pub(crate) fn fate(&self, object: u64) -> Fate {
+    pub(crate) fn fate(&self, object: u64) -> CloseOutcome {
         self.0.unsealed.fate(object)
     }
 
     /// Waits until all submitted versions are done. If `timeout` passes first, returns the versions that are not done.
-    pub(crate) fn drain(&self, timeout: Duration) -> Result<(), Standing> {
+    pub(crate) fn drain(&self, timeout: Duration) -> Result<(), UnsealedSummary> {
         self.hurry();
         self.retry();
         self.0.unsealed.wait(timeout)
@@ -168,9 +168,9 @@ impl Sealer {
     }
 }
 
-impl Worker {
+impl SealWorker {
     /// Puts a version in its lane.
-    fn queue(self: &Arc<Self>, version: Version) {
+    fn queue(self: &Arc<Self>, version: LaneJob) {
         let node = version.node();
         let lane = {
             let mut lanes = self.lanes.lock();
@@ -182,17 +182,17 @@ impl Worker {
         }
     }
 
-    fn lane(self: &Arc<Self>) -> Lane {
+    fn lane(self: &Arc<Self>) -> SealLane {
         // Unbounded: the number of open files on this host limits the queue.
         let (versions, queue) = mpsc::unbounded_channel();
         let hurry = Arc::new(Notify::new());
         self.backend
             .runtime
             .spawn(self.clone().run(queue, hurry.clone()));
-        Lane { versions, hurry }
+        SealLane { versions, hurry }
     }
 
-    async fn run(self: Arc<Self>, mut queue: mpsc::UnboundedReceiver<Version>, hurry: Arc<Notify>) {
+    async fn run(self: Arc<Self>, mut queue: mpsc::UnboundedReceiver<LaneJob>, hurry: Arc<Notify>) {
         let mut batch = Vec::new();
         // With few batches under way at once, batches grow with the load.
         let turns = Arc::new(Semaphore::new(BATCHES_MAX));
@@ -217,7 +217,7 @@ impl Worker {
     }
 
     /// Waits until the bytes of a file on another host have arrived.
-    async fn arrive(self: Arc<Self>, version: Version) {
+    async fn arrive(self: Arc<Self>, version: LaneJob) {
         if version.job.object.flushed().await.is_err() {
             // The writer got this error from the write, `fsync` or close.
             self.unsealed
@@ -229,17 +229,17 @@ impl Worker {
     }
 
     /// Ends versions whose bytes have arrived. Versions that were refused in a batch are sent alone.
-    async fn end(self: &Arc<Self>, versions: Vec<Version>) {
-        let (alone, together): (Vec<_>, Vec<_>) = versions.into_iter().partition(|v| v.alone);
-        self.end_batch(together).await;
+    async fn end(self: &Arc<Self>, versions: Vec<LaneJob>) {
+        let (alone, multi_writer): (Vec<_>, Vec<_>) = versions.into_iter().partition(|v| v.alone);
+        self.end_batch(multi_writer).await;
         for version in alone {
             self.end_batch(vec![version]).await;
         }
     }
 
-    async fn end_batch(self: &Arc<Self>, versions: Vec<Version>) {
+    async fn end_batch(self: &Arc<Self>, versions: Vec<LaneJob>) {
         let mut ready = Vec::new();
-        match versions.first().and_then(Version::node) {
+        match versions.first().and_then(LaneJob::node) {
             Some(node) => self.at_node(node, versions, &mut ready).await,
             None => ready = versions,
         }
@@ -250,14 +250,14 @@ impl Worker {
     async fn at_node(
         self: &Arc<Self>,
         node: u32,
-        versions: Vec<Version>,
-        ready: &mut Vec<Version>,
+        versions: Vec<LaneJob>,
+        ready: &mut Vec<LaneJob>,
     ) {
         let refused = self.seal_all(node, versions, ready).await;
         if refused.is_empty() {
             return;
         }
-        let until = Some(patience::now() + ATTEMPT);
+        let until = Some(deadline::now() + ATTEMPT);
         for version in &refused {
             let job = &version.job;
             if let Err(error) = version.part().right.renew(&self.backend, until).await {
@@ -272,9 +272,9 @@ impl Worker {
     async fn seal_all(
         self: &Arc<Self>,
         node: u32,
-        versions: Vec<Version>,
-        ready: &mut Vec<Version>,
-    ) -> Vec<Version> {
+        versions: Vec<LaneJob>,
+        ready: &mut Vec<LaneJob>,
+    ) -> Vec<LaneJob> {
         // Read before the seal: the node's own change of the file must not count.
         let stats = versions.iter().map(|v| v.part().stat());
         let stats: Vec<_> = stats.map(Result::unwrap_or_default).collect();
@@ -314,7 +314,7 @@ impl Worker {
         refused
     }
 
-    fn item(&self, version: &Version) -> SealItem {
+    fn item(&self, version: &LaneJob) -> SealItem {
         let (job, part) = (&version.job, version.part());
         let path = self.table.path(job.ino).unwrap_or_default();
         let bytes = part.right.capability();
@@ -333,7 +333,7 @@ impl Worker {
                 mode: job.attr.mode,
                 durable: false,
                 // A program reports itself that it has closed its descriptor.
-                lost: self.backend.lends() && job.object.local().is_some(),
+                lost: self.backend.hands_out() && job.object.local().is_some(),
                 part: version.part_of().map(PartOf::to_bytes),
             },
         }
@@ -345,7 +345,7 @@ impl Worker {
         items: &[SealItem],
     ) -> Result<Vec<SealResult>, ClientError> {
         let end = Instant::now() + ATTEMPT;
-        let url = match self.backend.find(node, Some(patience::now() + FIND)).await {
+        let url = match self.backend.find(node, Some(deadline::now() + FIND)).await {
             Ok(place) => place.url,
             // A server that has just started may not know the node yet.
             Err(error) => self.backend.last_url(node).ok_or(error)?,
@@ -362,11 +362,11 @@ impl Worker {
     }
 
     /// Reports versions to the server. An operation that fails ends its request, so the remaining operations are sent again without it.
-    async fn at_server(self: &Arc<Self>, versions: Vec<Version>) {
+    async fn at_server(self: &Arc<Self>, versions: Vec<LaneJob>) {
         let mut rest = versions;
         while !rest.is_empty() {
-            let ops = rest.iter().map(Version::op).collect();
-            let until = Some(patience::now() + ATTEMPT);
+            let ops = rest.iter().map(LaneJob::op).collect();
+            let until = Some(deadline::now() + ATTEMPT);
             let caller = rest[0].job.caller;
             let answers = match self.backend.apply_async(caller, ops, until).await {
                 Ok(answers) if !answers.is_empty() => answers,
@@ -381,7 +381,7 @@ impl Worker {
         }
     }
 
-    fn conclude(self: &Arc<Self>, version: Version, answer: Answer) {
+    fn conclude(self: &Arc<Self>, version: LaneJob, answer: Answer) {
         let attr = match (version.sealed, answer) {
             (_, Answer::Copying(_)) => return self.after(vec![version], COPYING),
             (_, Answer::Error(error)) if !is_final(error.errno) => {
@@ -396,8 +396,8 @@ impl Worker {
             }
             (None, _) => None,
             (Some(_), Answer::Attr(attr)) => {
-                if let Some(together) = version.job.object.together() {
-                    together.part_sealed();
+                if let Some(multi_writer) = version.job.object.multi_writer() {
+                    multi_writer.part_sealed();
                 }
                 Some(attr)
             }
@@ -419,7 +419,7 @@ impl Worker {
     }
 
     /// Tries versions again after a pause, or earlier if an offline node or the server returns.
-    fn later(self: &Arc<Self>, mut versions: Vec<Version>, why: &ClientError) {
+    fn later(self: &Arc<Self>, mut versions: Vec<LaneJob>, why: &ClientError) {
         let Some(pause) = versions.iter().map(|version| version.pause).max() else {
             return;
         };
@@ -441,7 +441,7 @@ impl Worker {
     }
 
     /// Queues versions again after a pause, or earlier if an offline node or the server returns.
-    fn after(self: &Arc<Self>, versions: Vec<Version>, pause: Duration) {
+    fn after(self: &Arc<Self>, versions: Vec<LaneJob>, pause: Duration) {
         let worker = self.clone();
         self.backend.runtime.spawn(async move {
             let _ = tokio::time::timeout(pause, worker.again.notified()).await;
@@ -452,7 +452,7 @@ impl Worker {
     }
 
     /// Logs that bytes which `close` acknowledged are lost.
-    fn say_lost(&self, job: &Job, why: &str) {
+    fn say_lost(&self, job: &SealJob, why: &str) {
         self.unsealed.lost(job.object.id, why);
         tracing::error!(
             path = self.path(job),
@@ -462,7 +462,7 @@ impl Worker {
         );
     }
 
-    fn path(&self, job: &Job) -> String {
+    fn path(&self, job: &SealJob) -> String {
         match self.table.path(job.ino) {
             Some(path) => String::from_utf8_lossy(&path).into_owned(),
             None => format!("inode {}", job.ino),
@@ -470,7 +470,7 @@ impl Worker {
     }
 
     /// Ends the writing of a version in the table. Without `attr`, the next use asks the server for the attributes.
-    fn finish(&self, job: &Job, attr: Option<Attr>) {
+    fn finish(&self, job: &SealJob, attr: Option<Attr>) {
         if let Some(vnode) = self.table.get(job.ino) {
             let mut state = vnode.state.lock();
             state.writing = None;
@@ -490,7 +490,7 @@ impl Worker {
                     attr.ctime = attr.ctime.max(sealed.ctime);
                     attr.version = sealed.version;
                     attr.writing = sealed.writing;
-                    attr.together = sealed.together;
+                    attr.multi_writer = sealed.multi_writer;
                 }
                 Some(sealed) => state.attr = sealed,
                 None => state.fresh = None,
@@ -523,7 +523,7 @@ fn is_final(errno: i32) -> bool {
     .contains(&errno)
 }
 
-impl Version {
+impl LaneJob {
     /// Returns the node that has to seal its object first.
     fn node(&self) -> Option<u32> {
         let unsealed = self.job.ending == Ending::Seal && self.sealed.is_none();
@@ -531,7 +531,7 @@ impl Version {
     }
 
     /// Returns the object that is sealed next.
-    fn part(&self) -> &Object {
+    fn part(&self) -> &OpenObject {
         let next = self.job.object.parts().nth(self.lengths.len());
         next.unwrap_or(&self.job.object)
     }
@@ -539,8 +539,8 @@ impl Version {
     /// Returns the version and index of the object that is sealed next, if it is a part.
     fn part_of(&self) -> Option<PartOf> {
         let striped = match &self.job.object.data {
-            Data::Striped(striped) => striped,
-            Data::Together(together) => return together.part_of(),
+            ObjectData::Striped(striped) => striped,
+            ObjectData::MultiWriter(multi_writer) => return multi_writer.part_of(),
             _ => return None,
         };
         let version = ObjectId(self.job.object.id);
@@ -562,19 +562,19 @@ impl Version {
 
     fn op(&self) -> Op {
         let (ino, object) = (self.job.ino, self.job.object.id);
-        let (told, base) = match (self.job.object.together(), self.sealed) {
-            (Some(together), Some(_)) => together.last_word(),
+        let (publications, base) = match (self.job.object.multi_writer(), self.sealed) {
+            (Some(multi_writer), Some(_)) => multi_writer.last_word(),
             _ => (Vec::new(), None),
         };
         match self.sealed {
             Some((size, mtime)) => Op::Seal(v1::Seal {
-                told,
+                publications,
                 base,
                 ino,
                 object,
                 size,
                 mtime,
-                attributes: self.job.pending.map(|pending| pending.told(ino)),
+                attributes: self.job.pending.map(|pending| pending.reported(ino)),
                 replicas: String::new(),
                 parts: match self.job.object.is_striped() {
                     true => self.lengths.clone(),

@@ -5,12 +5,12 @@
 //! Files that the kernel reads and writes in place by itself are excluded: the file that the kernel uses cannot be exchanged.
 
 use super::backend::attr_of;
-use super::file::Handle;
-use super::object::{Data, Object};
-use super::table::{Key, Phase, Vnode, Way, Writing};
-use super::together::Together;
+use super::file::FileHandle;
+use super::multi_writer::MultiWriter;
+use super::object::{ObjectData, OpenObject};
+use super::table::{CachedInode, CachingMode, InodeKey, VersionPhase, WrittenVersion};
 use super::version::WRITER_PATIENCE;
-use super::{Caller, Fs, Pace, patience};
+use super::{Caller, Fs, WaitPolicy, deadline};
 use crate::error::Error;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -25,10 +25,15 @@ const REFRESH_TRIES: u32 = 40;
 
 impl Fs {
     /// Opens a file for writing that another mount writes now: as for reading, until the first write.
-    pub(super) fn bind_idle(&self, caller: Caller, key: Key, vnode: &Vnode) -> Result<(), Error> {
+    pub(super) fn bind_idle(
+        &self,
+        caller: Caller,
+        key: InodeKey,
+        vnode: &CachedInode,
+    ) -> Result<(), Error> {
         let mut tries = 0;
         let (mut state, object) = loop {
-            let object = self.reading_object(caller, vnode, Pace::MayWait)?;
+            let object = self.reading_object(caller, vnode, WaitPolicy::MayWait)?;
             self.follow(vnode, &object);
             let state = vnode.state.lock();
             tries += 1;
@@ -40,15 +45,15 @@ impl Fs {
         if direct && key.alias == state.alias {
             state.next_alias();
         }
-        state.bind(key, &object, Way::Uncached)?;
+        state.bind(key, &object, CachingMode::Uncached)?;
         state.idle_writers += 1;
         Ok(())
     }
 
     /// Waits for the turn to write, which is blocked while a version is handed on.
     pub(super) fn write_turn(
-        vnode: &Vnode,
-        pace: Pace,
+        vnode: &CachedInode,
+        pace: WaitPolicy,
     ) -> Result<parking_lot::RwLockReadGuard<'_, ()>, Error> {
         match vnode.writes.try_read() {
             Some(turn) => Ok(turn),
@@ -61,9 +66,9 @@ impl Fs {
 
     /// Begins the version that a handle is about to write, if none is open here. The version before may have to be sealed first, here or by
     /// another mount, and its node may be offline: a program that has the file open waits longer than one that opens it.
-    pub(super) fn resume(&self, file: &Handle, keep: u64) -> Result<(), Error> {
+    pub(super) fn resume(&self, file: &FileHandle, keep: u64) -> Result<(), Error> {
         let vnode = &file.vnode;
-        let (until, until_shared) = (patience::deadline(), patience::now() + WRITER_PATIENCE);
+        let (until, until_shared) = (deadline::deadline(), deadline::now() + WRITER_PATIENCE);
         {
             let mut state = vnode.state.lock();
             loop {
@@ -71,7 +76,7 @@ impl Fs {
                 match phase {
                     None if state.idle_writers > 0 => break,
                     None => return Err(Errno::IO.into()),
-                    Some(Phase::Open) => {
+                    Some(VersionPhase::Open) => {
                         let written = state.written().cloned().ok_or(Errno::IO)?;
                         drop(state);
                         self.follow(vnode, &written);
@@ -79,13 +84,13 @@ impl Fs {
                     }
                     Some(_) => {
                         self.sealer.hurry();
-                        if patience::wait(&vnode.changed, &mut state, until) {
+                        if deadline::wait(&vnode.changed, &mut state, until) {
                             return Err(self.sealer.errno(vnode.ino).into());
                         }
                     }
                 }
             }
-            state.writing = Some(Writing::starting());
+            state.writing = Some(WrittenVersion::starting());
         }
         let follow = self.readers_can_follow(vnode);
         let begun = self.begin(file.caller, vnode, keep, follow, (until, until_shared));
@@ -99,7 +104,7 @@ impl Fs {
     }
 
     /// Moves handles that could write to an object: the version that is written here, or the one that they are going to write.
-    pub(super) fn follow(&self, vnode: &Vnode, object: &Arc<Object>) {
+    pub(super) fn follow(&self, vnode: &CachedInode, object: &Arc<OpenObject>) {
         let aliases = self.aliases_of_writers(vnode.ino);
         let mut state = vnode.state.lock();
         if !state.is_current(object.id) {
@@ -108,7 +113,7 @@ impl Fs {
         for alias in aliases {
             if state.rebind(alias, object) {
                 let ino = vnode.ino;
-                self.forget_pages_soon(Key { ino, alias }.pack());
+                self.forget_pages_soon(InodeKey { ino, alias }.pack());
             }
         }
     }
@@ -131,12 +136,15 @@ impl Fs {
             let direct = aliases.iter().any(direct);
             // A file without a name keeps its version until it is closed.
             let stays = direct || state.deleted;
-            if let Some(object) = state.open_together() {
+            if let Some(object) = state.open_multi_writer() {
                 drop(state);
                 drop(all_written);
-                return object.together().map_or(Ok(()), Together::publish);
+                return object.multi_writer().map_or(Ok(()), MultiWriter::publish);
             }
-            let open = state.writing.as_mut().filter(|w| w.phase == Phase::Open);
+            let open = state
+                .writing
+                .as_mut()
+                .filter(|w| w.phase == VersionPhase::Open);
             let Some(object) = open.filter(|_| !stays).and_then(|w| w.object.clone()) else {
                 drop(state);
                 return self.wait_sealed(&vnode);
@@ -145,7 +153,11 @@ impl Fs {
             // A failed write is reported now: its writers continue with another version.
             let arrived = object.flush();
             let mut state = vnode.state.lock();
-            if let Some(writing) = state.writing.as_mut().filter(|w| w.phase == Phase::Open) {
+            if let Some(writing) = state
+                .writing
+                .as_mut()
+                .filter(|w| w.phase == VersionPhase::Open)
+            {
                 let idle = std::mem::take(&mut writing.writers);
                 state.idle_writers += idle;
                 self.end_writing(Caller::default(), &vnode, &mut state, None);
@@ -164,14 +176,17 @@ impl Fs {
         };
         let _all_written = vnode.writes.write();
         let mut state = vnode.state.lock();
-        let open = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
+        let open = state
+            .writing
+            .as_ref()
+            .filter(|w| w.phase == VersionPhase::Open);
         let Some(object) = open.and_then(|writing| writing.object.clone()) else {
             return;
         };
         let mut bound = state.bound.values();
         let direct = bound.any(|bound| bound.is_direct() && bound.object.id == object.id);
         // Nor for a version that may have to move to another node, or has a limit of its size.
-        let one = !object.is_striped() && object.together().is_none() && !object.is_bounded();
+        let one = !object.is_striped() && object.multi_writer().is_none() && !object.is_bounded();
         if direct || !one || state.deleted || state.idle_writers > 0 || self.locks.knows(ino) {
             return;
         }
@@ -190,9 +205,9 @@ impl Fs {
         }
         let (id, node, right) = (object.id, object.node, object.right.clone());
         let file = (ino, Caller::default());
-        let together = Together::sharing(self.backend.clone(), file, object, stat);
-        let data = Data::Together(Box::new(together));
-        state.share(&Arc::new(Object::new(id, node, data, right)));
+        let multi_writer = MultiWriter::sharing(self.backend.clone(), file, object, stat);
+        let data = ObjectData::MultiWriter(Box::new(multi_writer));
+        state.share(&Arc::new(OpenObject::new(id, node, data, right)));
     }
 
     /// Returns the aliases by which programs have a file open for writing.
@@ -209,7 +224,7 @@ impl Fs {
         };
         for _ in 0..CLOSE_PAUSES {
             let state = vnode.state.lock();
-            let open = state.writing.as_ref().map(|w| w.phase) == Some(Phase::Open);
+            let open = state.writing.as_ref().map(|w| w.phase) == Some(VersionPhase::Open);
             if !open || !state.bound.values().any(|bound| bound.is_direct()) {
                 return;
             }
@@ -223,12 +238,15 @@ impl Fs {
         let Some(vnode) = self.table.get(ino) else {
             return Ok(());
         };
-        let together = vnode.state.lock().open_together();
-        if let Some(together) = together.as_ref().and_then(|object| object.together()) {
-            together.refresh(false)?;
+        let multi_writer = vnode.state.lock().open_multi_writer();
+        if let Some(multi_writer) = multi_writer
+            .as_ref()
+            .and_then(|object| object.multi_writer())
+        {
+            multi_writer.refresh(false)?;
             let aliases: Vec<u16> = vnode.state.lock().bound.keys().copied().collect();
             for alias in aliases {
-                self.forget_pages(Key { ino, alias }.pack());
+                self.forget_pages(InodeKey { ino, alias }.pack());
             }
             return Ok(());
         }
@@ -250,7 +268,7 @@ impl Fs {
         }
     }
 
-    fn refresh_once(&self, ino: u64, vnode: &Vnode) -> Result<(), Error> {
+    fn refresh_once(&self, ino: u64, vnode: &CachedInode) -> Result<(), Error> {
         // Others may have written since the version that was closed here, though its seal is not known here yet.
         self.wait_sealed(vnode)?;
         let asked = self.table.now();
@@ -271,7 +289,7 @@ impl Fs {
             }
         }
         // Another version may be sealed in the meantime.
-        let object = self.reading_object(Caller::default(), vnode, Pace::MayWait)?;
+        let object = self.reading_object(Caller::default(), vnode, WaitPolicy::MayWait)?;
         let aliases: Vec<u16> = vnode.state.lock().bound.keys().copied().collect();
         for alias in aliases {
             let mut state = vnode.state.lock();
@@ -281,7 +299,7 @@ impl Fs {
             let changed = state.rebind(alias, &object);
             drop(state);
             if changed {
-                self.forget_pages(Key { ino, alias }.pack());
+                self.forget_pages(InodeKey { ino, alias }.pack());
             }
         }
         Ok(())

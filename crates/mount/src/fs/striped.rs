@@ -1,7 +1,7 @@
 //! A version that is spread over several nodes: reads and writes are sent to all that hold the bytes (next: `mount/src/fs/object.rs`).
 
 use super::backend::Backend;
-use super::object::{Data, Object, Stat};
+use super::object::{ObjectData, OpenObject, WriteStat};
 use super::right::Right;
 use crate::error::Error;
 use rustix::io::Errno;
@@ -13,20 +13,24 @@ use tidemill_core::layout::{self, Layout};
 
 /// A striped version; see the module.
 #[derive(Debug)]
-pub(crate) struct Striped {
+pub(crate) struct OpenStriped {
     /// Layout of the stripes. The lengths of its parts are not used.
-    layout: layout::Striped,
+    layout: layout::StripedLayout,
     /// Parts in their order in the file.
-    parts: Vec<Arc<Object>>,
+    parts: Vec<Arc<OpenObject>>,
     /// Length of the file in bytes.
     size: AtomicU64,
     /// Right whose release reports the last close to the server, which keeps the version until then.
     hold: Option<(Arc<Backend>, Arc<Right>)>,
 }
 
-impl Striped {
+impl OpenStriped {
     /// Returns a version of a file of `size` bytes.
-    pub(crate) fn new(layout: layout::Striped, parts: Vec<Arc<Object>>, size: u64) -> Self {
+    pub(crate) fn new(
+        layout: layout::StripedLayout,
+        parts: Vec<Arc<OpenObject>>,
+        size: u64,
+    ) -> Self {
         Self {
             layout,
             parts,
@@ -41,7 +45,7 @@ impl Striped {
         self
     }
 
-    pub(crate) fn parts(&self) -> &[Arc<Object>] {
+    pub(crate) fn parts(&self) -> &[Arc<OpenObject>] {
         &self.parts
     }
 
@@ -52,7 +56,7 @@ impl Striped {
 
     /// Returns the size of a part of a file of `size` bytes.
     pub(crate) fn part_size(&self, size: u64, part: usize) -> u64 {
-        layout::Striped::part_size(self.layout.unit, self.parts.len(), size, part)
+        layout::StripedLayout::part_size(self.layout.unit, self.parts.len(), size, part)
     }
 
     fn layout(&self, size: u64) -> Layout {
@@ -72,15 +76,15 @@ impl Striped {
         let layout = self.layout(size);
         let spans = layout.spans(offset..end);
         for (part, span) in &spans[1..] {
-            if let Data::Remote(remote) = &self.parts[*part].data {
+            if let ObjectData::Remote(remote) = &self.parts[*part].data {
                 remote.ask_for(span.clone());
             }
         }
         let mut bytes = vec![0; length_of(&(offset..end))];
         for (part, span) in spans {
             let read = self.parts[part].read(span.start, length_of(&span))?;
-            for piece in pieces(&layout, part, &span, offset..end) {
-                let (from, to, length) = (piece.0, piece.1, piece.2);
+            for segment in segments(&layout, part, &span, offset..end) {
+                let (from, to, length) = (segment.0, segment.1, segment.2);
                 // Bytes that the part does not have are zeros.
                 let held = read.len().saturating_sub(from).min(length);
                 let held = read.get(from..from + held).unwrap_or_default();
@@ -94,13 +98,13 @@ impl Striped {
         let end = offset.checked_add(bytes.len() as u64).ok_or(Errno::FBIG)?;
         let layout = self.layout(end);
         for (part, span) in layout.spans(offset..end) {
-            let pieces: Vec<_> = pieces(&layout, part, &span, offset..end).collect();
-            if let [(_, to, length)] = pieces[..] {
+            let segments: Vec<_> = segments(&layout, part, &span, offset..end).collect();
+            if let [(_, to, length)] = segments[..] {
                 self.parts[part].write(span.start, &bytes[to..to + length])?;
                 continue;
             }
             let mut gathered = Vec::with_capacity(length_of(&span));
-            for (_, to, length) in pieces {
+            for (_, to, length) in segments {
                 gathered.extend_from_slice(&bytes[to..to + length]);
             }
             self.parts[part].write(span.start, &gathered)?;
@@ -120,7 +124,7 @@ impl Striped {
     /// Sends all buffered bytes: the parts are sent concurrently.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         for part in &self.parts {
-            if let Data::Remote(remote) = &part.data {
+            if let ObjectData::Remote(remote) = &part.data {
                 remote.begin_flush();
             }
         }
@@ -132,10 +136,10 @@ impl Striped {
         self.parts.iter().try_for_each(|part| part.sync())
     }
 
-    pub(crate) fn stat(&self) -> Result<Stat, Error> {
-        let mut all = Stat {
+    pub(crate) fn stat(&self) -> Result<WriteStat, Error> {
+        let mut all = WriteStat {
             size: self.size(),
-            ..Stat::default()
+            ..WriteStat::default()
         };
         for part in &self.parts {
             let stat = part.stat()?;
@@ -146,7 +150,7 @@ impl Striped {
     }
 }
 
-impl Drop for Striped {
+impl Drop for OpenStriped {
     fn drop(&mut self) {
         if let Some((backend, right)) = self.hold.take() {
             backend.released(right.release());
@@ -158,8 +162,8 @@ fn length_of(range: &Range<u64>) -> usize {
     usize::try_from(range.end - range.start).unwrap_or(0)
 }
 
-/// Returns the pieces of a part's bytes: where each begins in `span`, where in `range` of the file, and its length.
-fn pieces(
+/// Returns the segments of a part's bytes: where each begins in `span`, where in `range` of the file, and its length.
+fn segments(
     layout: &Layout,
     part: usize,
     span: &Range<u64>,
@@ -167,10 +171,10 @@ fn pieces(
 ) -> impl Iterator<Item = (usize, usize, usize)> {
     let place = |offset: u64| usize::try_from(offset).unwrap_or(0);
     let start = span.start;
-    let all = layout.pieces_of(part, span.clone()).into_iter();
-    all.filter_map(move |piece| {
-        let from = piece.at?.offset.checked_sub(start)?;
-        let to = piece.offset.checked_sub(range.start)?;
-        Some((place(from), place(to), place(piece.length)))
+    let all = layout.segments_of(part, span.clone()).into_iter();
+    all.filter_map(move |segment| {
+        let from = segment.at?.offset.checked_sub(start)?;
+        let to = segment.offset.checked_sub(range.start)?;
+        Some((place(from), place(to), place(segment.length)))
     })
 }

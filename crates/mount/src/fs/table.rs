@@ -5,12 +5,12 @@
 //! A program that has a version open continues with the next version that is written here. That is impossible if the next version was
 //! written elsewhere, or if another program reads the file of this version. Then several versions are open at the same time. Each version
 //! needs a kernel inode of its own, because the kernel lets an inode have one backing file and one page cache only. So the kernel gets
-//! [`Key`]s: an inode and an *alias*. Only alias 0 exists until an open needs another version than the open one. Then the next alias
+//! [`InodeKey`]s: an inode and an *alias*. Only alias 0 exists until an open needs another version than the open one. Then the next alias
 //! becomes the current one, and the kernel is made to look the name up again.
 
-use super::entries::{Entries, Known, Slot};
-use super::object::Object;
-use super::pending::Pending;
+use super::entries::{CachedName, ChangeSlot, EntryCache};
+use super::object::OpenObject;
+use super::pending::PendingAttributes;
 use crate::error::Error;
 use parking_lot::{Condvar, Mutex, RwLock};
 use rustix::io::Errno;
@@ -33,14 +33,14 @@ const DEPTH_MAX: usize = 2048;
 
 /// Number by which the kernel knows an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
+pub(crate) struct InodeKey {
     /// Inode of the namespace, or a special inode.
     pub(crate) ino: u64,
     /// Number of the open version among the versions of the inode that are open at the same time.
     pub(crate) alias: u16,
 }
 
-impl Key {
+impl InodeKey {
     /// Returns the key as one number for the kernel.
     #[must_use]
     pub(crate) fn pack(self) -> u64 {
@@ -72,11 +72,11 @@ impl Key {
 
 /// One inode.
 #[derive(Debug)]
-pub(crate) struct Vnode {
+pub(crate) struct CachedInode {
     pub(crate) ino: u64,
     /// Number of references that the kernel holds.
     lookups: AtomicU64,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<InodeState>,
     /// Signalled when `state.writing` changes.
     pub(crate) changed: Condvar,
     /// Held, shared, during a write through this process, so that a version contains all writes when it is handed on to other mounts.
@@ -87,53 +87,53 @@ pub(crate) struct Vnode {
 
 /// Cached state of an inode.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct InodeState {
     pub(crate) attr: Attr,
     /// Time until which `attr` is valid.
     pub(crate) fresh: Option<Instant>,
-    /// Time of the last change from here, on the clock of [`Table::tick`]. The answer to an older question does not overwrite the state.
+    /// Time of the last change from here, on the clock of [`InodeTable::tick`]. The answer to an older question does not overwrite the state.
     pub(crate) stamp: u64,
     /// Target of a symbolic link.
     pub(crate) target: Vec<u8>,
     /// Number of open handles.
     pub(crate) opens: u32,
     /// Version that is being written here.
-    pub(crate) writing: Option<Writing>,
+    pub(crate) writing: Option<WrittenVersion>,
     /// Number of handles that could write and have no version: another mount writes the file, or they have not written since their writes
     /// were published.
     pub(crate) idle_writers: u32,
     /// Alias that new opens get.
     pub(crate) alias: u16,
     /// Object that the kernel reads by each alias.
-    pub(crate) bound: BTreeMap<u16, Bound>,
+    pub(crate) bound: BTreeMap<u16, AliasObject>,
     /// Open objects, which opens share.
-    pub(crate) objects: Vec<Weak<Object>>,
+    pub(crate) objects: Vec<Weak<OpenObject>>,
     /// The sealed object, if this mount keeps the right to read it.
-    pub(crate) kept: Option<Arc<Object>>,
+    pub(crate) kept: Option<Arc<OpenObject>>,
     /// Whether the file has lost its last name.
     pub(crate) deleted: bool,
 }
 
 /// Version that is being written here.
 #[derive(Debug)]
-pub(crate) struct Writing {
-    pub(crate) object: Option<Arc<Object>>,
-    pub(crate) phase: Phase,
+pub(crate) struct WrittenVersion {
+    pub(crate) object: Option<Arc<OpenObject>>,
+    pub(crate) phase: VersionPhase,
     pub(crate) writers: u32,
     /// For a version that began as a copy: the mtime that it was given. If the mtime is the same at the last close, no byte was written.
     pub(crate) untouched: Option<i64>,
     /// Whether the version changes nothing and is abandoned: the version sealed before stays current.
     pub(crate) abandoned: bool,
     /// Attributes that the server learns with the seal.
-    pub(crate) pending: Option<Pending>,
+    pub(crate) pending: Option<PendingAttributes>,
 }
 
-impl Writing {
+impl WrittenVersion {
     /// Returns a version that the server is being asked for.
     pub(crate) fn starting() -> Self {
         Self {
             object: None,
-            phase: Phase::Starting,
+            phase: VersionPhase::Starting,
             writers: 0,
             untouched: None,
             abandoned: false,
@@ -142,10 +142,10 @@ impl Writing {
     }
 
     /// Returns a version that `writers` handles can write.
-    pub(crate) fn open(object: Arc<Object>, writers: u32, untouched: Option<i64>) -> Self {
+    pub(crate) fn open(object: Arc<OpenObject>, writers: u32, untouched: Option<i64>) -> Self {
         Self {
             object: Some(object),
-            phase: Phase::Open,
+            phase: VersionPhase::Open,
             writers,
             untouched,
             abandoned: false,
@@ -156,7 +156,7 @@ impl Writing {
 
 /// Progress of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum VersionPhase {
     /// The server is being asked, or the version before is being copied.
     Starting,
     /// Another client is writing the file: one opener asks the server repeatedly on behalf of all.
@@ -169,7 +169,7 @@ pub(crate) enum Phase {
 
 /// How the kernel reads and writes an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Way {
+pub(crate) enum CachingMode {
     /// The kernel uses the object's file by itself.
     Direct,
     /// The kernel uses this process, and keeps pages.
@@ -181,16 +181,16 @@ pub(crate) enum Way {
 
 /// Object that an alias is used for, the same for all handles of the alias.
 #[derive(Debug)]
-pub(crate) struct Bound {
-    pub(crate) object: Arc<Object>,
+pub(crate) struct AliasObject {
+    pub(crate) object: Arc<OpenObject>,
     pub(crate) opens: u32,
     /// Way of access, the same for all handles of the object.
-    pub(crate) way: Way,
+    pub(crate) way: CachingMode,
     /// Attributes at the last open. They describe this version if it is no longer the file's current one.
     pub(crate) seen: Attr,
 }
 
-impl Vnode {
+impl CachedInode {
     fn new(ino: u64) -> Self {
         Self {
             ino,
@@ -203,9 +203,9 @@ impl Vnode {
     }
 }
 
-impl Bound {
+impl AliasObject {
     pub(crate) fn is_direct(&self) -> bool {
-        self.way == Way::Direct
+        self.way == CachingMode::Direct
     }
 
     /// Whether the alias has to use another object, and can.
@@ -214,7 +214,7 @@ impl Bound {
     }
 }
 
-impl State {
+impl InodeState {
     /// Whether the attributes are known and valid.
     pub(crate) fn is_fresh(&self) -> bool {
         self.deleted || self.fresh.is_some_and(|until| Instant::now() < until)
@@ -224,10 +224,12 @@ impl State {
     pub(crate) fn shown(&self) -> (Attr, u64) {
         let mut attr = self.attr;
         let mut blocks = attr.size.div_ceil(512);
-        let stat = self.written().and_then(|object| match object.together() {
-            Some(together) => Some(together.stat_by(&attr)),
-            None => object.stat().ok(),
-        });
+        let stat = self
+            .written()
+            .and_then(|object| match object.multi_writer() {
+                Some(multi_writer) => Some(multi_writer.stat_by(&attr)),
+                None => object.stat().ok(),
+            });
         if let Some(stat) = stat {
             attr.size = stat.size;
             attr.mtime = stat.mtime;
@@ -240,7 +242,7 @@ impl State {
     /// Whether a version was closed here and is not sealed yet.
     pub(crate) fn is_sealing(&self) -> bool {
         let phase = self.writing.as_ref().map(|writing| writing.phase);
-        phase == Some(Phase::Sealing)
+        phase == Some(VersionPhase::Sealing)
     }
 
     /// Whether a version is being written or sealed here.
@@ -254,7 +256,7 @@ impl State {
     }
 
     /// Returns the open object with this id.
-    pub(crate) fn open_object(&mut self, id: u64) -> Option<Arc<Object>> {
+    pub(crate) fn open_object(&mut self, id: u64) -> Option<Arc<OpenObject>> {
         self.objects.retain(|weak| weak.strong_count() > 0);
         let mut live = self.objects.iter().filter_map(Weak::upgrade);
         live.find(|object| object.id == id)
@@ -266,17 +268,22 @@ impl State {
     }
 
     /// Returns the object being written here, if other mounts write the version, too, and it is not being sealed.
-    pub(crate) fn open_together(&self) -> Option<Arc<Object>> {
-        let open = self.writing.as_ref().filter(|w| w.phase == Phase::Open);
+    pub(crate) fn open_multi_writer(&self) -> Option<Arc<OpenObject>> {
+        let open = self
+            .writing
+            .as_ref()
+            .filter(|w| w.phase == VersionPhase::Open);
         let object = open.and_then(|writing| writing.object.as_ref());
-        object.filter(|object| object.together().is_some()).cloned()
+        object
+            .filter(|object| object.multi_writer().is_some())
+            .cloned()
     }
 
     /// Returns the id of the object that new opens get.
     pub(crate) fn newest(&self) -> u64 {
-        let sealed = match self.attr.together {
+        let sealed = match self.attr.multi_writer {
             0 => self.attr.object,
-            together => together,
+            multi_writer => multi_writer,
         };
         self.written().map_or(sealed, |written| written.id)
     }
@@ -286,14 +293,14 @@ impl State {
         let kept = self.objects.iter().filter_map(Weak::upgrade);
         let bound = self.bound.values().map(|bound| bound.object.clone());
         for object in kept.chain(bound).chain(self.written().cloned()) {
-            if let Some(together) = object.together() {
-                together.mark_stale();
+            if let Some(multi_writer) = object.multi_writer() {
+                multi_writer.mark_stale();
             }
         }
     }
 
     /// Replaces the object being written here by one that other mounts write, too. Its content is the same, also for its openers.
-    pub(crate) fn share(&mut self, object: &Arc<Object>) {
+    pub(crate) fn share(&mut self, object: &Arc<OpenObject>) {
         if let Some(writing) = self.writing.as_mut() {
             writing.object = Some(object.clone());
             writing.untouched = None;
@@ -310,20 +317,25 @@ impl State {
     }
 
     /// Returns the object that is being written or sealed here.
-    pub(crate) fn written(&self) -> Option<&Arc<Object>> {
+    pub(crate) fn written(&self) -> Option<&Arc<OpenObject>> {
         let writing = self.writing.as_ref().filter(|w| !w.abandoned);
         writing.and_then(|w| w.object.as_ref())
     }
 
     /// Returns the object that is open under the current alias, and whether the kernel reads and writes it by itself.
-    pub(crate) fn bound_now(&self) -> Option<(Arc<Object>, bool)> {
+    pub(crate) fn bound_now(&self) -> Option<(Arc<OpenObject>, bool)> {
         let bound = self.bound.get(&self.alias)?;
         Some((bound.object.clone(), bound.is_direct()))
     }
 
     /// Uses the current alias for an object, with this way of access if the other users of the object allow it. If the alias is in use for
     /// another object, the next alias becomes the current one and the error is `ESTALE`: the kernel then repeats look-up and open.
-    pub(crate) fn bind(&mut self, key: Key, object: &Arc<Object>, way: Way) -> Result<(), Error> {
+    pub(crate) fn bind(
+        &mut self,
+        key: InodeKey,
+        object: &Arc<OpenObject>,
+        way: CachingMode,
+    ) -> Result<(), Error> {
         if key.alias != self.alias {
             return Err(Errno::STALE.into());
         }
@@ -342,14 +354,14 @@ impl State {
         }
         // All aliases of an object use the same way of access. Otherwise only some of them could show a later version.
         let same = self.bound.values().filter(|b| b.object.id == object.id);
-        let way = same.map(|bound| bound.way).fold(way, Way::max);
+        let way = same.map(|bound| bound.way).fold(way, CachingMode::max);
         self.bind_new(object.clone(), way);
         Ok(())
     }
 
     /// Uses the current alias, which is free, for an object.
-    pub(crate) fn bind_new(&mut self, object: Arc<Object>, way: Way) {
-        let bound = Bound {
+    pub(crate) fn bind_new(&mut self, object: Arc<OpenObject>, way: CachingMode) {
+        let bound = AliasObject {
             object,
             opens: 1,
             way,
@@ -360,7 +372,7 @@ impl State {
     }
 
     /// Moves an alias to another object, unless the kernel reads and writes the file by itself. Returns whether the object changed.
-    pub(crate) fn rebind(&mut self, alias: u16, object: &Arc<Object>) -> bool {
+    pub(crate) fn rebind(&mut self, alias: u16, object: &Arc<OpenObject>) -> bool {
         let attr = self.attr;
         let bound = self.bound.get_mut(&alias);
         let Some(bound) = bound.filter(|bound| bound.is_old(object.id)) else {
@@ -372,14 +384,18 @@ impl State {
     }
 
     /// Returns the aliases by which programs use the object being written here, if there are several: the kernel has pages for each alias.
-    pub(crate) fn twins(&self) -> Vec<u16> {
+    pub(crate) fn aliases(&self) -> Vec<u16> {
         let Some(written) = self.written().filter(|_| self.bound.len() > 1) else {
             return Vec::new();
         };
         let bound = self.bound.iter().filter(|(_, bound)| !bound.is_direct());
-        let twins = bound.filter(|(_, bound)| bound.object.id == written.id);
-        let twins: Vec<u16> = twins.map(|(&alias, _)| alias).collect();
-        if twins.len() < 2 { Vec::new() } else { twins }
+        let aliases = bound.filter(|(_, bound)| bound.object.id == written.id);
+        let aliases: Vec<u16> = aliases.map(|(&alias, _)| alias).collect();
+        if aliases.len() < 2 {
+            Vec::new()
+        } else {
+            aliases
+        }
     }
 
     /// Makes later opens use another kernel inode than the files that are open now.
@@ -408,8 +424,8 @@ impl State {
 
 /// All inodes and names that this mount knows.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
-    inner: Mutex<Inner>,
+pub(crate) struct InodeTable {
+    inner: Mutex<TableState>,
     clock: AtomicU64,
     foreign: Foreign,
     /// Held, shared, while the kernel receives something that it caches. Held exclusively while a change by another client is noted. So an
@@ -442,47 +458,47 @@ impl Foreign {
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    vnodes: HashMap<u64, Arc<Vnode>>,
-    entries: Entries,
+struct TableState {
+    vnodes: HashMap<u64, Arc<CachedInode>>,
+    entries: EntryCache,
 }
 
-impl Inner {
-    fn vnode(&mut self, ino: u64) -> &Arc<Vnode> {
-        let made = || Arc::new(Vnode::new(ino));
+impl TableState {
+    fn vnode(&mut self, ino: u64) -> &Arc<CachedInode> {
+        let made = || Arc::new(CachedInode::new(ino));
         self.vnodes.entry(ino).or_insert_with(made)
     }
 }
 
 /// Change of names that this mount asked for. If it is dropped before it is settled, the state of the names is unknown.
 #[derive(Debug)]
-pub(crate) struct Change<'a> {
-    table: &'a Table,
+pub(crate) struct NameChange<'a> {
+    table: &'a InodeTable,
     /// Time at which the change began.
     pub(crate) asked: u64,
     names: Vec<(u64, Vec<u8>)>,
 }
 
-impl Change<'_> {
+impl NameChange<'_> {
     /// Ends the change: the names now have these values. Returns the time of the entry; `None` if a concurrent change makes them
     /// unreliable.
-    pub(crate) fn settle(mut self, truths: &[Known]) -> Option<u64> {
+    pub(crate) fn settle(mut self, truths: &[CachedName]) -> Option<u64> {
         self.end(truths)
     }
 
-    fn end(&mut self, truths: &[Known]) -> Option<u64> {
+    fn end(&mut self, truths: &[CachedName]) -> Option<u64> {
         let mut inner = self.table.inner.lock();
         let now = self.table.tick();
         let mut believed = true;
         for (at, (parent, name)) in self.names.drain(..).enumerate() {
-            let truth = truths.get(at).copied().unwrap_or(Known::Unsure);
+            let truth = truths.get(at).copied().unwrap_or(CachedName::Unsure);
             believed &= inner.entries.changed(parent, &name, self.asked, truth, now);
         }
         believed.then_some(now)
     }
 }
 
-impl Drop for Change<'_> {
+impl Drop for NameChange<'_> {
     fn drop(&mut self) {
         if !self.names.is_empty() {
             self.end(&[]);
@@ -490,8 +506,8 @@ impl Drop for Change<'_> {
     }
 }
 
-impl Table {
-    /// Returns the current time for [`State::stamp`].
+impl InodeTable {
+    /// Returns the current time for [`InodeState::stamp`].
     pub(crate) fn now(&self) -> u64 {
         self.clock.load(Ordering::Acquire)
     }
@@ -529,20 +545,20 @@ impl Table {
     }
 
     /// Whether an entry may have changed since `asked`, from here or from elsewhere.
-    pub(crate) fn entry_changed_since(&self, entry: Slot, asked: u64) -> bool {
+    pub(crate) fn entry_changed_since(&self, entry: ChangeSlot, asked: u64) -> bool {
         self.inner.lock().entries.changed_since(entry, asked)
     }
 
-    pub(crate) fn get(&self, ino: u64) -> Option<Arc<Vnode>> {
+    pub(crate) fn get(&self, ino: u64) -> Option<Arc<CachedInode>> {
         self.inner.lock().vnodes.get(&ino).cloned()
     }
 
-    pub(crate) fn get_or_make(&self, ino: u64) -> Arc<Vnode> {
+    pub(crate) fn get_or_make(&self, ino: u64) -> Arc<CachedInode> {
         self.inner.lock().vnode(ino).clone()
     }
 
     /// Returns the inode and counts a reference that the kernel is going to hold.
-    pub(crate) fn hold(&self, ino: u64) -> Arc<Vnode> {
+    pub(crate) fn hold(&self, ino: u64) -> Arc<CachedInode> {
         let mut inner = self.inner.lock();
         let vnode = inner.vnode(ino).clone();
         vnode.lookups.fetch_add(1, Ordering::AcqRel);
@@ -562,9 +578,9 @@ impl Table {
     }
 
     /// Begins a change of names from here.
-    pub(crate) fn begin(&self, names: &[(u64, &[u8])]) -> Change<'_> {
+    pub(crate) fn begin(&self, names: &[(u64, &[u8])]) -> NameChange<'_> {
         let owned = |&(parent, name): &(u64, &[u8])| (parent, name.to_vec());
-        Change {
+        NameChange {
             table: self,
             asked: self.tick(),
             names: names.iter().map(owned).collect(),
@@ -572,17 +588,21 @@ impl Table {
     }
 
     /// Returns the cached value of an entry, and the latest time at which it became known.
-    pub(crate) fn known(&self, parent: u64, name: &[u8]) -> (Known, u64) {
+    pub(crate) fn known(&self, parent: u64, name: &[u8]) -> (CachedName, u64) {
         let inner = self.inner.lock();
         (inner.entries.known(parent, name), self.now())
     }
 
     /// Returns the cached value of an entry. If the entry exists, counts a reference of the kernel to its inode.
-    pub(crate) fn hold_entry(&self, parent: u64, name: &[u8]) -> (Known, Option<Arc<Vnode>>, u64) {
+    pub(crate) fn hold_entry(
+        &self,
+        parent: u64,
+        name: &[u8],
+    ) -> (CachedName, Option<Arc<CachedInode>>, u64) {
         let inner = self.inner.lock();
         let known = inner.entries.known(parent, name);
         let vnode = match known {
-            Known::Is(ino) => inner.vnodes.get(&ino).cloned(),
+            CachedName::Is(ino) => inner.vnodes.get(&ino).cloned(),
             _ => None,
         };
         if let Some(vnode) = &vnode {
@@ -627,7 +647,7 @@ impl Table {
     }
 
     /// Drops an inode if nothing holds it. Returns the directory that contained it.
-    fn drop_one(&self, inner: &mut Inner, ino: u64) -> Option<u64> {
+    fn drop_one(&self, inner: &mut TableState, ino: u64) -> Option<u64> {
         let vnode = inner.vnodes.get(&ino)?;
         let state = vnode.state.lock();
         let held = vnode.lookups.load(Ordering::Acquire) > 0 || ino == Inode::ROOT.0;
@@ -666,7 +686,7 @@ impl Table {
     }
 
     /// Returns all inodes.
-    pub(crate) fn all(&self) -> Vec<Arc<Vnode>> {
+    pub(crate) fn all(&self) -> Vec<Arc<CachedInode>> {
         self.inner.lock().vnodes.values().cloned().collect()
     }
 
@@ -723,51 +743,58 @@ pub(crate) fn is_dir(attr: &Attr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::object::Data;
+    use super::super::object::ObjectData;
     use super::super::right::Right;
     use super::*;
 
-    fn object(id: u64) -> Arc<Object> {
-        Arc::new(Object::new(id, 0, Data::Nothing, Right::none(0, id)))
+    fn object(id: u64) -> Arc<OpenObject> {
+        Arc::new(OpenObject::new(
+            id,
+            0,
+            ObjectData::Nothing,
+            Right::none(0, id),
+        ))
     }
 
     #[test]
     fn key_packs_inode_and_alias() {
         for key in [
-            Key { ino: 1, alias: 0 },
-            Key {
+            InodeKey { ino: 1, alias: 0 },
+            InodeKey {
                 ino: (1 << 48) - 1,
                 alias: 0x7fff,
             },
         ] {
-            assert_eq!(Key::unpack(key.pack()), key);
+            assert_eq!(InodeKey::unpack(key.pack()), key);
             assert!(!key.is_special());
         }
-        let special = Key {
+        let special = InodeKey {
             ino: Inode::SPECIAL | 1 << 50,
             alias: 0,
         };
-        assert_eq!(Key::unpack(special.pack()), special);
+        assert_eq!(InodeKey::unpack(special.pack()), special);
         assert!(special.is_special());
     }
 
     #[test]
     fn other_version_of_open_file_gets_new_alias() {
-        let mut state = State::default();
-        let key = |alias| Key { ino: 7, alias };
-        state.bind(key(0), &object(1), Way::Cached).unwrap();
-        state.bind(key(0), &object(1), Way::Cached).unwrap();
-        let refused = state.bind(key(0), &object(2), Way::Cached).unwrap_err();
+        let mut state = InodeState::default();
+        let key = |alias| InodeKey { ino: 7, alias };
+        state.bind(key(0), &object(1), CachingMode::Cached).unwrap();
+        state.bind(key(0), &object(1), CachingMode::Cached).unwrap();
+        let refused = state
+            .bind(key(0), &object(2), CachingMode::Cached)
+            .unwrap_err();
         assert!(refused.is(Errno::STALE));
         assert_eq!(state.alias, 1);
         // The stale alias is not opened again, the new one is.
         assert!(
             state
-                .bind(key(0), &object(1), Way::Cached)
+                .bind(key(0), &object(1), CachingMode::Cached)
                 .unwrap_err()
                 .is(Errno::STALE)
         );
-        state.bind(key(1), &object(2), Way::Cached).unwrap();
+        state.bind(key(1), &object(2), CachingMode::Cached).unwrap();
         assert_eq!(state.opens, 3);
         state.unbind(0);
         state.unbind(0);
@@ -775,12 +802,12 @@ mod tests {
         state.unbind(1);
         assert_eq!(state.opens, 0);
         // With nothing open, the alias serves any version.
-        state.bind(key(1), &object(3), Way::Cached).unwrap();
+        state.bind(key(1), &object(3), CachingMode::Cached).unwrap();
     }
 
     #[test]
     fn forgotten_inode_is_not_revived_by_older_answer() {
-        let table = Table::default();
+        let table = InodeTable::default();
         let asked = table.now();
         table.hold(5);
         let vnode = table.hold(6);
@@ -794,14 +821,14 @@ mod tests {
         assert!(table.get(6).is_some());
         table.let_go(6, 1);
         assert!(table.get(6).is_none());
-        assert_eq!(table.known(5, b"f").0, Known::Unsure);
+        assert_eq!(table.known(5, b"f").0, CachedName::Unsure);
         assert!(table.changed_since(6, asked));
     }
 
     /// The Linux kernel forgets a closed file and the directories above it before the file is sealed.
     #[test]
     fn file_keeps_its_path_while_sealed() {
-        let table = Table::default();
+        let table = InodeTable::default();
         let asked = table.now();
         for ino in [5, 6, 7, 8] {
             table.hold(ino);
@@ -811,7 +838,7 @@ mod tests {
         table.learned(6, b"f", 7, asked);
         table.learned(1, b"other", 8, asked);
         let file = table.get(7).unwrap();
-        file.state.lock().writing = Some(Writing::open(object(9), 0, None));
+        file.state.lock().writing = Some(WrittenVersion::open(object(9), 0, None));
         for ino in [7, 6, 5] {
             table.let_go(ino, 1);
         }
@@ -824,15 +851,19 @@ mod tests {
 
     #[test]
     fn unsettled_change_leaves_its_names_unsure() {
-        let table = Table::default();
+        let table = InodeTable::default();
         table.made(1, table.now());
         let change = table.begin(&[(1, b"a"), (1, b"b")]);
-        assert!(change.settle(&[Known::Is(7), Known::Nothing]).is_some());
-        assert_eq!(table.known(1, b"a").0, Known::Is(7));
-        assert_eq!(table.known(1, b"b").0, Known::Nothing);
+        assert!(
+            change
+                .settle(&[CachedName::Is(7), CachedName::Nothing])
+                .is_some()
+        );
+        assert_eq!(table.known(1, b"a").0, CachedName::Is(7));
+        assert_eq!(table.known(1, b"b").0, CachedName::Nothing);
         drop(table.begin(&[(1, b"a"), (1, b"b")]));
-        assert_eq!(table.known(1, b"a").0, Known::Unsure);
-        assert_eq!(table.known(1, b"b").0, Known::Unsure);
-        assert_eq!(table.known(1, b"c").0, Known::Nothing);
+        assert_eq!(table.known(1, b"a").0, CachedName::Unsure);
+        assert_eq!(table.known(1, b"b").0, CachedName::Unsure);
+        assert_eq!(table.known(1, b"c").0, CachedName::Nothing);
     }
 }

@@ -6,11 +6,11 @@
 //! old version continues in the copy, which no program has open, and the new version in the file that is open here. Both have the same
 //! bytes at that moment. So the time of a look does not matter, nor whether this process ends in between.
 
-use super::holders::held_by_others;
-use super::object::{Data, Object};
-use super::table::Vnode;
+use super::file_users::held_by_others;
+use super::object::{ObjectData, OpenObject};
+use super::table::CachedInode;
 use super::version::object_path;
-use super::{Fs, Pace};
+use super::{Fs, WaitPolicy};
 use crate::error::Error;
 use rustix::fs::{CWD, OFlags, RenameFlags, fcntl_getfl, renameat_with};
 use rustix::io::Errno;
@@ -25,7 +25,7 @@ pub(super) const UNSEALED_MODE: u32 = 0o600;
 
 impl Fs {
     /// Whether programs here that have the file open in place can continue with the next version.
-    pub(super) fn readers_can_follow(&self, vnode: &Vnode) -> bool {
+    pub(super) fn readers_can_follow(&self, vnode: &CachedInode) -> bool {
         let reader = vnode.state.lock().bound_now();
         match reader {
             Some((object, true)) => object
@@ -42,18 +42,18 @@ impl Fs {
     /// Another process turned out too late to read the file: the caller has to abandon `to`.
     pub(super) fn take_over(
         &self,
-        to: &Object,
+        to: &OpenObject,
         kept: u64,
-        from: &Object,
-    ) -> Result<Option<Object>, Error> {
-        let (Data::Local(copy), Data::Local(read)) = (&to.data, &from.data) else {
+        from: &OpenObject,
+    ) -> Result<Option<OpenObject>, Error> {
+        let (ObjectData::Local(copy), ObjectData::Local(read)) = (&to.data, &from.data) else {
             return Ok(None);
         };
-        if self.backend.lends() {
+        if self.backend.hands_out() {
             // Programs may have kept descriptors of the old version.
             return Ok(None);
         }
-        let place = self.backend.place(to.node, Pace::MayWait)?;
+        let place = self.backend.place(to.node, WaitPolicy::MayWait)?;
         let Some(directory) = place.directory.filter(|_| to.node == from.node) else {
             return Ok(None);
         };
@@ -80,7 +80,7 @@ impl Fs {
         }
         let (file, opened_first) = writable(read, from, &new)?;
         open_to_writers(&file, place.owner)?;
-        let mut object = Object::new(to.id, to.node, Data::Local(file), to.right.clone());
+        let mut object = OpenObject::new(to.id, to.node, ObjectData::Local(file), to.right.clone());
         object.opened_first = opened_first;
         if object.stat()?.size != kept {
             object.truncate(kept)?;
@@ -90,7 +90,7 @@ impl Fs {
 }
 
 /// Whether the file has one name, and of all programs of this cluster only this mount has it open.
-fn is_ours(file: &File, object: &Object) -> bool {
+fn is_ours(file: &File, object: &OpenObject) -> bool {
     let openings: Vec<_> = std::iter::once(file)
         .chain(object.opened_first.as_deref())
         .collect();
@@ -100,7 +100,7 @@ fn is_ours(file: &File, object: &Object) -> bool {
 /// Returns the file of `object`, which is at `path` now, opened for writing, and the opening before, if that is another one.
 fn writable(
     read: &Arc<File>,
-    object: &Object,
+    object: &OpenObject,
     path: &Path,
 ) -> Result<(Arc<File>, Option<Arc<File>>), Error> {
     let (is, was) = (path.symlink_metadata()?, read.metadata()?);

@@ -1,6 +1,6 @@
 //! List of the versions that were closed here and are not sealed yet, with their age and the last error. It only changes memory.
 
-use super::patience;
+use super::deadline;
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ const LOST_MAX: usize = 1024;
 
 /// Outcome of a version that was closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum CloseOutcome {
     Unsealed,
     /// The version is sealed, or not needed any more.
     Done,
@@ -23,7 +23,7 @@ pub(crate) enum Fate {
 
 /// Closed versions without a seal; see the module.
 #[derive(Debug, Default)]
-pub(crate) struct Unsealed {
+pub(crate) struct UnsealedVersions {
     versions: Mutex<Versions>,
     /// Signalled when a version is done.
     fewer: Condvar,
@@ -31,7 +31,7 @@ pub(crate) struct Unsealed {
 
 #[derive(Debug, Default)]
 struct Versions {
-    by_object: BTreeMap<u64, Waiting>,
+    by_object: BTreeMap<u64, WaitingSeal>,
     /// Versions that are incomplete in the cluster, with the reason, until a caller has asked for them.
     lost: BTreeMap<u64, String>,
     /// Error of the last attempt to seal a version.
@@ -39,7 +39,7 @@ struct Versions {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingSeal {
     ino: u64,
     since: Instant,
     /// Errno for an operation that waited in vain; `None`: no attempt has failed yet.
@@ -48,7 +48,7 @@ struct Waiting {
 
 /// Summary of the unsealed versions, for users.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct UnsealedSummary {
     pub(crate) versions: usize,
     /// Age of the oldest version.
     pub(crate) oldest: Duration,
@@ -56,10 +56,10 @@ pub(crate) struct Standing {
     pub(crate) why: String,
 }
 
-impl Unsealed {
+impl UnsealedVersions {
     /// Adds a closed version.
     pub(crate) fn enter(&self, object: u64, ino: u64) {
-        let waiting = Waiting {
+        let waiting = WaitingSeal {
             ino,
             since: Instant::now(),
             errno: None,
@@ -97,29 +97,32 @@ impl Unsealed {
     }
 
     /// Returns the outcome of a version. A loss is returned once.
-    pub(crate) fn fate(&self, object: u64) -> Fate {
+    pub(crate) fn fate(&self, object: u64) -> CloseOutcome {
         let mut versions = self.versions.lock();
         if versions.by_object.contains_key(&object) {
-            return Fate::Unsealed;
+            return CloseOutcome::Unsealed;
         }
-        versions.lost.remove(&object).map_or(Fate::Done, Fate::Lost)
+        versions
+            .lost
+            .remove(&object)
+            .map_or(CloseOutcome::Done, CloseOutcome::Lost)
     }
 
     /// Waits until fewer than `most` versions are unsealed. Returns whether that is the case.
     pub(crate) fn wait_below(&self, most: usize, until: Instant) -> bool {
         let mut versions = self.versions.lock();
         while versions.by_object.len() >= most {
-            if patience::wait(&self.fewer, &mut versions, until) {
+            if deadline::wait(&self.fewer, &mut versions, until) {
                 return false;
             }
         }
         true
     }
 
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> UnsealedSummary {
         let versions = self.versions.lock();
         let oldest = versions.by_object.values().map(|waiting| waiting.since);
-        Standing {
+        UnsealedSummary {
             versions: versions.by_object.len(),
             oldest: oldest.min().map_or(Duration::ZERO, |since| since.elapsed()),
             why: versions.why.clone(),
@@ -127,7 +130,7 @@ impl Unsealed {
     }
 
     /// Waits until all versions are sealed. If `timeout` passes first, returns the rest.
-    pub(crate) fn wait(&self, timeout: Duration) -> Result<(), Standing> {
+    pub(crate) fn wait(&self, timeout: Duration) -> Result<(), UnsealedSummary> {
         let end = Instant::now() + timeout;
         let mut versions = self.versions.lock();
         while !versions.by_object.is_empty() {
@@ -148,7 +151,7 @@ impl Unsealed {
     }
 }
 
-impl fmt::Display for Standing {
+impl fmt::Display for UnsealedSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "unsealed {}", self.versions)?;
         writeln!(f, "oldest   {:.1} s", self.oldest.as_secs_f64())?;
@@ -162,8 +165,8 @@ mod tests {
 
     #[test]
     fn unsealed_version_is_reported_until_done() {
-        let unsealed = Unsealed::default();
-        assert_eq!(unsealed.standing(), Standing::default());
+        let unsealed = UnsealedVersions::default();
+        assert_eq!(unsealed.standing(), UnsealedSummary::default());
         unsealed.enter(7, 70);
         assert_eq!(unsealed.errno(70), Errno::TXTBSY);
         let why = ClientError::NodeDown(tidemill_core::id::NodeId(3));
@@ -172,11 +175,11 @@ mod tests {
         assert_eq!(unsealed.errno(70), Errno::HOSTUNREACH);
         let left = unsealed.wait(Duration::ZERO).unwrap_err();
         assert_eq!((left.versions, left.why), (1, why.to_string()));
-        assert_eq!(unsealed.fate(7), Fate::Unsealed);
+        assert_eq!(unsealed.fate(7), CloseOutcome::Unsealed);
         unsealed.lost(7, "cut");
         unsealed.done(7);
-        assert_eq!(unsealed.fate(7), Fate::Lost("cut".into()));
-        assert_eq!(unsealed.fate(7), Fate::Done);
+        assert_eq!(unsealed.fate(7), CloseOutcome::Lost("cut".into()));
+        assert_eq!(unsealed.fate(7), CloseOutcome::Done);
         assert!(!unsealed.failed(7, &why));
         unsealed.wait(Duration::ZERO).unwrap();
         assert_eq!(unsealed.errno(70), Errno::TXTBSY);
@@ -184,14 +187,14 @@ mod tests {
 
     #[test]
     fn wait_below_blocks_until_version_is_done() {
-        let unsealed = Unsealed::default();
+        let unsealed = UnsealedVersions::default();
         unsealed.enter(1, 10);
-        assert!(unsealed.wait_below(2, patience::now()));
+        assert!(unsealed.wait_below(2, deadline::now()));
         unsealed.enter(2, 20);
-        assert!(!unsealed.wait_below(2, patience::now()));
+        assert!(!unsealed.wait_below(2, deadline::now()));
         std::thread::scope(|scope| {
             let waits =
-                scope.spawn(|| unsealed.wait_below(2, patience::now() + patience::PATIENCE));
+                scope.spawn(|| unsealed.wait_below(2, deadline::now() + deadline::PATIENCE));
             unsealed.done(1);
             assert!(waits.join().unwrap());
         });

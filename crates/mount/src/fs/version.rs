@@ -2,16 +2,16 @@
 //! this host. Closed versions are sent to the sealer (next: `mount/src/fs/seal.rs`).
 
 use super::backend::attr_of;
+use super::deadline;
 use super::file::OpenHow;
-use super::object::{Data, Object};
-use super::patience;
-use super::remote::{Remote, now_ns};
+use super::multi_writer::MultiWriter;
+use super::object::{ObjectData, OpenObject};
+use super::remote::{NodeObject, now_ns};
 use super::right::Right;
-use super::seal::{Ending, Job};
-use super::table::{Key, Phase, State, Vnode, Writing};
+use super::seal::{Ending, SealJob};
+use super::table::{CachedInode, InodeKey, InodeState, VersionPhase, WrittenVersion};
 use super::takeover::{UNSEALED_MODE, open_to_writers};
-use super::together::Together;
-use super::{Caller, Found, Fs, Pace};
+use super::{Caller, Fs, LookupResult, WaitPolicy};
 use crate::error::Error;
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
@@ -38,14 +38,14 @@ const BUSY_WAITERS_MAX: usize = 32;
 const COPY_BYTES: usize = 4 << 20;
 
 /// Version that was begun and has no writer yet.
-pub(super) struct Begun {
-    pub(super) object: Arc<Object>,
+pub(super) struct BegunVersion {
+    pub(super) object: Arc<OpenObject>,
     /// The mtime that the object was given. `None` if a later comparison could not show whether the object was written to.
     untouched: Option<i64>,
     /// Object of the version before, or of the version that other mounts write, too.
     base: u64,
     /// Object of the version before that programs here have open, if its file now belongs to the new version.
-    taken: Option<Arc<Object>>,
+    taken: Option<Arc<OpenObject>>,
     /// Whether other mounts exist.
     others: bool,
 }
@@ -55,9 +55,9 @@ impl Fs {
     pub(super) fn reading_object(
         &self,
         caller: Caller,
-        vnode: &Vnode,
-        pace: Pace,
-    ) -> Result<Arc<Object>, Error> {
+        vnode: &CachedInode,
+        pace: WaitPolicy,
+    ) -> Result<Arc<OpenObject>, Error> {
         let mut tries = 3;
         loop {
             self.fetch(caller, vnode, pace)?;
@@ -70,9 +70,9 @@ impl Fs {
                 if let Some(object) = state.written() {
                     return Ok(object.clone());
                 }
-                match state.attr.together {
+                match state.attr.multi_writer {
                     0 => (state.attr.object, node_of(&state.attr)),
-                    together => (together, None),
+                    multi_writer => (multi_writer, None),
                 }
             };
             match self.sealed_object(caller, vnode, (id, place), pace) {
@@ -94,12 +94,13 @@ impl Fs {
     fn sealed_object(
         &self,
         caller: Caller,
-        vnode: &Vnode,
+        vnode: &CachedInode,
         (id, node): (u64, Option<u32>),
-        pace: Pace,
-    ) -> Result<Arc<Object>, Error> {
+        pace: WaitPolicy,
+    ) -> Result<Arc<OpenObject>, Error> {
         // The node may have sealed a replica of the object, so the object itself may still have a writer.
-        let is_its_own = |object: &Arc<Object>| !self.backend.lends() || !object.is_replaced();
+        let is_its_own =
+            |object: &Arc<OpenObject>| !self.backend.hands_out() || !object.is_replaced();
         if let Some(object) = vnode.state.lock().open_object(id)
             && is_its_own(&object)
         {
@@ -121,7 +122,7 @@ impl Fs {
     }
 
     /// Asks the server which object holds the content that was closed last, for a file that another client writes.
-    fn ask_what_was_closed(&self, caller: Caller, vnode: &Vnode) -> Result<(), Error> {
+    fn ask_what_was_closed(&self, caller: Caller, vnode: &CachedInode) -> Result<(), Error> {
         let asked = self.table.now();
         let op = Op::GetAttr(v1::GetAttr {
             ino: vnode.ino,
@@ -138,11 +139,11 @@ impl Fs {
         ino: u64,
         id: u64,
         node: Option<u32>,
-        pace: Pace,
-    ) -> Result<Object, Error> {
+        pace: WaitPolicy,
+    ) -> Result<OpenObject, Error> {
         let in_place = Right::none(ino, id);
         if id == 0 {
-            return Ok(Object::new(id, 0, Data::Nothing, in_place));
+            return Ok(OpenObject::new(id, 0, ObjectData::Nothing, in_place));
         }
         let mut avoid = Vec::new();
         if let Some(node) = node
@@ -150,8 +151,8 @@ impl Fs {
         {
             match object_file::open(&object_path(&directory, id)) {
                 Ok(file) => {
-                    let data = Data::Local(Arc::new(file));
-                    return Ok(Object::new(id, node, data, in_place));
+                    let data = ObjectData::Local(Arc::new(file));
+                    return Ok(OpenObject::new(id, node, data, in_place));
                 }
                 // Another node may have a replica.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => avoid.push(node),
@@ -167,15 +168,15 @@ impl Fs {
         caller: Caller,
         (ino, id): (u64, u64),
         avoid: Vec<u32>,
-        pace: Pace,
-    ) -> Result<Object, Error> {
+        pace: WaitPolicy,
+    ) -> Result<OpenObject, Error> {
         pace.wait()?;
         let missing = avoid.clone();
         let open = v1::Open {
             ino,
             version: 0,
             avoid,
-            together: true,
+            multi_writer: true,
             ..v1::Open::default()
         };
         let Answer::Opened(opened) = self.backend.one(caller, Op::Open(open))? else {
@@ -183,12 +184,17 @@ impl Fs {
         };
         let right = Right::new(caller, &opened, opened.attr.map(|attr| attr.version));
         if opened.object == id
-            && let Some(told) = opened.together
+            && let Some(reported) = opened.multi_writer
         {
             let file = (opened.attr.map_or(0, |attr| attr.ino), caller);
-            let seen = Together::new(self.backend.clone(), file, None, told);
+            let seen = MultiWriter::new(self.backend.clone(), file, None, reported);
             let seen = seen.inspect_err(|_| self.backend.released(right.release()))?;
-            return Ok(Object::new(id, 0, Data::Together(Box::new(seen)), right));
+            return Ok(OpenObject::new(
+                id,
+                0,
+                ObjectData::MultiWriter(Box::new(seen)),
+                right,
+            ));
         }
         if opened.object == id
             && let Some(layout) = &opened.layout
@@ -202,8 +208,8 @@ impl Fs {
         }
         if missing.contains(&node) {
             // Intermediate results that tasks keep in memory have no path that this mount knows.
-            let data = Data::Remote(self.remote(&opened, right.clone()));
-            let object = Object::new(id, node, data, right.clone());
+            let data = ObjectData::Remote(self.remote(&opened, right.clone()));
+            let object = OpenObject::new(id, node, data, right.clone());
             return match object.read(0, 1) {
                 Ok(_) => Ok(object),
                 Err(_) => {
@@ -221,37 +227,41 @@ impl Fs {
         };
         let Some(directory) = &place.directory else {
             let remote = self.remote(&opened, right.clone());
-            return Ok(Object::new(id, node, Data::Remote(remote), right));
+            return Ok(OpenObject::new(id, node, ObjectData::Remote(remote), right));
         };
         let file = object_file::open(&object_path(directory, id));
         // An open file does not need the right that keeps its object alive.
         self.backend.released(right.release());
-        let data = Data::Local(Arc::new(file?));
-        Ok(Object::new(id, node, data, Right::none(ino, id)))
+        let data = ObjectData::Local(Arc::new(file?));
+        Ok(OpenObject::new(id, node, data, Right::none(ino, id)))
     }
 
-    fn remote(&self, opened: &v1::Opened, right: Arc<Right>) -> Remote {
-        Remote::new(self.backend.clone(), opened.node, right, opened.size)
+    fn remote(&self, opened: &v1::Opened, right: Arc<Right>) -> NodeObject {
+        NodeObject::new(self.backend.clone(), opened.node, right, opened.size)
     }
 
     /// Creates the empty object that a version is written to.
-    pub(super) fn writable(&self, caller: Caller, opened: &v1::Opened) -> Result<Object, Error> {
+    pub(super) fn writable(
+        &self,
+        caller: Caller,
+        opened: &v1::Opened,
+    ) -> Result<OpenObject, Error> {
         self.writable_from(caller, opened, None)
     }
 
     /// Creates the part of a version that is written here while other mounts write the same version.
-    fn writable_together(
+    fn writable_multi_writer(
         &self,
         caller: Caller,
         opened: &v1::Opened,
-        told: v1::Together,
-    ) -> Result<Object, Error> {
+        reported: v1::MultiWriter,
+    ) -> Result<OpenObject, Error> {
         let part = Arc::new(self.writable(caller, opened)?);
         let (right, node) = (part.right.clone(), part.node);
         let file = (opened.attr.map_or(0, |attr| attr.ino), caller);
-        let together = Together::new(self.backend.clone(), file, Some(part), told)?;
-        let data = Data::Together(Box::new(together));
-        Ok(Object::new(opened.object, node, data, right))
+        let multi_writer = MultiWriter::new(self.backend.clone(), file, Some(part), reported)?;
+        let data = ObjectData::MultiWriter(Box::new(multi_writer));
+        Ok(OpenObject::new(opened.object, node, data, right))
     }
 
     /// Creates the object that a version is written to. The object begins with the given number of bytes of the version before, and exists
@@ -261,16 +271,16 @@ impl Fs {
         caller: Caller,
         opened: &v1::Opened,
         begin: Option<(&v1::Attr, u64)>,
-    ) -> Result<Object, Error> {
+    ) -> Result<OpenObject, Error> {
         let right = Right::new(caller, opened, None);
         if let Some(layout) = &opened.layout {
             return self.writable_striped(caller, (opened, layout), right, begin);
         }
-        let place = self.backend.place(opened.node, Pace::MayWait)?;
-        let object = |data| Object::new(opened.object, opened.node, data, right.clone());
+        let place = self.backend.place(opened.node, WaitPolicy::MayWait)?;
+        let object = |data| OpenObject::new(opened.object, opened.node, data, right.clone());
         let Some(directory) = &place.directory else {
             let remote = self.remote(opened, right.clone());
-            let object = self.begin_remote(caller, object(Data::Remote(remote)), begin)?;
+            let object = self.begin_remote(caller, object(ObjectData::Remote(remote)), begin)?;
             return Ok(match opened.size_max {
                 Some(_) => self.begin_bounded(caller, object, opened, false),
                 None => object,
@@ -286,7 +296,7 @@ impl Fs {
             open_to_writers(&file, place.owner)?;
         }
         let file = Arc::new(file);
-        let mut object = object(Data::Local(file.clone()));
+        let mut object = object(ObjectData::Local(file.clone()));
         if let Some((base, bytes)) = begin {
             self.copy_base(caller, base, bytes, &object)?;
         }
@@ -294,9 +304,9 @@ impl Fs {
             object_file::name(&file, &path)?;
         }
         if place.memory || opened.size_max.is_some() {
-            return Ok(self.begin_bounded(caller, object, opened, place.counts_room));
+            return Ok(self.begin_bounded(caller, object, opened, place.counts_space));
         }
-        if self.backend.lends() {
+        if self.backend.hands_out() {
             object.let_go()?;
         }
         Ok(object)
@@ -306,9 +316,9 @@ impl Fs {
     fn begin_remote(
         &self,
         caller: Caller,
-        object: Object,
+        object: OpenObject,
         begin: Option<(&v1::Attr, u64)>,
-    ) -> Result<Object, Error> {
+    ) -> Result<OpenObject, Error> {
         let Some((base, bytes)) = begin else {
             // The object has to exist even if nothing is ever written.
             object.truncate(0)?;
@@ -330,7 +340,7 @@ impl Fs {
         parent: u64,
         name: &[u8],
         mode: u32,
-    ) -> Result<(Arc<Vnode>, Found), Error> {
+    ) -> Result<(Arc<CachedInode>, LookupResult), Error> {
         let time = now_ns();
         let here = self.backend.here();
         let create = |ino, object| {
@@ -356,7 +366,7 @@ impl Fs {
         let vnode = self.vnode(ino);
         {
             let mut state = vnode.state.lock();
-            state.writing = Some(Writing::open(object.clone(), 1, None));
+            state.writing = Some(WrittenVersion::open(object.clone(), 1, None));
             state.objects.push(Arc::downgrade(&object));
             // If the kernel writes the file by itself, this mount cannot report those writes to other mounts.
             state.bind_new(object.clone(), self.way(&object, opened.others));
@@ -384,18 +394,18 @@ impl Fs {
         ask: impl Fn(&Op) -> Result<v1::Opened, Error>,
         make: impl Fn(&v1::Opened) -> Result<T, Error>,
     ) -> Result<(v1::Opened, T), Error> {
-        let deadline = patience::deadline();
+        let deadline = deadline::deadline();
         let mut limit = PASS_OVER;
         loop {
             let (ino, object) = self.backend.ids()?;
             let op = begin(ino, object);
             let opened = ask(&op)?;
-            let error = match patience::at_most(limit, || make(&opened)) {
+            let error = match deadline::at_most(limit, || make(&opened)) {
                 Ok(made) => return Ok((opened, made)),
                 Err(error) => error,
             };
             self.backend.undo_now(caller, &op)?;
-            if !error.is(Errno::HOSTUNREACH) || patience::now() >= deadline {
+            if !error.is(Errno::HOSTUNREACH) || deadline::now() >= deadline {
                 return Err(error);
             }
             let node = opened.node;
@@ -427,20 +437,20 @@ impl Fs {
     pub(super) fn bind_writer(
         &self,
         caller: Caller,
-        key: Key,
-        vnode: &Vnode,
+        key: InodeKey,
+        vnode: &CachedInode,
         how: OpenHow,
-        pace: Pace,
+        pace: WaitPolicy,
     ) -> Result<bool, Error> {
         let truncate = how.truncate;
-        let (until, at_once) = (patience::now() + WRITER_PATIENCE, patience::now());
+        let (until, at_once) = (deadline::now() + WRITER_PATIENCE, deadline::now());
         {
             // A truncation excludes that the version is published to other mounts at the same time.
             let turn = truncate.then(|| Self::write_turn(vnode, pace));
             let _turn = turn.transpose()?;
             if self.join(&mut vnode.state.lock(), key, vnode, truncate, until, pace)? {
                 if truncate {
-                    self.forget_twins_soon(vnode, key.alias);
+                    self.forget_aliases_soon(vnode, key.alias);
                 }
                 return Ok(false);
             }
@@ -484,7 +494,7 @@ impl Fs {
         }
         drop(state);
         if truncate {
-            self.forget_twins_soon(vnode, key.alias);
+            self.forget_aliases_soon(vnode, key.alias);
         }
         Ok(false)
     }
@@ -493,21 +503,21 @@ impl Fs {
     /// version, and the state says so.
     fn join(
         &self,
-        state: &mut parking_lot::MutexGuard<'_, State>,
-        key: Key,
-        vnode: &Vnode,
+        state: &mut parking_lot::MutexGuard<'_, InodeState>,
+        key: InodeKey,
+        vnode: &CachedInode,
         truncate: bool,
         until: Instant,
-        pace: Pace,
+        pace: WaitPolicy,
     ) -> Result<bool, Error> {
-        let deadline = patience::deadline();
+        let deadline = deadline::deadline();
         loop {
             if key.alias != state.alias {
                 return Err(Errno::STALE.into());
             }
             let current = state.writing.as_ref().map(|w| (w.phase, w.object.clone()));
             match current {
-                Some((Phase::Open, Some(object))) => {
+                Some((VersionPhase::Open, Some(object))) => {
                     if truncate && object.waits() {
                         pace.wait()?;
                     }
@@ -526,20 +536,20 @@ impl Fs {
                     }
                     return Ok(true);
                 }
-                Some((Phase::Busy, _)) => {
+                Some((VersionPhase::Busy, _)) => {
                     pace.wait()?;
                     self.wait_busy(vnode, state, until)?;
                 }
                 Some(_) => {
                     pace.wait()?;
                     self.sealer.hurry();
-                    if patience::wait(&vnode.changed, state, deadline) {
+                    if deadline::wait(&vnode.changed, state, deadline) {
                         return Err(self.sealer.errno(vnode.ino).into());
                     }
                 }
                 None => {
                     pace.wait()?;
-                    state.writing = Some(Writing::starting());
+                    state.writing = Some(WrittenVersion::starting());
                     return Ok(false);
                 }
             }
@@ -547,13 +557,13 @@ impl Fs {
     }
 
     /// Undoes the join of a handle.
-    fn not_joined(&self, vnode: &Vnode, state: &mut State, alias: u16) {
+    fn not_joined(&self, vnode: &CachedInode, state: &mut InodeState, alias: u16) {
         state.unbind(alias);
         let Some(writing) = state.writing.as_mut() else {
             return;
         };
         writing.writers = writing.writers.saturating_sub(1);
-        if writing.writers == 0 && writing.phase == Phase::Open {
+        if writing.writers == 0 && writing.phase == VersionPhase::Open {
             self.end_writing(Caller::default(), vnode, state, None);
         }
     }
@@ -561,12 +571,12 @@ impl Fs {
     /// Waits until a file that another client writes can be written here, or until `until`.
     fn wait_busy(
         &self,
-        vnode: &Vnode,
-        state: &mut parking_lot::MutexGuard<'_, State>,
+        vnode: &CachedInode,
+        state: &mut parking_lot::MutexGuard<'_, InodeState>,
         until: Instant,
     ) -> Result<(), Error> {
         let waiting = self.busy_waiters.fetch_add(1, Ordering::Relaxed);
-        let over = waiting >= BUSY_WAITERS_MAX || patience::wait(&vnode.changed, state, until);
+        let over = waiting >= BUSY_WAITERS_MAX || deadline::wait(&vnode.changed, state, until);
         self.busy_waiters.fetch_sub(1, Ordering::Relaxed);
         if over {
             return Err(Errno::TXTBSY.into());
@@ -575,17 +585,17 @@ impl Fs {
     }
 
     /// Begins a version with up to `keep` bytes of the version before. If these bytes `follow`, programs that have the version before open
-    /// here continue with the new version, as [`State::begin`] notes. The call waits for another writer until the first of the two times,
+    /// here continue with the new version, as [`InodeState::begin`] notes. The call waits for another writer until the first of the two times,
     /// and until the second time if the writer shares the file's locks.
     pub(super) fn begin(
         &self,
         caller: Caller,
-        vnode: &Vnode,
+        vnode: &CachedInode,
         keep: u64,
         follow: bool,
         until: (Instant, Instant),
-    ) -> Result<Begun, Error> {
-        self.fetch(caller, vnode, Pace::MayWait)?;
+    ) -> Result<BegunVersion, Error> {
+        self.fetch(caller, vnode, WaitPolicy::MayWait)?;
         let attr = vnode.state.lock().attr;
         let reader = vnode.state.lock().bound_now().filter(|_| follow);
         let stays = (keep > 0 || reader.is_some()) && attr.object != 0 && !attr.parts;
@@ -617,15 +627,15 @@ impl Fs {
         opened: &v1::Opened,
         base: &v1::Attr,
         keep: u64,
-        reader: Option<(Arc<Object>, bool)>,
-    ) -> Result<Begun, Error> {
-        if let Some(told) = opened.together.clone() {
-            let version = told.version;
-            let object = self.writable_together(caller, opened, told)?;
+        reader: Option<(Arc<OpenObject>, bool)>,
+    ) -> Result<BegunVersion, Error> {
+        if let Some(reported) = opened.multi_writer.clone() {
+            let version = reported.version;
+            let object = self.writable_multi_writer(caller, opened, reported)?;
             if keep == 0 {
                 object.truncate(0)?;
             }
-            return Ok(Begun {
+            return Ok(BegunVersion {
                 object: Arc::new(object),
                 untouched: None,
                 base: version,
@@ -653,7 +663,7 @@ impl Fs {
             object.set_mtime(base.mtime)?;
             untouched = Some(base.mtime).filter(|&mtime| object.tells_writes(mtime));
         }
-        Ok(Begun {
+        Ok(BegunVersion {
             object: Arc::new(object),
             untouched,
             base: base.object,
@@ -667,11 +677,11 @@ impl Fs {
     fn ask_version(
         &self,
         caller: Caller,
-        vnode: &Vnode,
+        vnode: &CachedInode,
         op: &Op,
         (until, until_shared): (Instant, Instant),
     ) -> Result<v1::Opened, Error> {
-        let left = |until: Instant| patience::now() < until.min(patience::deadline());
+        let left = |until: Instant| deadline::now() < until.min(deadline::deadline());
         let note = |phase| {
             if let Some(writing) = vnode.state.lock().writing.as_mut() {
                 writing.phase = phase;
@@ -683,7 +693,7 @@ impl Fs {
             match self.backend.one_placed(caller, op) {
                 Ok(Answer::Opened(opened)) => {
                     if busy {
-                        note(Phase::Starting);
+                        note(VersionPhase::Starting);
                     }
                     return Ok(opened);
                 }
@@ -693,7 +703,7 @@ impl Fs {
                         || error.is(Errno::BUSY) && left(until_shared) =>
                 {
                     if !std::mem::replace(&mut busy, true) {
-                        note(Phase::Busy);
+                        note(VersionPhase::Busy);
                     }
                     std::thread::sleep(WRITER_PAUSE);
                 }
@@ -702,9 +712,9 @@ impl Fs {
         }
     }
 
-    fn base_object(&self, caller: Caller, base: &v1::Attr) -> Result<Arc<Object>, Error> {
+    fn base_object(&self, caller: Caller, base: &v1::Attr) -> Result<Arc<OpenObject>, Error> {
         let (vnode, object) = (self.vnode(base.ino), (base.object, node_of(base)));
-        self.sealed_object(caller, &vnode, object, Pace::MayWait)
+        self.sealed_object(caller, &vnode, object, WaitPolicy::MayWait)
     }
 
     pub(super) fn copy_base(
@@ -712,7 +722,7 @@ impl Fs {
         caller: Caller,
         base: &v1::Attr,
         bytes: u64,
-        to: &Object,
+        to: &OpenObject,
     ) -> Result<(), Error> {
         if bytes == 0 || base.object == 0 {
             return Ok(());
@@ -741,34 +751,34 @@ impl Fs {
     pub(super) fn set_size(
         &self,
         caller: Caller,
-        key: Key,
-        vnode: &Arc<Vnode>,
+        key: InodeKey,
+        vnode: &Arc<CachedInode>,
         size: u64,
     ) -> Result<(), Error> {
-        let until = patience::now() + WRITER_PATIENCE;
-        let turn = Self::write_turn(vnode, Pace::MayWait)?;
+        let until = deadline::now() + WRITER_PATIENCE;
+        let turn = Self::write_turn(vnode, WaitPolicy::MayWait)?;
         {
             let mut state = vnode.state.lock();
-            let deadline = patience::deadline();
+            let deadline = deadline::deadline();
             loop {
                 if key.alias != state.alias && !state.bound.contains_key(&key.alias) {
                     return Err(Errno::STALE.into());
                 }
                 match state.writing.as_ref().map(|w| (w.phase, w.object.clone())) {
-                    Some((Phase::Open, Some(object))) => {
+                    Some((VersionPhase::Open, Some(object))) => {
                         return self.truncate_open(caller, vnode, &mut state, &object, size);
                     }
-                    Some((Phase::Busy, _)) => self.wait_busy(vnode, &mut state, until)?,
+                    Some((VersionPhase::Busy, _)) => self.wait_busy(vnode, &mut state, until)?,
                     Some(_) => {
                         self.sealer.hurry();
-                        if patience::wait(&vnode.changed, &mut state, deadline) {
+                        if deadline::wait(&vnode.changed, &mut state, deadline) {
                             return Err(self.sealer.errno(vnode.ino).into());
                         }
                     }
                     None => break,
                 }
             }
-            state.writing = Some(Writing::starting());
+            state.writing = Some(WrittenVersion::starting());
         }
         let follow = self.readers_can_follow(vnode);
         let begun = self
@@ -777,7 +787,7 @@ impl Fs {
                 let set = begun.object.truncate(size);
                 let set = set.and_then(|()| begun.object.set_mtime(now_ns()));
                 set.inspect_err(|_| self.drop_version(caller, vnode.ino, begun.object.id))?;
-                Ok(Begun {
+                Ok(BegunVersion {
                     untouched: None,
                     ..begun
                 })
@@ -793,7 +803,7 @@ impl Fs {
         drop(state);
         drop(turn);
         self.follow(vnode, &begun.object);
-        self.forget_twins_soon(vnode, key.alias);
+        self.forget_aliases_soon(vnode, key.alias);
         Ok(())
     }
 
@@ -802,9 +812,9 @@ impl Fs {
     fn truncate_open(
         &self,
         caller: Caller,
-        vnode: &Arc<Vnode>,
-        state: &mut parking_lot::MutexGuard<'_, State>,
-        object: &Object,
+        vnode: &Arc<CachedInode>,
+        state: &mut parking_lot::MutexGuard<'_, InodeState>,
+        object: &OpenObject,
         size: u64,
     ) -> Result<(), Error> {
         if let Some(writing) = state.writing.as_mut() {
@@ -817,7 +827,13 @@ impl Fs {
     }
 
     /// Notes that a handle was closed.
-    pub(super) fn close_handle(&self, caller: Caller, vnode: &Arc<Vnode>, alias: u16, write: bool) {
+    pub(super) fn close_handle(
+        &self,
+        caller: Caller,
+        vnode: &Arc<CachedInode>,
+        alias: u16,
+        write: bool,
+    ) {
         let mut state = vnode.state.lock();
         state.unbind(alias);
         state.rest();
@@ -825,12 +841,21 @@ impl Fs {
     }
 
     /// Notes that one handle less has the file open. `write` says whether that handle could write.
-    pub(super) fn left(&self, caller: Caller, vnode: &Arc<Vnode>, state: &mut State, write: bool) {
+    pub(super) fn left(
+        &self,
+        caller: Caller,
+        vnode: &Arc<CachedInode>,
+        state: &mut InodeState,
+        write: bool,
+    ) {
         let deleted = state.deleted;
         let read = state
             .written()
             .is_some_and(|object| state.bound.values().any(|b| b.object.id == object.id));
-        let open = state.writing.as_mut().filter(|w| w.phase == Phase::Open);
+        let open = state
+            .writing
+            .as_mut()
+            .filter(|w| w.phase == VersionPhase::Open);
         let Some(writing) = open else {
             state.idle_writers = state.idle_writers.saturating_sub(u32::from(write));
             return;
@@ -849,14 +874,14 @@ impl Fs {
 
     /// Reports to the server, once the version is sealed, that programs read it here. Its node then keeps the version until they close
     /// it, whatever version follows.
-    pub(super) fn hold_after_seal(&self, caller: Caller, vnode: Arc<Vnode>, object: u64) {
+    pub(super) fn hold_after_seal(&self, caller: Caller, vnode: Arc<CachedInode>, object: u64) {
         let backend = self.backend.clone();
         self.backend.runtime.spawn_blocking(move || {
             let mut state = vnode.state.lock();
             while state.written().is_some_and(|written| written.id == object) {
                 if vnode
                     .changed
-                    .wait_for(&mut state, patience::PATIENCE)
+                    .wait_for(&mut state, deadline::PATIENCE)
                     .timed_out()
                 {
                     return;
@@ -885,8 +910,8 @@ impl Fs {
     pub(super) fn end_writing(
         &self,
         caller: Caller,
-        vnode: &Vnode,
-        state: &mut State,
+        vnode: &CachedInode,
+        state: &mut InodeState,
         ending: Option<Ending>,
     ) {
         let deleted = state.deleted;
@@ -896,7 +921,7 @@ impl Fs {
         let Some(object) = writing.object.clone() else {
             return;
         };
-        writing.phase = Phase::Sealing;
+        writing.phase = VersionPhase::Sealing;
         let readers: Vec<_> = state
             .bound
             .values_mut()
@@ -923,7 +948,7 @@ impl Fs {
         };
         writing.abandoned = unchanged && ending == Ending::Abandon;
         let pending = writing.pending;
-        self.sealer.submit(Job {
+        self.sealer.submit(SealJob {
             ino: vnode.ino,
             object,
             caller,
@@ -938,7 +963,10 @@ impl Fs {
     pub(crate) fn close_all(&self) {
         for vnode in self.table.all() {
             let mut state = vnode.state.lock();
-            let open = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
+            let open = state
+                .writing
+                .as_ref()
+                .filter(|w| w.phase == VersionPhase::Open);
             let Some(object) = open.and_then(|w| w.object.clone()) else {
                 continue;
             };
@@ -954,35 +982,35 @@ impl Fs {
     }
 
     /// Gives the object a file of its own, if the kernel may still write to the present file.
-    fn part_from_writers(&self, object: &Object) -> Result<(), Error> {
+    fn part_from_writers(&self, object: &OpenObject) -> Result<(), Error> {
         if object.local().is_none() {
             return Ok(());
         }
-        let place = self.backend.place(object.node, Pace::MayWait)?;
+        let place = self.backend.place(object.node, WaitPolicy::MayWait)?;
         let directory = place.directory.ok_or(Errno::HOSTUNREACH)?;
         let path = object_path(&directory, object.id);
         let parted = path.with_extension("parted");
         let copy = make_object_file(&parted)?;
         open_to_writers(&copy, place.owner)?;
         let stat = object.stat()?;
-        let copy = Data::Local(Arc::new(copy));
-        let target = Object::new(object.id, object.node, copy, object.right.clone());
+        let copy = ObjectData::Local(Arc::new(copy));
+        let target = OpenObject::new(object.id, object.node, copy, object.right.clone());
         target.copy_data(object, 0, stat.size)?;
         target.set_mtime(stat.mtime)?;
         Ok(std::fs::rename(parted, path)?)
     }
 
     /// Waits until a version that was closed here is sealed.
-    pub(super) fn wait_sealed(&self, vnode: &Vnode) -> Result<(), Error> {
-        let deadline = patience::deadline();
+    pub(super) fn wait_sealed(&self, vnode: &CachedInode) -> Result<(), Error> {
+        let deadline = deadline::deadline();
         let mut state = vnode.state.lock();
         while state
             .writing
             .as_ref()
-            .is_some_and(|w| w.phase == Phase::Sealing)
+            .is_some_and(|w| w.phase == VersionPhase::Sealing)
         {
             self.sealer.hurry();
-            if patience::wait(&vnode.changed, &mut state, deadline) {
+            if deadline::wait(&vnode.changed, &mut state, deadline) {
                 return Err(self.sealer.errno(vnode.ino).into());
             }
         }
@@ -990,7 +1018,7 @@ impl Fs {
     }
 }
 
-impl State {
+impl InodeState {
     /// Notes that no version could be begun. If handles of the version before are the reason, they keep their version.
     pub(super) fn not_begun(&mut self, error: &Error) {
         self.writing = None;
@@ -1002,7 +1030,7 @@ impl State {
     }
 
     /// Marks the version as being written, by `writers` handles. Handles of the version before now have this version open.
-    pub(super) fn begin(&mut self, begun: &Begun, writers: u32) {
+    pub(super) fn begin(&mut self, begun: &BegunVersion, writers: u32) {
         let writers = writers + std::mem::take(&mut self.idle_writers);
         for bound in self.bound.values_mut() {
             let follows = match &begun.taken {
@@ -1021,11 +1049,11 @@ impl State {
             });
         }
         self.objects.push(Arc::downgrade(&begun.object));
-        if let Some(together) = begun.object.together() {
+        if let Some(multi_writer) = begun.object.multi_writer() {
             // This mount does not know which writes others published before the version was in the table.
-            together.mark_stale();
+            multi_writer.mark_stale();
         }
-        self.writing = Some(Writing::open(
+        self.writing = Some(WrittenVersion::open(
             begun.object.clone(),
             writers,
             begun.untouched,

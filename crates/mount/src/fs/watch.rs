@@ -1,7 +1,7 @@
 //! Changes by other clients: the server reports them, and the caches here and in the kernel are invalidated (next: `mount/src/session.rs`).
 
-use super::table::{Bound, Phase};
-use super::{Caller, Fs, control, patience};
+use super::table::{AliasObject, VersionPhase};
+use super::{Caller, Fs, control, deadline};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::TrySendError;
 use std::time::Duration;
-use tidemill_core::shown::escaped;
+use tidemill_core::display::escaped;
 use tidemill_wire::control::DIRECTORY;
 use tidemill_wire::v1::{self, LockNews, lock_news::What, name_op::Op};
 use tokio::sync::mpsc;
@@ -25,7 +25,7 @@ const NOTICES_MAX: usize = 65_536;
 
 /// The kernel's caches, for invalidation. Calls may block while the kernel is busy with the inode, so a thread of their own makes them, and
 /// never a thread that answers the kernel.
-pub(crate) trait Kernel: Send + 'static {
+pub(crate) trait KernelCache: Send + 'static {
     fn forget_entry(&self, parent: u64, name: &OsStr);
     fn forget_inode(&self, number: u64);
     /// Invalidates the attributes and keeps the pages. Does not block.
@@ -51,16 +51,16 @@ enum Notice {
 
 /// Notices on their way to the kernel.
 #[derive(Debug)]
-pub(crate) struct Notices {
+pub(crate) struct KernelNotices {
     queue: std::sync::mpsc::SyncSender<Notice>,
     waiting: Arc<Mutex<HashSet<Notice>>>,
     last: AtomicU64,
 }
 
-impl Notices {
-    /// Starts the thread that sends notices to the kernel. It ends with the last [`Notices`].
+impl KernelNotices {
+    /// Starts the thread that sends notices to the kernel. It ends with the last [`KernelNotices`].
     pub(crate) fn start(
-        kernel: impl Kernel,
+        kernel: impl KernelCache,
         receipt: impl Fn(u64) + Send + 'static,
         lock: impl Fn(LockNews, u64) + Send + 'static,
     ) -> std::io::Result<Self> {
@@ -96,20 +96,20 @@ impl Notices {
         if !self.waiting.lock().insert(notice.clone()) {
             return true;
         }
-        let told = self.queue.try_send(notice);
-        if let Err(TrySendError::Full(notice) | TrySendError::Disconnected(notice)) = &told {
+        let reported = self.queue.try_send(notice);
+        if let Err(TrySendError::Full(notice) | TrySendError::Disconnected(notice)) = &reported {
             self.waiting.lock().remove(notice);
             tracing::warn!(
-                "the kernel's cache can't be told of a change: it is believed for up to a minute"
+                "the kernel's cache can't be notified of a change: it is believed for up to a minute"
             );
         }
-        told.is_ok()
+        reported.is_ok()
     }
 }
 
 impl Fs {
     /// Listens to the server until the runtime ends.
-    pub(crate) async fn watch(self: Arc<Self>, notices: Notices, first: mpsc::Sender<()>) {
+    pub(crate) async fn watch(self: Arc<Self>, notices: KernelNotices, first: mpsc::Sender<()>) {
         self.on_everything(u64::MAX, &notices);
         let mut hears = false;
         loop {
@@ -168,7 +168,7 @@ impl Fs {
         // A thread of its own: all threads that wait for servers may be waiting for this answer.
         let spawned = std::thread::Builder::new()
             .name("question".into())
-            .spawn(move || patience::serve(|| fs.answer(asked, ino)));
+            .spawn(move || deadline::serve(|| fs.answer(asked, ino)));
         if let Err(error) = spawned {
             tracing::warn!(ino, "a question of the server can't be answered: {error}");
         }
@@ -181,9 +181,9 @@ impl Fs {
         }
         // The asking client sees all writes up to now.
         let vnode = self.table.get(ino);
-        let object = vnode.and_then(|vnode| vnode.state.lock().open_together());
-        if let Some(together) = object.as_ref().and_then(|object| object.together())
-            && let Err(error) = together.publish()
+        let object = vnode.and_then(|vnode| vnode.state.lock().open_multi_writer());
+        if let Some(multi_writer) = object.as_ref().and_then(|object| object.multi_writer())
+            && let Err(error) = multi_writer.publish()
         {
             tracing::warn!(ino, "new bytes can't be made visible: {error}");
         }
@@ -191,7 +191,7 @@ impl Fs {
             let state = vnode.state.lock();
             state.writing.as_ref().map(|writing| writing.phase)
         });
-        if phase == Some(Phase::Sealing) {
+        if phase == Some(VersionPhase::Sealing) {
             return self.sealer.hurry();
         }
         // Otherwise the mount cannot tell whether the file is closed: it is sealed soon, or when the mount has ended.
@@ -203,7 +203,7 @@ impl Fs {
     /// Answers a message of the server that has a number.
     pub(crate) fn tell(&self, question: u64, open: bool) {
         let backend = self.backend.clone();
-        let until = patience::now() + ANSWER_PATIENCE;
+        let until = deadline::now() + ANSWER_PATIENCE;
         self.backend.runtime.spawn(async move {
             let op = Op::Answer(v1::Answer { question, open });
             let asked = backend.apply_async(Caller::default(), vec![op], Some(until));
@@ -231,7 +231,11 @@ impl Fs {
     }
 
     /// Applies an invalidation. Returns whether that was possible.
-    fn on_invalidation(self: &Arc<Self>, message: &v1::Invalidation, notices: &Notices) -> bool {
+    fn on_invalidation(
+        self: &Arc<Self>,
+        message: &v1::Invalidation,
+        notices: &KernelNotices,
+    ) -> bool {
         if message.everything {
             self.on_everything(self.table.tick(), notices);
         }
@@ -269,11 +273,11 @@ impl Fs {
         true
     }
 
-    fn notice_inode(&self, ino: u64, notices: &Notices) {
+    fn notice_inode(&self, ino: u64, notices: &KernelNotices) {
         let aliases = self.table.get(ino).map_or(vec![0], |vnode| {
             let state = vnode.state.lock();
-            let together = |bound: &Bound| bound.object.together().is_some();
-            let others = state.bound.iter().filter(|(_, bound)| together(bound));
+            let multi_writer = |bound: &AliasObject| bound.object.multi_writer().is_some();
+            let others = state.bound.iter().filter(|(_, bound)| multi_writer(bound));
             let others = others.map(|(&alias, _)| alias);
             others
                 .filter(|&alias| alias != state.alias)
@@ -281,12 +285,12 @@ impl Fs {
                 .collect()
         });
         for alias in aliases {
-            notices.send(Notice::Inode(super::Key { ino, alias }.pack()));
+            notices.send(Notice::Inode(super::InodeKey { ino, alias }.pack()));
         }
     }
 
     /// Invalidates all answers to questions from before `heard`.
-    fn on_everything(&self, heard: u64, notices: &Notices) {
+    fn on_everything(&self, heard: u64, notices: &KernelNotices) {
         let gate = self.table.gate.write();
         let (inodes, entries) = self.table.doubt(heard);
         drop(gate);

@@ -5,11 +5,11 @@
 
 use super::caches::Caches;
 use super::convert::{attr_of, errno};
-use super::waiting::Waiting;
+use super::waiting::WaitingRequests;
 use crate::error::Error;
-use crate::fs::file::Opened;
-use crate::fs::watch::Kernel as _;
-use crate::fs::{Caller, Found, Fs};
+use crate::fs::file::OpenedFile;
+use crate::fs::watch::KernelCache as _;
+use crate::fs::{Caller, Fs, LookupResult};
 use fuser::{BackingId, FileHandle, FopenFlags, Generation, ReplyCreate, ReplyOpen};
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Returns the flags of a file that the kernel reads and writes by itself: a close has nothing to flush, unless it may release locks.
-fn in_place(opened: &Opened) -> FopenFlags {
+fn in_place(opened: &OpenedFile) -> FopenFlags {
     if opened.flush {
         FopenFlags::empty()
     } else {
@@ -33,9 +33,9 @@ fn in_place(opened: &Opened) -> FopenFlags {
 const WRITABLE: u32 = 0o222;
 
 #[derive(Debug)]
-pub(super) struct Inner {
+pub(super) struct BackingState {
     pub(super) fs: Arc<Fs>,
-    pub(super) waiting: Waiting,
+    pub(super) waiting: WaitingRequests,
     caches: Caches,
     backings: Mutex<Backings>,
     /// Whether the kernel can map files into memory without caching anything else of them.
@@ -51,7 +51,7 @@ struct FileId {
 
 /// Backing that the kernel has for one handle.
 #[derive(Debug)]
-struct Given {
+struct HandleBacking {
     number: u64,
     file: FileId,
     backing: Arc<BackingId>,
@@ -60,7 +60,7 @@ struct Given {
 #[derive(Debug, Default)]
 struct Backings {
     by_file: HashMap<FileId, Weak<BackingId>>,
-    by_handle: HashMap<u64, Given>,
+    by_handle: HashMap<u64, HandleBacking>,
     /// The file of each kernel inode that has a backing, and the number of its handles.
     by_inode: HashMap<u64, (FileId, usize)>,
     /// The object whose pages the kernel holds for an inode without a backing.
@@ -69,7 +69,7 @@ struct Backings {
 
 impl Backings {
     /// Notes the backing of a handle. Refuses a backing that the kernel could take for another file's bytes.
-    fn give(&mut self, handle: u64, given: Given) -> Result<(), Error> {
+    fn give(&mut self, handle: u64, given: HandleBacking) -> Result<(), Error> {
         let (file, handles) = self.by_inode.entry(given.number).or_insert((given.file, 0));
         if *file != given.file {
             debug_assert!(false, "two files behind inode {:#x}", given.number);
@@ -85,7 +85,7 @@ impl Backings {
     }
 
     fn release(&mut self, handle: u64) {
-        let Some(Given {
+        let Some(HandleBacking {
             number,
             file,
             backing,
@@ -110,11 +110,11 @@ impl Backings {
     }
 }
 
-impl Inner {
+impl BackingState {
     pub(super) fn new(fs: Arc<Fs>, caches: Caches) -> Self {
         Self {
             fs,
-            waiting: Waiting::default(),
+            waiting: WaitingRequests::default(),
             caches,
             backings: Mutex::default(),
             maps_uncached: AtomicBool::new(true),
@@ -136,7 +136,7 @@ impl Inner {
     fn backing(
         &self,
         number: u64,
-        opened: &Opened,
+        opened: &OpenedFile,
         make: impl FnOnce(&File) -> io::Result<BackingId>,
     ) -> Result<Option<Arc<BackingId>>, Error> {
         let Some(local) = &opened.local else {
@@ -164,7 +164,7 @@ impl Inner {
                 Err(error) => return Err(error.into()),
             },
         };
-        let given = Given {
+        let given = HandleBacking {
             number,
             file,
             backing: backing.clone(),
@@ -175,7 +175,7 @@ impl Inner {
     }
 
     /// Returns the flags of a file that this process reads and writes: the kernel's pages stay valid if they are of the same object.
-    fn flags(&self, number: u64, opened: &Opened) -> FopenFlags {
+    fn flags(&self, number: u64, opened: &OpenedFile) -> FopenFlags {
         let before = self.backings.lock().cached.insert(number, opened.object);
         let mut flags = FopenFlags::empty();
         flags.set(FopenFlags::FOPEN_KEEP_CACHE, before == Some(opened.object));
@@ -184,7 +184,7 @@ impl Inner {
         flags
     }
 
-    pub(super) fn answer_open(&self, number: u64, reply: ReplyOpen, opened: &Opened) {
+    pub(super) fn answer_open(&self, number: u64, reply: ReplyOpen, opened: &OpenedFile) {
         let handle = FileHandle(opened.handle);
         if opened.followed {
             return self.answer_followed(number, reply, handle);
@@ -217,7 +217,12 @@ impl Inner {
         );
     }
 
-    pub(super) fn answer_create(&self, reply: ReplyCreate, found: &Found, opened: &Opened) {
+    pub(super) fn answer_create(
+        &self,
+        reply: ReplyCreate,
+        found: &LookupResult,
+        opened: &OpenedFile,
+    ) {
         let number = found.key.pack();
         let attr = attr_of(found, number);
         let handle = FileHandle(opened.handle);
@@ -260,7 +265,7 @@ fn is_stacked(error: &io::Error) -> bool {
 }
 
 /// Returns the identity of a file. Refuses a sealed file for a writer.
-fn identify(local: &File, opened: &Opened) -> Result<FileId, Error> {
+fn identify(local: &File, opened: &OpenedFile) -> Result<FileId, Error> {
     let stat = local.metadata()?;
     if opened.write && stat.mode() & WRITABLE == 0 {
         debug_assert!(false, "object {:016x} is sealed", opened.object);

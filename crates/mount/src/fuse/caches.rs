@@ -1,6 +1,6 @@
 //! Invalidates the kernel's caches of names and pages when something changed elsewhere. It only sends notifications to the kernel.
 
-use crate::fs::watch::Kernel;
+use crate::fs::watch::KernelCache;
 use fuser::{INodeNo, Notifier};
 use std::ffi::OsStr;
 use std::sync::{Arc, OnceLock};
@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caches(pub(crate) Arc<OnceLock<Notifier>>);
 
-impl Kernel for Caches {
+impl KernelCache for Caches {
     fn forget_entry(&self, parent: u64, name: &OsStr) {
         if let Some(notifier) = self.0.get() {
             // The kernel may have dropped the entry already.

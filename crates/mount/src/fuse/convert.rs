@@ -1,7 +1,7 @@
 //! Conversions between the file system's types and those of FUSE.
 
 use crate::error::Error;
-use crate::fs::{Caller, Found};
+use crate::fs::{Caller, LookupResult};
 use fuser::{FileAttr, FileType, INodeNo, Request, TimeOrNow};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidemill_wire::v1::Kind;
@@ -40,7 +40,7 @@ pub(super) fn file_type(kind: Kind) -> FileType {
 }
 
 /// Returns attributes with the number that the kernel uses or shows.
-pub(super) fn attr_of(found: &Found, ino: u64) -> FileAttr {
+pub(super) fn attr_of(found: &LookupResult, ino: u64) -> FileAttr {
     let attr = &found.attr;
     FileAttr {
         ino: INodeNo(ino),
@@ -117,8 +117,8 @@ mod tests {
                 nanos.div_euclid(1_000_000_000),
                 nanos.rem_euclid(1_000_000_000),
             );
-            let told = from_kernel(seconds, u32::try_from(rest).unwrap());
-            assert_eq!(nanoseconds(told), nanos);
+            let reported = from_kernel(seconds, u32::try_from(rest).unwrap());
+            assert_eq!(nanoseconds(reported), nanos);
         }
         assert_eq!(nanoseconds(from_kernel(-1 << 40, 0)), i64::MIN);
     }

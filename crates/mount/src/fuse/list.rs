@@ -2,25 +2,25 @@
 
 use super::convert::{attr_of, errno};
 use super::waiting::Refuse;
-use super::{Adapter, Inner, caller, key};
+use super::{Adapter, BackingState, caller, key};
 use crate::error::Error;
-use crate::fs::{Caller, Found, Fs, Key, Pace, directory::Listed};
+use crate::fs::{Caller, Fs, InodeKey, LookupResult, WaitPolicy, directory::ListedEntry};
 use fuser::{FileHandle, Generation, INodeNo, ReplyDirectoryPlus, Request};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use tidemill_wire::v1::{Attr, Kind};
 
-/// Maximum number of entries in one answer; the kernel has room for a few hundred.
+/// Maximum number of entries in one answer; the kernel has space for a few hundred.
 const LIST_ENTRIES_MAX: usize = 512;
 
 /// One line of a listing.
-pub(super) struct Line {
+pub(super) struct ListingLine {
     pub(super) name: Vec<u8>,
     pub(super) attr: Attr,
     /// Offset at which the listing continues.
     pub(super) next: u64,
-    entry: Option<Listed>,
-    special: Option<Found>,
+    entry: Option<ListedEntry>,
+    special: Option<LookupResult>,
 }
 
 impl Adapter {
@@ -36,7 +36,7 @@ impl Adapter {
         fh: FileHandle,
         offset: u64,
         reply: R,
-        answer: impl FnOnce(&Inner, R, Vec<Line>) + Send + 'static,
+        answer: impl FnOnce(&BackingState, R, Vec<ListingLine>) + Send + 'static,
     ) {
         let (caller, key) = (caller(request), key(ino));
         self.serve(
@@ -55,13 +55,13 @@ impl Adapter {
     }
 }
 
-impl Inner {
+impl BackingState {
     /// Adds a line with attributes. Returns whether the answer is full.
     pub(super) fn add_plus(
         &self,
         reply: &mut ReplyDirectoryPlus,
         parent: INodeNo,
-        line: Line,
+        line: ListingLine,
     ) -> bool {
         let name = OsStr::from_bytes(&line.name);
         let directory = key(parent).ino;
@@ -85,17 +85,17 @@ impl Inner {
 fn lines(
     fs: &Fs,
     caller: Caller,
-    key: Key,
+    key: InodeKey,
     handle: u64,
     offset: u64,
-    pace: Pace,
-) -> Result<Vec<Line>, Error> {
+    pace: WaitPolicy,
+) -> Result<Vec<ListingLine>, Error> {
     let mut lines = Vec::new();
     let dots = [(0, &b"."[..]), (1, &b".."[..])];
     for (at, name) in dots {
         if offset <= at {
-            let found = Found::of_kind(key, Kind::Directory);
-            lines.push(Line {
+            let found = LookupResult::of_kind(key, Kind::Directory);
+            lines.push(ListingLine {
                 name: name.to_vec(),
                 attr: found.attr,
                 next: at + 1,
@@ -109,7 +109,7 @@ fn lines(
         let entries = fs.control_list(caller, key.ino, pace)?;
         for (at, (name, found)) in entries.into_iter().enumerate().skip(from) {
             let (attr, next) = (found.attr, at as u64 + 3);
-            lines.push(Line {
+            lines.push(ListingLine {
                 name,
                 attr,
                 next,
@@ -120,7 +120,7 @@ fn lines(
         return Ok(lines);
     }
     for (number, entry) in fs.list(caller, handle, from, LIST_ENTRIES_MAX, pace)? {
-        lines.push(Line {
+        lines.push(ListingLine {
             name: entry.name.clone(),
             attr: entry.attr,
             next: number as u64 + 3,

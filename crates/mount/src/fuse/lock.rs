@@ -3,18 +3,18 @@
 //! The kernel marks locks of `flock`; the FUSE library does not pass the mark on. So the adapter examines a thread that locks a whole file:
 //! the thread is in one of the two system calls. Where the adapter cannot see that, both kinds of locks conflict, as on NFS.
 
-use super::backing::Inner;
+use super::backing::BackingState;
 use super::waiting::Interrupt;
 use super::{Adapter, key};
 use crate::error::Error;
-use crate::fs::locks::Wanted;
-use crate::fs::{Fs, Key};
+use crate::fs::locks::WantedLock;
+use crate::fs::{Fs, InodeKey};
 use fuser::{FileHandle, INodeNo, LockOwner, ReplyEmpty, ReplyLock, Request};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemill_core::locks::{How, Lock, Owner, Space};
+use tidemill_core::locks::{Lock, LockHolder, LockMode, LockSpace};
 
 /// Time and interval of the checks of a thread that has asked and does not sleep yet.
 const SLEEP_PATIENCE: Duration = Duration::from_secs(10);
@@ -23,14 +23,14 @@ const SLEEP_PAUSE: Duration = Duration::from_micros(200);
 const END: u64 = i64::MAX as u64;
 
 /// Request of a thread.
-pub(super) struct Asked {
+pub(super) struct LockRequest {
     thread: u32,
-    key: Key,
+    key: InodeKey,
     handle: u64,
     lock: Lock,
 }
 
-impl Asked {
+impl LockRequest {
     pub(super) fn new(
         request: &Request,
         (ino, handle, owner): (INodeNo, FileHandle, LockOwner),
@@ -38,9 +38,9 @@ impl Asked {
         typ: i32,
         pid: u32,
     ) -> Self {
-        let owner = Owner {
+        let owner = LockHolder {
             mount: 0,
-            space: Space::Ranges,
+            space: LockSpace::Ranges,
             id: owner.0,
         };
         let lock = Lock {
@@ -59,8 +59,8 @@ impl Asked {
         }
     }
 
-    fn wanted(&self, how: How) -> Wanted {
-        Wanted {
+    fn wanted(&self, how: LockMode) -> WantedLock {
+        WantedLock {
             ino: self.key.ino,
             handle: self.handle,
             lock: self.lock,
@@ -79,12 +79,12 @@ fn is_flock(thread: u32) -> Option<bool> {
 }
 
 /// A program that waits for a lock, or is about to get its answer.
-struct Waiter {
+struct LockWaiter {
     fs: Arc<Fs>,
     request: Mutex<Option<u64>>,
 }
 
-impl Interrupt for Waiter {
+impl Interrupt for LockWaiter {
     fn interrupt(&self) {
         if let Some(request) = *self.request.lock() {
             self.fs.cancel_lock(request);
@@ -93,12 +93,12 @@ impl Interrupt for Waiter {
 }
 
 impl Adapter {
-    pub(super) fn test_lock(&self, asked: Asked, reply: ReplyLock) {
+    pub(super) fn test_lock(&self, asked: LockRequest, reply: ReplyLock) {
         if asked.key.is_special() {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
         let (start, end) = (asked.lock.start, asked.lock.end);
-        let told = move |outcome: Result<Option<Lock>, Errno>| match outcome {
+        let callback = move |outcome: Result<Option<Lock>, Errno>| match outcome {
             Ok(Some(by)) => {
                 let typ = if by.exclusive {
                     libc::F_WRLCK
@@ -110,10 +110,10 @@ impl Adapter {
             Ok(None) => reply.locked(start, end, libc::F_UNLCK, 0),
             Err(errno) => reply.error(super::errno(&Error::System(errno))),
         };
-        self.0.ask(&asked, How::Test, told);
+        self.0.ask(&asked, LockMode::Test, callback);
     }
 
-    pub(super) fn set_lock(&self, asked: Asked, wait: bool, reply: ReplyEmpty) {
+    pub(super) fn set_lock(&self, asked: LockRequest, wait: bool, reply: ReplyEmpty) {
         if asked.key.is_special() {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
@@ -141,11 +141,11 @@ impl Adapter {
         }
     }
 
-    pub(super) fn unlock(&self, asked: Asked, reply: ReplyEmpty) {
-        let Asked { key, lock, .. } = asked;
+    pub(super) fn unlock(&self, asked: LockRequest, reply: ReplyEmpty) {
+        let LockRequest { key, lock, .. } = asked;
         let range = (lock.start, lock.end);
-        let files = Owner {
-            space: Space::Files,
+        let files = LockHolder {
+            space: LockSpace::Files,
             ..lock.owner
         };
         let fs = self.0.fs.clone();
@@ -161,46 +161,50 @@ impl Adapter {
         }
         // An owner is a process or an open file, and each kind of lock has only one kind of owner.
         self.0.fs.unlock(key.ino, lock.owner, range, move |first| {
-            let told = move |second: Result<(), Errno>| match first.and(second) {
+            let callback = move |second: Result<(), Errno>| match first.and(second) {
                 Ok(()) => reply.ok(),
                 Err(errno) => reply.error(super::errno(&Error::System(errno))),
             };
-            fs.unlock(key.ino, files, range, told);
+            fs.unlock(key.ino, files, range, callback);
         });
     }
 }
 
-impl Inner {
-    fn set_lock(&self, mut asked: Asked, flock: bool, wait: bool, reply: ReplyEmpty) {
+impl BackingState {
+    fn set_lock(&self, mut asked: LockRequest, flock: bool, wait: bool, reply: ReplyEmpty) {
         if flock {
-            asked.lock.owner.space = Space::Files;
+            asked.lock.owner.space = LockSpace::Files;
         }
-        let told = move |outcome: Result<Option<Lock>, Errno>| match outcome {
+        let callback = move |outcome: Result<Option<Lock>, Errno>| match outcome {
             Ok(None) => reply.ok(),
             Ok(Some(_)) => reply.error(fuser::Errno::EAGAIN),
             Err(errno) => reply.error(super::errno(&Error::System(errno))),
         };
-        self.ask(&asked, if wait { How::Wait } else { How::Try }, told);
+        self.ask(
+            &asked,
+            if wait { LockMode::Wait } else { LockMode::Try },
+            callback,
+        );
     }
 
     /// Asks for a lock, and watches the thread until the program is answered or interrupted.
     fn ask(
         &self,
-        asked: &Asked,
-        how: How,
-        told: impl FnOnce(Result<Option<Lock>, Errno>) + Send + 'static,
+        asked: &LockRequest,
+        how: LockMode,
+        callback: impl FnOnce(Result<Option<Lock>, Errno>) + Send + 'static,
     ) {
-        let waiter = Arc::new(Waiter {
+        let waiter = Arc::new(LockWaiter {
             fs: self.fs.clone(),
             request: Mutex::new(None),
         });
         // The thread is watched until the answer is sent.
         let waits = waiter.clone();
-        let told = move |outcome| {
+        let callback = move |outcome| {
             drop(waits);
-            told(outcome);
+            callback(outcome);
         };
-        let request = self.fs.lock(asked.wanted(how), Box::new(told));
+        let request = self.fs.lock(asked.wanted(how), Box::new(callback));
         if request.is_some() {
             *waiter.request.lock() = request;
             let waiter: Arc<dyn Interrupt> = waiter;

@@ -4,21 +4,21 @@
 //! pool, so that a slow node delays no other requests.
 
 mod backing;
-mod bridged;
 mod caches;
 mod convert;
 mod followed;
 mod list;
 mod lock;
+mod remote_stores;
 mod waiting;
 
 pub(crate) use caches::Caches;
 
 use crate::error::Error;
 use crate::fs::file::OpenHow;
-use crate::fs::names::{Changes, New, Renaming};
-use crate::fs::{Caller, Found, Fs, Key, Pace, kind_of_mode, patience};
-use backing::Inner;
+use crate::fs::names::{AttributeChanges, NewEntry, Renaming};
+use crate::fs::{Caller, Fs, InodeKey, LookupResult, WaitPolicy, deadline, kind_of_mode};
+use backing::BackingState;
 use convert::{attr_of, caller, errno, file_type, nanoseconds};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
@@ -59,11 +59,11 @@ const WANTED: [InitFlags; 12] = [
 
 /// The kernel's view of a mount.
 #[derive(Debug)]
-pub(crate) struct Adapter(Arc<Inner>);
+pub(crate) struct Adapter(Arc<BackingState>);
 
 impl Adapter {
     pub(crate) fn new(fs: Arc<Fs>, caches: Caches) -> Self {
-        Self(Arc::new(Inner::new(fs, caches)))
+        Self(Arc::new(BackingState::new(fs, caches)))
     }
 
     /// Answers at once if `op` can, else gives the request to the pool. `unheard` releases the result if the kernel does not wait for the
@@ -72,15 +72,15 @@ impl Adapter {
         &self,
         thread: u32,
         reply: R,
-        op: impl Fn(&Fs, Pace) -> Result<T, Error> + Send + 'static,
-        answer: impl FnOnce(&Inner, R, Result<T, Error>) + Send + 'static,
-        unheard: impl FnOnce(&Inner, T) + Send + 'static,
+        op: impl Fn(&Fs, WaitPolicy) -> Result<T, Error> + Send + 'static,
+        answer: impl FnOnce(&BackingState, R, Result<T, Error>) + Send + 'static,
+        unheard: impl FnOnce(&BackingState, T) + Send + 'static,
     ) where
         R: Refuse,
     {
-        match op(&self.0.fs, Pace::Now) {
+        match op(&self.0.fs, WaitPolicy::Now) {
             Err(Error::Later) => {
-                let op = move |fs: &Fs| op(fs, Pace::MayWait);
+                let op = move |fs: &Fs| op(fs, WaitPolicy::MayWait);
                 self.serve_later(thread, reply, op, answer, unheard);
             }
             outcome => answer(&self.0, reply, outcome),
@@ -93,15 +93,15 @@ impl Adapter {
         thread: u32,
         reply: R,
         op: impl FnOnce(&Fs) -> Result<T, Error> + Send + 'static,
-        answer: impl FnOnce(&Inner, R, Result<T, Error>) + Send + 'static,
-        unheard: impl FnOnce(&Inner, T) + Send + 'static,
+        answer: impl FnOnce(&BackingState, R, Result<T, Error>) + Send + 'static,
+        unheard: impl FnOnce(&BackingState, T) + Send + 'static,
     ) where
         R: Refuse,
     {
         let inner = self.0.clone();
         let slot = self.0.waiting.enter(thread, reply);
         self.0.fs.backend.runtime.spawn_blocking(move || {
-            let outcome = patience::serve(|| op(&inner.fs));
+            let outcome = deadline::serve(|| op(&inner.fs));
             match (slot.take(), outcome) {
                 (Some(reply), outcome) => answer(&inner, reply, outcome),
                 (None, Ok(outcome)) => unheard(&inner, outcome),
@@ -114,9 +114,9 @@ impl Adapter {
         &self,
         thread: u32,
         reply: ReplyEmpty,
-        op: impl Fn(&Fs, Pace) -> Result<(), Error> + Send + 'static,
+        op: impl Fn(&Fs, WaitPolicy) -> Result<(), Error> + Send + 'static,
     ) {
-        let answer = |_: &Inner, reply: ReplyEmpty, outcome| match outcome {
+        let answer = |_: &BackingState, reply: ReplyEmpty, outcome| match outcome {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(&error)),
         };
@@ -127,10 +127,11 @@ impl Adapter {
         &self,
         thread: u32,
         reply: ReplyEntry,
-        op: impl Fn(&Fs, Pace) -> Result<Found, Error> + Send + 'static,
+        op: impl Fn(&Fs, WaitPolicy) -> Result<LookupResult, Error> + Send + 'static,
     ) {
-        let answer = |inner: &Inner, reply: ReplyEntry, outcome: Result<Found, Error>| match outcome
-        {
+        let answer = |inner: &BackingState,
+                      reply: ReplyEntry,
+                      outcome: Result<LookupResult, Error>| match outcome {
             Ok(found) => {
                 let attr = attr_of(&found, found.key.pack());
                 let _gate = inner.fs.table.gate.read();
@@ -148,12 +149,13 @@ impl Adapter {
         &self,
         thread: u32,
         reply: ReplyData,
-        op: impl Fn(&Fs, Pace) -> Result<Vec<u8>, Error> + Send + 'static,
+        op: impl Fn(&Fs, WaitPolicy) -> Result<Vec<u8>, Error> + Send + 'static,
     ) {
-        let answer = |_: &Inner, reply: ReplyData, outcome: Result<Vec<u8>, Error>| match outcome {
-            Ok(bytes) => reply.data(&bytes),
-            Err(error) => reply.error(errno(&error)),
-        };
+        let answer =
+            |_: &BackingState, reply: ReplyData, outcome: Result<Vec<u8>, Error>| match outcome {
+                Ok(bytes) => reply.data(&bytes),
+                Err(error) => reply.error(errno(&error)),
+            };
         self.serve(thread, reply, op, answer, |_, _| {});
     }
 
@@ -162,17 +164,18 @@ impl Adapter {
         thread: u32,
         reply: ReplyXattr,
         size: u32,
-        op: impl Fn(&Fs, Pace) -> Result<Vec<u8>, Error> + Send + 'static,
+        op: impl Fn(&Fs, WaitPolicy) -> Result<Vec<u8>, Error> + Send + 'static,
     ) {
-        let answer =
-            move |_: &Inner, reply: ReplyXattr, outcome: Result<Vec<u8>, Error>| match outcome {
+        let answer = move |_: &BackingState, reply: ReplyXattr, outcome: Result<Vec<u8>, Error>| {
+            match outcome {
                 Ok(bytes) => match u32::try_from(bytes.len()) {
                     Ok(length) if size == 0 => reply.size(length),
                     Ok(length) if length <= size => reply.data(&bytes),
                     _ => reply.error(fuser::Errno::ERANGE),
                 },
                 Err(error) => reply.error(errno(&error)),
-            };
+            }
+        };
         self.serve(thread, reply, op, answer, |_, _| {});
     }
 
@@ -180,10 +183,11 @@ impl Adapter {
         &self,
         thread: u32,
         reply: ReplyAttr,
-        op: impl Fn(&Fs, Pace) -> Result<Found, Error> + Send + 'static,
+        op: impl Fn(&Fs, WaitPolicy) -> Result<LookupResult, Error> + Send + 'static,
     ) {
-        let answer = |inner: &Inner, reply: ReplyAttr, outcome: Result<Found, Error>| match outcome
-        {
+        let answer = |inner: &BackingState,
+                      reply: ReplyAttr,
+                      outcome: Result<LookupResult, Error>| match outcome {
             Ok(found) => {
                 let attr = attr_of(&found, found.attr.ino);
                 let _gate = inner.fs.table.gate.read();
@@ -197,8 +201,8 @@ impl Adapter {
     }
 }
 
-fn key(ino: INodeNo) -> Key {
-    Key::unpack(ino.0)
+fn key(ino: INodeNo) -> InodeKey {
+    InodeKey::unpack(ino.0)
 }
 
 impl Filesystem for Adapter {
@@ -221,8 +225,8 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if let Some(bridged) = self.0.fs.bridged_at(parent.0) {
-            return self.bridged_lookup(bridged, request, (parent, name), reply);
+        if let Some(remote_stores) = self.0.fs.remote_stores_at(parent.0) {
+            return self.remote_lookup(remote_stores, request, (parent, name), reply);
         }
         let (caller, parent, name) = (caller(request), key(parent), name.to_owned());
         self.serve_entry(request.pid(), reply, move |fs, pace| {
@@ -239,8 +243,8 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, lookups: u64) {
-        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
-            return bridged.forget(ino.0, lookups);
+        if let Some(remote_stores) = self.0.fs.remote_stores_at(ino.0) {
+            return remote_stores.forget(ino.0, lookups);
         }
         self.0.fs.forget(key(ino), lookups);
         if self.0.fs.table.get(key(ino).ino).is_none() {
@@ -249,8 +253,8 @@ impl Filesystem for Adapter {
     }
 
     fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
-            return bridged::getattr(bridged, ino, reply);
+        if let Some(remote_stores) = self.0.fs.remote_stores_at(ino.0) {
+            return remote_stores::getattr(remote_stores, ino, reply);
         }
         let (caller, key) = (caller(request), key(ino));
         self.serve_attr(request.pid(), reply, move |fs, pace| {
@@ -280,11 +284,11 @@ impl Filesystem for Adapter {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        if self.0.fs.bridged_at(ino.0).is_some() {
+        if self.0.fs.remote_stores_at(ino.0).is_some() {
             return reply.error(fuser::Errno::EROFS);
         }
         let (caller, key) = (caller(request), key(ino));
-        let changes = Changes {
+        let changes = AttributeChanges {
             mode: mode.map(|mode| mode & 0o7777),
             uid,
             gid,
@@ -323,7 +327,7 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let kind = kind_of_mode(mode).unwrap_or(Kind::File);
-        let new = New {
+        let new = NewEntry {
             kind,
             mode: mode & 0o7777 & !umask,
             rdev,
@@ -341,7 +345,7 @@ impl Filesystem for Adapter {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        let new = New {
+        let new = NewEntry {
             kind: Kind::Directory,
             mode: mode & 0o7777 & !umask,
             rdev: 0,
@@ -358,7 +362,7 @@ impl Filesystem for Adapter {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        let new = New {
+        let new = NewEntry {
             kind: Kind::Symlink,
             mode: 0o777,
             rdev: 0,
@@ -422,8 +426,8 @@ impl Filesystem for Adapter {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
-            return self.bridged_open(bridged, request, (ino, flags), reply);
+        if let Some(remote_stores) = self.0.fs.remote_stores_at(ino.0) {
+            return self.remote_open(remote_stores, request, (ino, flags), reply);
         }
         let (caller, key) = (caller(request), key(ino));
         let how = OpenHow {
@@ -502,8 +506,8 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
-            return self.bridged_read(bridged, request, (fh, offset, size), reply);
+        if let Some(remote_stores) = self.0.fs.remote_stores_at(ino.0) {
+            return self.remote_read(remote_stores, request, (fh, offset, size), reply);
         }
         let special = key(ino).is_special();
         if !special && let Some(following) = self.0.fs.followed(fh.0) {
@@ -547,11 +551,11 @@ impl Filesystem for Adapter {
             Ok(()) => reply.written(length),
             Err(error) => reply.error(errno(&error)),
         };
-        match write(&self.0.fs, data, Pace::Now) {
+        match write(&self.0.fs, data, WaitPolicy::Now) {
             Err(Error::Later) => {
                 let data = data.to_vec();
-                let op = move |fs: &Fs| write(fs, &data, Pace::MayWait);
-                let answer = move |_: &Inner, reply, outcome| answer(reply, outcome);
+                let op = move |fs: &Fs| write(fs, &data, WaitPolicy::MayWait);
+                let answer = move |_: &BackingState, reply, outcome| answer(reply, outcome);
                 self.serve_later(request.pid(), reply, op, answer, |_, ()| {});
             }
             outcome => answer(reply, outcome),
@@ -567,7 +571,7 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let key = key(ino);
-        if self.0.fs.bridged_at(ino.0).is_some() {
+        if self.0.fs.remote_stores_at(ino.0).is_some() {
             return reply.ok();
         }
         if key.is_special() {
@@ -575,15 +579,15 @@ impl Filesystem for Adapter {
                 fs.control_flush(fh.0, pace)
             });
         }
-        let closed = move |inner: &Inner, told: Box<dyn FnOnce() + Send>| {
-            inner.fs.unlock_closed(key.ino, owner.0, told);
+        let closed = move |inner: &BackingState, reported: Box<dyn FnOnce() + Send>| {
+            inner.fs.unlock_closed(key.ino, owner.0, reported);
         };
-        let answer = move |inner: &Inner, reply: ReplyEmpty, outcome: Result<(), Error>| {
-            let told = Box::new(move || match outcome {
+        let answer = move |inner: &BackingState, reply: ReplyEmpty, outcome: Result<(), Error>| {
+            let reported = Box::new(move || match outcome {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(errno(&error)),
             });
-            closed(inner, told);
+            closed(inner, reported);
         };
         let op = move |fs: &Fs, pace| fs.flush(fh.0, pace);
         self.serve(request.pid(), reply, op, answer, move |inner, ()| {
@@ -601,8 +605,8 @@ impl Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
-            bridged.release(fh.0);
+        if let Some(remote_stores) = self.0.fs.remote_stores_at(ino.0) {
+            remote_stores.release(fh.0);
         } else if key(ino).is_special() {
             self.0.fs.control_release(fh.0);
         } else {
@@ -626,10 +630,10 @@ impl Filesystem for Adapter {
         pid: u32,
         reply: ReplyLock,
     ) {
-        if self.0.fs.bridged_at(ino.0).is_some() {
+        if self.0.fs.remote_stores_at(ino.0).is_some() {
             return reply.locked(start, end, libc::F_UNLCK, 0);
         }
-        let asked = lock::Asked::new(request, (ino, fh, owner), (start, end), typ, pid);
+        let asked = lock::LockRequest::new(request, (ino, fh, owner), (start, end), typ, pid);
         self.test_lock(asked, reply);
     }
 
@@ -646,11 +650,11 @@ impl Filesystem for Adapter {
         sleep: bool,
         reply: ReplyEmpty,
     ) {
-        if self.0.fs.bridged_at(ino.0).is_some() && typ != libc::F_WRLCK {
+        if self.0.fs.remote_stores_at(ino.0).is_some() && typ != libc::F_WRLCK {
             // These files are never written.
             return reply.ok();
         }
-        let asked = lock::Asked::new(request, (ino, fh, owner), (start, end), typ, pid);
+        let asked = lock::LockRequest::new(request, (ino, fh, owner), (start, end), typ, pid);
         if typ == libc::F_UNLCK {
             self.unlock(asked, reply);
         } else {
@@ -681,8 +685,8 @@ impl Filesystem for Adapter {
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
-            return bridged::opendir(bridged, request, ino, reply);
+        if let Some(remote_stores) = self.0.fs.remote_stores_at(ino.0) {
+            return remote_stores::opendir(remote_stores, request, ino, reply);
         }
         let key = key(ino);
         let handle = if key.is_special() {
@@ -701,8 +705,8 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectory,
     ) {
-        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
-            return self.bridged_readdir(bridged, request, (ino, fh, offset), reply);
+        if let Some(remote_stores) = self.0.fs.remote_stores_at(ino.0) {
+            return self.remote_readdir(remote_stores, request, (ino, fh, offset), reply);
         }
         self.list(request, ino, fh, offset, reply, |_, mut reply, lines| {
             for line in lines {
@@ -728,8 +732,8 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
-            return self.bridged_readdirplus(bridged, request, (ino, fh, offset), reply);
+        if let Some(remote_stores) = self.0.fs.remote_stores_at(ino.0) {
+            return self.remote_readdirplus(remote_stores, request, (ino, fh, offset), reply);
         }
         self.list(
             request,
@@ -756,8 +760,8 @@ impl Filesystem for Adapter {
         _: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        match self.0.fs.bridged_at(ino.0) {
-            Some(bridged) => bridged.releasedir(fh.0),
+        match self.0.fs.remote_stores_at(ino.0) {
+            Some(remote_stores) => remote_stores.releasedir(fh.0),
             None => self.0.fs.releasedir(fh.0),
         }
         reply.ok();
@@ -888,8 +892,8 @@ impl Filesystem for Adapter {
         let Ok(offset) = u64::try_from(offset) else {
             return reply.error(fuser::Errno::ENXIO);
         };
-        if let Some(bridged) = self.0.fs.bridged_at(ino.0) {
-            return bridged::lseek(bridged, fh, (offset, data), reply);
+        if let Some(remote_stores) = self.0.fs.remote_stores_at(ino.0) {
+            return remote_stores::lseek(remote_stores, fh, (offset, data), reply);
         }
         match self.0.fs.seek(fh.0, offset, data) {
             Ok(found) => reply.offset(i64::try_from(found).unwrap_or(i64::MAX)),
@@ -916,7 +920,7 @@ impl Filesystem for Adapter {
         // The answer holds 32 bits; the caller repeats the call for the rest.
         let length = length.min(1 << 30);
         let op = move |fs: &Fs| fs.copy_range((fh_in.0, offset_in), (fh_out.0, offset_out), length);
-        let answer = |_: &Inner, reply: ReplyWrite, outcome| match outcome {
+        let answer = |_: &BackingState, reply: ReplyWrite, outcome| match outcome {
             Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
             Err(error) => reply.error(errno(&error)),
         };
@@ -926,15 +930,22 @@ impl Filesystem for Adapter {
 
 impl Adapter {
     /// Returns the error for creating, naming or removing in a special directory.
-    fn not_here(&self, keys: &[Key]) -> fuser::Errno {
-        let bridged = |key: &Key| self.0.fs.bridged_at(key.ino).is_some();
-        match keys.iter().any(bridged) {
+    fn not_here(&self, keys: &[InodeKey]) -> fuser::Errno {
+        let remote_stores = |key: &InodeKey| self.0.fs.remote_stores_at(key.ino).is_some();
+        match keys.iter().any(remote_stores) {
             true => fuser::Errno::EROFS,
             false => fuser::Errno::EPERM,
         }
     }
 
-    fn make(&self, request: &Request, parent: INodeNo, name: &OsStr, new: New, reply: ReplyEntry) {
+    fn make(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new: NewEntry,
+        reply: ReplyEntry,
+    ) {
         let (caller, parent, name) = (caller(request), key(parent), name.to_owned());
         if parent.is_special() {
             return reply.error(self.not_here(&[parent]));

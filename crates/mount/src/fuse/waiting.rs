@@ -50,9 +50,9 @@ refuse!(
 );
 
 /// A request that waits; whichever thread takes the reply answers it.
-pub(super) struct Slot<R>(Mutex<Option<R>>);
+pub(super) struct WaitSlot<R>(Mutex<Option<R>>);
 
-impl<R> Slot<R> {
+impl<R> WaitSlot<R> {
     /// Returns the reply, unless the request was answered already.
     pub(super) fn take(&self) -> Option<R> {
         self.0.lock().take()
@@ -68,7 +68,7 @@ pub(super) trait Interrupt: Send + Sync {
     fn interrupt(&self);
 }
 
-impl<R: Refuse> Interrupt for Slot<R> {
+impl<R: Refuse> Interrupt for WaitSlot<R> {
     fn interrupt(&self) {
         if let Some(reply) = self.take() {
             reply.refuse(fuser::Errno::EINTR);
@@ -78,10 +78,10 @@ impl<R: Refuse> Interrupt for Slot<R> {
 
 /// All waiting requests.
 #[derive(Debug, Default)]
-pub(super) struct Waiting(Arc<Shared>);
+pub(super) struct WaitingRequests(Arc<WaitingShared>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct WaitingShared {
     requests: Mutex<Requests>,
     /// Signalled when there is a first request, or the mount has ended.
     some: Condvar,
@@ -89,13 +89,13 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Requests {
-    all: Vec<Asked>,
+    all: Vec<ThreadRequest>,
     watched: bool,
     over: bool,
 }
 
 /// A request and the thread that made it.
-struct Asked {
+struct ThreadRequest {
     thread: u32,
     since: Instant,
     /// Whether any signal that the thread handles interrupts the request.
@@ -103,29 +103,29 @@ struct Asked {
     slot: Weak<dyn Interrupt>,
 }
 
-impl std::fmt::Debug for Asked {
+impl std::fmt::Debug for ThreadRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} since {:?}", self.thread, self.since)
     }
 }
 
-impl Waiting {
+impl WaitingRequests {
     /// Adds a waiting request of a thread; thread 0 cannot be interrupted.
-    pub(super) fn enter<R: Refuse>(&self, thread: u32, reply: R) -> Arc<Slot<R>> {
+    pub(super) fn enter<R: Refuse>(&self, thread: u32, reply: R) -> Arc<WaitSlot<R>> {
         self.enter_as(thread, false, reply)
     }
 
     /// As [`Self::enter`], for a request that every signal that the thread handles interrupts.
-    pub(super) fn enter_for_any<R: Refuse>(&self, thread: u32, reply: R) -> Arc<Slot<R>> {
+    pub(super) fn enter_for_any<R: Refuse>(&self, thread: u32, reply: R) -> Arc<WaitSlot<R>> {
         self.enter_as(thread, true, reply)
     }
 
-    fn enter_as<R: Refuse>(&self, thread: u32, by_any: bool, reply: R) -> Arc<Slot<R>> {
-        let slot = Arc::new(Slot(Mutex::new(Some(reply))));
+    fn enter_as<R: Refuse>(&self, thread: u32, by_any: bool, reply: R) -> Arc<WaitSlot<R>> {
+        let slot = Arc::new(WaitSlot(Mutex::new(Some(reply))));
         if thread == 0 {
             return slot;
         }
-        let weak: Weak<Slot<R>> = Arc::downgrade(&slot);
+        let weak: Weak<WaitSlot<R>> = Arc::downgrade(&slot);
         self.watch_over(thread, by_any, weak);
         slot
     }
@@ -133,7 +133,7 @@ impl Waiting {
     /// Watches a waiting thread, for as long as its request can be interrupted; `by_any`: by every signal that the thread handles, not only
     /// those that end it.
     pub(super) fn watch_over(&self, thread: u32, by_any: bool, slot: Weak<dyn Interrupt>) {
-        let asked = Asked {
+        let asked = ThreadRequest {
             thread,
             since: Instant::now(),
             by_any,
@@ -155,14 +155,14 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingRequests {
     fn drop(&mut self) {
         self.0.requests.lock().over = true;
         self.0.some.notify_one();
     }
 }
 
-impl Shared {
+impl WaitingShared {
     /// Watches the waiting threads until the mount ends.
     fn watch(&self) {
         loop {
@@ -200,7 +200,7 @@ fn is_ending(thread: u32, by_any: bool) -> bool {
     let (Ok(status), Ok(stat)) = (read("status"), read("stat")) else {
         return is_gone(thread);
     };
-    is_told_to_end(&status, by_any) || is_exiting(&stat)
+    is_asked_to_end(&status, by_any) || is_exiting(&stat)
 }
 
 /// Whether a thread has ended. `/proc` may hide the threads of others.
@@ -213,7 +213,7 @@ fn is_gone(thread: u32) -> bool {
 
 /// Whether a pending signal asks a thread to end. Ignored and blocked signals do not count; the signals in `ENDING` count whether or not
 /// the program handles them. A program that does not end continues by itself after the interruption.
-fn is_told_to_end(status: &str, by_any: bool) -> bool {
+fn is_asked_to_end(status: &str, by_any: bool) -> bool {
     let mask = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         line.and_then(|value| u64::from_str_radix(value.trim(), 16).ok())
@@ -255,22 +255,22 @@ mod tests {
     #[test]
     fn only_fatal_signals_interrupt_wait() {
         let (kill, int) = (bit(libc::SIGKILL), bit(libc::SIGINT));
-        assert!(is_told_to_end(&status(kill, 0, 0, 0), false));
-        assert!(is_told_to_end(&status(0, int, 0, 0), false));
-        assert!(!is_told_to_end(&status(0, int, int, 0), false));
-        assert!(!is_told_to_end(&status(0, int, 0, int), false));
+        assert!(is_asked_to_end(&status(kill, 0, 0, 0), false));
+        assert!(is_asked_to_end(&status(0, int, 0, 0), false));
+        assert!(!is_asked_to_end(&status(0, int, int, 0), false));
+        assert!(!is_asked_to_end(&status(0, int, 0, int), false));
         // A timer or the end of a child is no reason to fail.
         let others = bit(libc::SIGALRM) | bit(libc::SIGCHLD) | bit(libc::SIGWINCH);
-        assert!(!is_told_to_end(&status(others, others, 0, 0), false));
-        assert!(!is_told_to_end("", false));
+        assert!(!is_asked_to_end(&status(others, others, 0, 0), false));
+        assert!(!is_asked_to_end("", false));
         // A signal handler interrupts a wait for a lock: in this way a program limits its wait.
         let alarm = format!(
             "{}SigCgt:\t{:016x}\n",
             status(0, others, 0, 0),
             bit(libc::SIGALRM)
         );
-        assert!(is_told_to_end(&alarm, true) && !is_told_to_end(&alarm, false));
-        assert!(!is_told_to_end(&status(0, others, 0, 0), true));
+        assert!(is_asked_to_end(&alarm, true) && !is_asked_to_end(&alarm, false));
+        assert!(!is_asked_to_end(&status(0, others, 0, 0), true));
     }
 
     #[test]

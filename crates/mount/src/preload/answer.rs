@@ -1,12 +1,12 @@
 //! Answers requests of programs: translates them, makes the checks of a kernel, and decides nothing else (next: `mount/src/fs/mod.rs`).
 
 use super::attributes::MODE_BITS;
-use super::given::{Given, Lent};
-use super::peer;
+use super::open_files::{OpenFile, OpenFiles};
+use super::path_resolution::{Fail, PathTarget, ProgramPath, Walker};
+use super::peer_process;
 use super::rights::{self, READ, SEARCH, WRITE};
-use super::walk::{Fail, Path, Place, Walker};
-use crate::fs::names::{New, Renaming};
-use crate::fs::{Caller, Found, Fs, Key, Pace, kind_of_mode};
+use crate::fs::names::{NewEntry, Renaming};
+use crate::fs::{Caller, Fs, InodeKey, LookupResult, WaitPolicy, kind_of_mode};
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, FileType, RenameFlags};
@@ -32,10 +32,10 @@ const DEPTH_MAX: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Answers {
     pub(super) fs: Arc<Fs>,
-    pub(super) given: Arc<Given>,
+    pub(super) open_files: Arc<OpenFiles>,
     pub(super) walker: Walker,
     /// Whether users are served whose files have to be protected from each other.
-    strangers: bool,
+    other_users: bool,
     /// Open directories, by number.
     listings: Mutex<Listings>,
     /// Directory that holds an empty directory for each directory that is open.
@@ -44,7 +44,7 @@ pub(super) struct Answers {
 
 /// An open directory that is being listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Listing {
+struct ProgramListing {
     handle: u64,
     /// The directory, as the program named it.
     base: u64,
@@ -54,13 +54,13 @@ struct Listing {
 
 #[derive(Debug, Default)]
 struct Listings {
-    by_number: BTreeMap<u64, Listing>,
+    by_number: BTreeMap<u64, ProgramListing>,
     last: u64,
 }
 
 impl Listings {
     /// Gives the listing a number. Returns it, and the listing that ends for it.
-    fn enter(&mut self, listing: Listing) -> (u64, Option<Listing>) {
+    fn enter(&mut self, listing: ProgramListing) -> (u64, Option<ProgramListing>) {
         let numbers = self.by_number.iter();
         let own: Vec<_> = numbers
             .filter(|(_, other)| other.uid == listing.uid)
@@ -84,7 +84,7 @@ impl Listings {
     }
 
     /// Returns the listing of a number, if the same user began it for the same directory.
-    fn of(&self, number: u64, base: u64, uid: u32) -> Option<Listing> {
+    fn of(&self, number: u64, base: u64, uid: u32) -> Option<ProgramListing> {
         let listing = self.by_number.get(&number).copied();
         listing.filter(|listing| listing.base == base && [0, listing.uid].contains(&uid))
     }
@@ -102,23 +102,23 @@ pub(super) type Replied = Result<Reply, Fail>;
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked<'a> {
+pub(super) struct ProgramRequest<'a> {
     pub(super) caller: Caller,
     pub(super) request: Request,
     pub(super) texts: [&'a [u8]; 4],
 }
 
-impl Asked<'_> {
-    pub(super) fn path(&self) -> Path<'_> {
-        Path {
+impl ProgramRequest<'_> {
+    pub(super) fn path(&self) -> ProgramPath<'_> {
+        ProgramPath {
             base: self.request.base,
             text: self.texts[0],
             prefix: self.texts[3],
         }
     }
 
-    fn second(&self) -> Path<'_> {
-        Path {
+    fn second(&self) -> ProgramPath<'_> {
+        ProgramPath {
             base: self.request.base2,
             text: self.texts[1],
             prefix: self.texts[3],
@@ -185,12 +185,12 @@ fn dirent_type(kind: Kind) -> u8 {
     u8::try_from(type_of(kind).as_raw_mode() >> 12).unwrap_or(0)
 }
 
-fn is_dir(found: &Found) -> bool {
+fn is_dir(found: &LookupResult) -> bool {
     found.attr.kind() == Kind::Directory
 }
 
 /// Refuses changes of the control directory.
-pub(super) fn plain(found: &Found) -> Result<Key, Fail> {
+pub(super) fn plain(found: &LookupResult) -> Result<InodeKey, Fail> {
     if found.key.is_special() {
         return Err(Errno::PERM.into());
     }
@@ -200,14 +200,14 @@ pub(super) fn plain(found: &Found) -> Result<Key, Fail> {
 impl Answers {
     pub(super) fn new(
         fs: Arc<Fs>,
-        given: Arc<Given>,
+        open_files: Arc<OpenFiles>,
         directories: PathBuf,
-        strangers: bool,
+        other_users: bool,
     ) -> Self {
         Self {
             fs,
-            given,
-            strangers,
+            open_files,
+            other_users,
             walker: Walker::default(),
             listings: Mutex::default(),
             directories: Mutex::new(directories),
@@ -215,7 +215,7 @@ impl Answers {
     }
 
     /// Answers a request.
-    pub(super) fn answer(&self, asked: Asked<'_>) -> Reply {
+    pub(super) fn answer(&self, asked: ProgramRequest<'_>) -> Reply {
         let fail = match self.serve(asked) {
             Ok(reply) => return reply,
             Err(fail) => fail,
@@ -237,7 +237,7 @@ impl Answers {
         reply
     }
 
-    fn serve(&self, asked: Asked<'_>) -> Replied {
+    fn serve(&self, asked: ProgramRequest<'_>) -> Replied {
         match Op::of(asked.request.op).ok_or(Errno::NOSYS)? {
             Op::Open => self.open(asked),
             Op::Stat => self.stat(asked),
@@ -259,7 +259,7 @@ impl Answers {
             Op::SetAttribute | Op::RemoveAttribute => self.change_attribute(asked),
             Op::Sync => self.sync(asked),
             Op::Flush => {
-                self.given.flush(asked.file())?;
+                self.open_files.flush(asked.file())?;
                 done()
             }
             Op::Resolve => self.resolve(asked),
@@ -269,31 +269,38 @@ impl Answers {
     }
 
     /// Returns the file of a path, a directory or an open file.
-    pub(super) fn target(&self, asked: &Asked<'_>, follow: bool) -> Result<Found, Fail> {
+    pub(super) fn target(
+        &self,
+        asked: &ProgramRequest<'_>,
+        follow: bool,
+    ) -> Result<LookupResult, Fail> {
         if asked.request.inode != 0 {
-            let lent = self.lent(asked)?;
-            return Ok(Walker::at(&self.fs, asked.caller, lent.key)?);
+            let open_file = self.open_file(asked)?;
+            return Ok(Walker::at(&self.fs, asked.caller, open_file.key)?);
         }
         if asked.texts[0].is_empty() && asked.request.base != 0 {
-            let key = Key::unpack(asked.request.base);
+            let key = InodeKey::unpack(asked.request.base);
             self.entitled(asked.caller, key)?;
             return Ok(Walker::at(&self.fs, asked.caller, key)?);
         }
         self.walk(asked, asked.path(), follow)?.there()
     }
 
-    fn lent(&self, asked: &Asked<'_>) -> Result<Arc<Lent>, Fail> {
-        let mut open = self.given.of_file(asked.file());
+    fn open_file(&self, asked: &ProgramRequest<'_>) -> Result<Arc<OpenFile>, Fail> {
+        let mut open = self.open_files.of_file(asked.file());
         // A program may name a file that it has not opened.
         let caller = asked.caller.uid;
-        open.retain(|lent| !self.strangers || [0, lent.caller.uid].contains(&caller));
-        let lent = open.iter().find(|lent| lent.write).or(open.first());
-        Ok(lent.cloned().ok_or(Errno::BADF)?)
+        open.retain(|open_file| !self.other_users || [0, open_file.caller.uid].contains(&caller));
+        let open_file = open
+            .iter()
+            .find(|open_file| open_file.write)
+            .or(open.first());
+        Ok(open_file.cloned().ok_or(Errno::BADF)?)
     }
 
     /// Checks that the caller may reach a directory by its path: any program can name a directory by its number.
-    pub(super) fn entitled(&self, caller: Caller, key: Key) -> Result<(), Fail> {
-        if !self.strangers || caller.uid == 0 || key.is_special() {
+    pub(super) fn entitled(&self, caller: Caller, key: InodeKey) -> Result<(), Fail> {
+        if !self.other_users || caller.uid == 0 || key.is_special() {
             return Ok(());
         }
         let mut at = key.ino;
@@ -302,7 +309,7 @@ impl Answers {
                 return Ok(());
             }
             let (ino, _) = self.fs.table.name_of(at).ok_or(Errno::ACCESS)?;
-            let above = Walker::at(&self.fs, caller, Key { ino, alias: 0 })?;
+            let above = Walker::at(&self.fs, caller, InodeKey { ino, alias: 0 })?;
             rights::may(caller, &above.attr, SEARCH)?;
             at = ino;
         }
@@ -311,17 +318,17 @@ impl Answers {
 
     pub(super) fn walk(
         &self,
-        asked: &Asked<'_>,
-        path: Path<'_>,
+        asked: &ProgramRequest<'_>,
+        path: ProgramPath<'_>,
         follow: bool,
-    ) -> Result<Place, Fail> {
+    ) -> Result<PathTarget, Fail> {
         if !path.text.starts_with(b"/") && path.base != 0 {
-            self.entitled(asked.caller, Key::unpack(path.base))?;
+            self.entitled(asked.caller, InodeKey::unpack(path.base))?;
         }
         self.walker.walk(&self.fs, asked.caller, path, follow)
     }
 
-    fn access(&self, asked: Asked<'_>) -> Replied {
+    fn access(&self, asked: ProgramRequest<'_>) -> Replied {
         let found = self.target(&asked, asked.follows())?;
         let want = asked.mode() & 7;
         if want != 0 {
@@ -330,8 +337,8 @@ impl Answers {
         done()
     }
 
-    fn list(&self, asked: Asked<'_>) -> Replied {
-        let key = Key::unpack(asked.request.base);
+    fn list(&self, asked: ProgramRequest<'_>) -> Replied {
+        let key = InodeKey::unpack(asked.request.base);
         let (number, mut from) = (asked.request.a >> 32, low(asked.request.a) as usize);
         let mut reply = Reply::default();
         let mut add = |ino: u64, kind: Kind, name: &[u8]| {
@@ -357,7 +364,9 @@ impl Answers {
             add(found.attr.ino, Kind::Directory, b".");
             add(found.attr.ino, Kind::Directory, b"..");
             if key.is_special() {
-                let entries = self.fs.control_list(asked.caller, key.ino, Pace::MayWait)?;
+                let entries = self
+                    .fs
+                    .control_list(asked.caller, key.ino, WaitPolicy::MayWait)?;
                 for (name, found) in entries {
                     add(found.attr.ino, found.attr.kind(), &name);
                 }
@@ -371,9 +380,13 @@ impl Answers {
         let listing = self.listings.lock().of(number, asked.request.base, uid);
         let handle = listing.ok_or(Errno::STALE)?.handle;
         loop {
-            let listed = self
-                .fs
-                .list(asked.caller, handle, from, LIST_ENTRIES, Pace::MayWait)?;
+            let listed = self.fs.list(
+                asked.caller,
+                handle,
+                from,
+                LIST_ENTRIES,
+                WaitPolicy::MayWait,
+            )?;
             if listed.is_empty() {
                 self.listings.lock().by_number.remove(&number);
                 self.fs.releasedir(handle);
@@ -392,8 +405,8 @@ impl Answers {
         }
     }
 
-    fn begin_listing(&self, asked: &Asked<'_>, key: Key) -> u64 {
-        let listing = Listing {
+    fn begin_listing(&self, asked: &ProgramRequest<'_>, key: InodeKey) -> u64 {
+        let listing = ProgramListing {
             handle: self.fs.opendir(key.ino),
             base: asked.request.base,
             uid: asked.caller.uid,
@@ -406,7 +419,12 @@ impl Answers {
     }
 
     /// Returns the place of a new entry.
-    fn vacant(&self, asked: &Asked<'_>, path: Path<'_>, directory: bool) -> Result<Place, Fail> {
+    fn vacant(
+        &self,
+        asked: &ProgramRequest<'_>,
+        path: ProgramPath<'_>,
+        directory: bool,
+    ) -> Result<PathTarget, Fail> {
         let place = self.walk(asked, path, false)?;
         if place.found.is_some() {
             return Err(Errno::EXIST.into());
@@ -419,10 +437,10 @@ impl Answers {
         Ok(place)
     }
 
-    fn make(&self, asked: Asked<'_>, kind: Kind, target: &[u8]) -> Replied {
+    fn make(&self, asked: ProgramRequest<'_>, kind: Kind, target: &[u8]) -> Replied {
         let directory = kind == Kind::Directory;
         let place = self.vacant(&asked, asked.path(), directory)?;
-        let new = New {
+        let new = NewEntry {
             kind,
             mode: match kind {
                 Kind::Symlink => 0o777,
@@ -434,12 +452,12 @@ impl Answers {
         let parent = place.parent.key.ino;
         let made = self
             .fs
-            .make(asked.caller, parent, &place.name, &new, Pace::MayWait)?;
+            .make(asked.caller, parent, &place.name, &new, WaitPolicy::MayWait)?;
         self.walker.keep(&self.fs, &made);
         done()
     }
 
-    fn make_node(&self, asked: Asked<'_>) -> Replied {
+    fn make_node(&self, asked: ProgramRequest<'_>) -> Replied {
         let kind = match asked.mode() & libc::S_IFMT {
             0 => Kind::File,
             _ => kind_of_mode(asked.mode()).ok_or(Errno::INVAL)?,
@@ -454,7 +472,7 @@ impl Answers {
         self.make(asked, kind, &[])
     }
 
-    fn symlink(&self, asked: Asked<'_>) -> Replied {
+    fn symlink(&self, asked: ProgramRequest<'_>) -> Replied {
         let target = asked.texts[1];
         if target.is_empty() {
             return Err(Errno::NOENT.into());
@@ -462,7 +480,7 @@ impl Answers {
         self.make(asked, Kind::Symlink, target)
     }
 
-    fn read_link(&self, asked: Asked<'_>) -> Replied {
+    fn read_link(&self, asked: ProgramRequest<'_>) -> Replied {
         let found = self.target(&asked, false)?;
         if found.attr.kind() != Kind::Symlink {
             return Err(Errno::INVAL.into());
@@ -471,7 +489,7 @@ impl Answers {
             self.fs.control_readlink(found.key.ino)?
         } else {
             self.fs
-                .readlink(asked.caller, found.key.ino, Pace::MayWait)?
+                .readlink(asked.caller, found.key.ino, WaitPolicy::MayWait)?
         };
         Ok(Reply {
             text,
@@ -479,7 +497,7 @@ impl Answers {
         })
     }
 
-    fn link(&self, asked: Asked<'_>) -> Replied {
+    fn link(&self, asked: ProgramRequest<'_>) -> Replied {
         let follow = asked.at_flags().contains(AtFlags::SYMLINK_FOLLOW);
         let source = self.target(&asked, follow)?;
         if is_dir(&source) {
@@ -488,16 +506,20 @@ impl Answers {
         let key = plain(&source)?;
         let place = self.vacant(&asked, asked.second(), false)?;
         rights::may_link(asked.caller, &source.attr)?;
-        self.given.settle_stored(key.ino)?;
+        self.open_files.settle_stored(key.ino)?;
         let parent = place.parent.key.ino;
-        let made = self
-            .fs
-            .link(asked.caller, key.ino, parent, &place.name, Pace::MayWait)?;
+        let made = self.fs.link(
+            asked.caller,
+            key.ino,
+            parent,
+            &place.name,
+            WaitPolicy::MayWait,
+        )?;
         self.walker.keep(&self.fs, &made);
         done()
     }
 
-    fn unlink(&self, asked: Asked<'_>) -> Replied {
+    fn unlink(&self, asked: ProgramRequest<'_>) -> Replied {
         let directory = asked.at_flags().contains(AtFlags::REMOVEDIR);
         match (dots(asked.texts[0]), directory) {
             (Some(b"."), true) => return Err(Errno::INVAL.into()),
@@ -517,12 +539,17 @@ impl Answers {
             _ => {}
         }
         let parent = plain(&place.parent)?.ino;
-        self.fs
-            .unlink(asked.caller, parent, &place.name, directory, Pace::MayWait)?;
+        self.fs.unlink(
+            asked.caller,
+            parent,
+            &place.name,
+            directory,
+            WaitPolicy::MayWait,
+        )?;
         done()
     }
 
-    fn rename(&self, asked: Asked<'_>) -> Replied {
+    fn rename(&self, asked: ProgramRequest<'_>) -> Replied {
         let flags = RenameFlags::from_bits_retain(low(asked.request.flags));
         let how = Renaming {
             no_replace: flags.contains(RenameFlags::NOREPLACE),
@@ -538,7 +565,7 @@ impl Answers {
         let from = self.walk(&asked, asked.path(), false)?;
         let to = self.walk(&asked, asked.second(), false)?;
         let source = from.there()?;
-        let root = |found: &Found| found.key.ino == Inode::ROOT.0;
+        let root = |found: &LookupResult| found.key.ino == Inode::ROOT.0;
         if root(&source) || to.found.is_some_and(|found| root(&found)) {
             return Err(Errno::BUSY.into());
         }
@@ -550,28 +577,29 @@ impl Answers {
         }
         self.may_rename(&asked, (&from, &source), &to, how)?;
         if is_dir(&source) {
-            self.given.settle_all();
+            self.open_files.settle_all();
         } else {
-            self.given.settle_stored(source.key.ino)?;
+            self.open_files.settle_stored(source.key.ino)?;
         }
         let (parent, new_parent) = (plain(&from.parent)?.ino, plain(&to.parent)?.ino);
         let names = ((parent, &from.name[..]), (new_parent, &to.name[..]));
         let (from, to) = names;
-        self.fs.rename(asked.caller, from, to, how, Pace::MayWait)?;
+        self.fs
+            .rename(asked.caller, from, to, how, WaitPolicy::MayWait)?;
         done()
     }
 
     fn may_rename(
         &self,
-        asked: &Asked<'_>,
-        (from, source): (&Place, &Found),
-        to: &Place,
+        asked: &ProgramRequest<'_>,
+        (from, source): (&PathTarget, &LookupResult),
+        to: &PathTarget,
         how: Renaming,
     ) -> Result<(), Fail> {
         let caller = asked.caller;
         rights::may_remove(caller, &from.parent.attr, &source.attr)?;
         let elsewhere = from.parent.key.ino != to.parent.key.ino;
-        let moves = |found: &Found| {
+        let moves = |found: &LookupResult| {
             // Its entry `..` changes.
             if elsewhere && is_dir(found) {
                 rights::may(caller, &found.attr, WRITE)?;
@@ -597,9 +625,9 @@ impl Answers {
         moves(source)
     }
 
-    fn stat_fs(&self, asked: Asked<'_>) -> Replied {
+    fn stat_fs(&self, asked: ProgramRequest<'_>) -> Replied {
         self.target(&asked, true)?;
-        let space = self.fs.statfs(asked.caller, Pace::MayWait)?;
+        let space = self.fs.statfs(asked.caller, WaitPolicy::MayWait)?;
         let mut reply = Reply::default();
         reply.answer.stat = Stat {
             blocks: space.capacity / 4096,
@@ -610,27 +638,27 @@ impl Answers {
         Ok(reply)
     }
 
-    fn sync(&self, asked: Asked<'_>) -> Replied {
+    fn sync(&self, asked: ProgramRequest<'_>) -> Replied {
         if asked.request.inode == 0 {
-            self.given.store_all();
+            self.open_files.store_all();
             self.fs.sync_names(asked.caller)?;
         } else {
-            self.given.sync(asked.caller, asked.file())?;
+            self.open_files.sync(asked.caller, asked.file())?;
         }
         done()
     }
 
     /// Returns the sender's handed-over files that are not stored.
-    fn standing(&self, asked: Asked<'_>) -> Replied {
-        self.given.settle_all();
-        let (waiting, told) = self
-            .given
-            .away
+    fn standing(&self, asked: ProgramRequest<'_>) -> Replied {
+        self.open_files.settle_all();
+        let (waiting, failed) = self
+            .open_files
+            .write_behind
             .standing(asked.caller.uid, asked.request.a != 0);
         let mut reply = Reply::default();
         reply.answer.value = waiting;
-        reply.answer.stat.size = told.len() as u64;
-        for one in told {
+        reply.answer.stat.size = failed.len() as u64;
+        for one in failed {
             let state: &[u8] = if one.waits { b"waits" } else { b"refused" };
             let texts = [state, &one.path, one.why.as_bytes(), &one.file];
             let bytes: usize = texts.iter().map(|text| text.len() + 1).sum();
@@ -645,7 +673,7 @@ impl Answers {
         Ok(reply)
     }
 
-    fn resolve(&self, asked: Asked<'_>) -> Replied {
+    fn resolve(&self, asked: ProgramRequest<'_>) -> Replied {
         let directory = asked.request.mode != 0;
         let base = asked.texts[0].is_empty();
         let (found, place) = if base {
@@ -660,7 +688,7 @@ impl Answers {
             }
             rights::may(asked.caller, &found.attr, SEARCH)?;
         }
-        let path = |key: Key| self.fs.table.path(key.ino).ok_or(Errno::NOENT);
+        let path = |key: InodeKey| self.fs.table.path(key.ino).ok_or(Errno::NOENT);
         let text = match place {
             Some(place) if !is_dir(&found) => {
                 let mut text = path(place.parent.key)?;
@@ -678,7 +706,7 @@ impl Answers {
         })
     }
 
-    fn flock(&self, asked: Asked<'_>) -> Replied {
+    fn flock(&self, asked: ProgramRequest<'_>) -> Replied {
         let operation = low(asked.request.flags).cast_signed();
         let alone = match operation & !libc::LOCK_NB {
             libc::LOCK_SH => Some(false),
@@ -690,7 +718,7 @@ impl Answers {
         let process = format!("/proc/{}", asked.caller.pid);
         let gone = || !std::path::Path::new(&process).exists();
         let wait = operation & libc::LOCK_NB == 0;
-        self.given
+        self.open_files
             .flock((asked.file(), number), alone, wait, gone)?;
         done()
     }
@@ -698,7 +726,7 @@ impl Answers {
 
 /// Returns the number of the open file that a process has as a descriptor, from its lock.
 fn number_of(caller: Caller, descriptor: u64) -> Option<u64> {
-    let info = peer::read(caller, &format!("fdinfo/{descriptor}"))?;
+    let info = peer_process::read(caller, &format!("fdinfo/{descriptor}"))?;
     let locks = info.lines().filter(|line| line.starts_with("lock:"));
     locks
         .filter_map(|line| {
@@ -714,7 +742,7 @@ mod tests {
 
     #[test]
     fn listing_belongs_to_its_user() {
-        let listing = |handle, uid| Listing {
+        let listing = |handle, uid| ProgramListing {
             handle,
             base: 7,
             uid,

@@ -1,10 +1,10 @@
 //! Files whose bytes are not in a directory of this host: programs get a copy. It is fetched at the open, and its changes are transferred at
 //! the close or sync (next: `mount/src/fs/file.rs`).
 
-use super::shelf::{Record, Shelf};
+use super::spool::{ShelfRecord, Spool};
 use crate::error::Error;
-use crate::fs::names::Changes;
-use crate::fs::{Caller, Fs, Key, Pace};
+use crate::fs::names::AttributeChanges;
+use crate::fs::{Caller, Fs, InodeKey, WaitPolicy};
 use parking_lot::Mutex;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -32,25 +32,25 @@ const GRAIN_TRIES: usize = 8;
 
 /// A copy.
 #[derive(Debug)]
-pub(super) struct Copy {
+pub(super) struct LocalFile {
     pub(super) file: File,
-    known: Mutex<Known>,
-    shelved: Mutex<Shelved>,
+    known: Mutex<KnownContent>,
+    spooled: Mutex<Spooled>,
 }
 
-/// The shelf's file of a copy that may be handed over.
+/// The spool's file of a copy that may be handed over.
 #[derive(Debug, Default)]
-struct Shelved {
+struct Spooled {
     /// Number of handles that have the copy open, and of pending seals.
     users: usize,
     /// Number of its file; `None` if the file has no name.
     number: Option<u64>,
-    record: Option<Record>,
+    record: Option<ShelfRecord>,
 }
 
 /// Content that the cluster has.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownContent {
     /// Time of the copy's last change; `None`: the time is not reliable.
     changed: Option<(i64, i64)>,
     size: u64,
@@ -62,17 +62,17 @@ type Id = (u64, u64);
 
 /// All copies.
 #[derive(Debug)]
-pub(super) struct Copies {
+pub(super) struct LocalFiles {
     directory: PathBuf,
     next: AtomicU64,
     hasher: RandomState,
     /// Open copies by inode and object.
-    open: Mutex<HashMap<Id, Arc<Mutex<Weak<Copy>>>>>,
-    kept: Mutex<VecDeque<(Id, Arc<Copy>)>>,
+    open: Mutex<HashMap<Id, Arc<Mutex<Weak<LocalFile>>>>>,
+    kept: Mutex<VecDeque<(Id, Arc<LocalFile>)>>,
     grain: Duration,
 }
 
-impl Copies {
+impl LocalFiles {
     pub(super) fn new(directory: PathBuf) -> Self {
         let grain = if is_fine(&directory) {
             Duration::ZERO
@@ -103,21 +103,21 @@ impl Copies {
     }
 
     /// Returns the copy of the file that is open as `handle`, shared by all openers of the same version. If there is none, it is fetched,
-    /// to a `shelf` if it may be handed over.
+    /// to a `spool` if it may be handed over.
     pub(super) fn of(
         &self,
         id: Id,
         mtime: i64,
-        shelf: Option<&Shelf>,
+        spool: Option<&Spool>,
         fetch: impl Fn(u64, usize) -> Result<Vec<u8>, Error>,
-    ) -> Result<Arc<Copy>, Error> {
+    ) -> Result<Arc<LocalFile>, Error> {
         let place = self.open.lock().entry(id).or_default().clone();
         let mut place = place.lock();
         if let Some(copy) = place.upgrade() {
             return Ok(copy);
         }
-        let (number, file) = match shelf {
-            Some(shelf) => shelf.make().map(|(number, file)| (Some(number), file))?,
+        let (number, file) = match spool {
+            Some(spool) => spool.make().map(|(number, file)| (Some(number), file))?,
             None => (None, self.nameless(id.0)?),
         };
         let fetched = match self.fetched(&file, mtime, &fetch) {
@@ -127,17 +127,17 @@ impl Copies {
             }
             fetched => fetched,
         };
-        let fetched = fetched.map(|known| Copy {
+        let fetched = fetched.map(|known| LocalFile {
             file,
             known: Mutex::new(known),
-            shelved: Mutex::default(),
+            spooled: Mutex::default(),
         });
         let copy = fetched.inspect_err(|_| {
-            if let (Some(shelf), Some(number)) = (shelf, number) {
-                shelf.remove(number);
+            if let (Some(spool), Some(number)) = (spool, number) {
+                spool.remove(number);
             }
         })?;
-        copy.shelved.lock().number = number;
+        copy.spooled.lock().number = number;
         let copy = Arc::new(copy);
         *place = Arc::downgrade(&copy);
         Ok(copy)
@@ -158,8 +158,8 @@ impl Copies {
         file: &File,
         mtime: i64,
         fetch: impl Fn(u64, usize) -> Result<Vec<u8>, Error>,
-    ) -> Result<Known, Error> {
-        let mut known = Known::default();
+    ) -> Result<KnownContent, Error> {
+        let mut known = KnownContent::default();
         loop {
             let piece = fetch(known.size, PIECE_BYTES)?;
             file.write_all_at(&piece, known.size)?;
@@ -184,8 +184,8 @@ impl Copies {
     }
 
     /// Notes that no program has the copy open any more. A copy of a sealed version may be used again.
-    pub(super) fn closed(&self, id: Id, copy: Arc<Copy>, keep: bool) {
-        let size = |copy: &Copy| copy.file.metadata().map_or(0, |stat| stat.len());
+    pub(super) fn closed(&self, id: Id, copy: Arc<LocalFile>, keep: bool) {
+        let size = |copy: &LocalFile| copy.file.metadata().map_or(0, |stat| stat.len());
         if keep && size(&copy) <= KEPT_BYTES_MAX {
             let mut kept = self.kept.lock();
             kept.retain(|(other, _)| *other != id);
@@ -212,8 +212,8 @@ impl Copies {
     pub(super) fn hand_over(
         &self,
         fs: &Fs,
-        (caller, key, handle): (Caller, Key, u64),
-        copy: &Copy,
+        (caller, key, handle): (Caller, InodeKey, u64),
+        copy: &LocalFile,
     ) -> Result<(), Error> {
         let mut known = copy.known.lock();
         let stat = copy.file.metadata()?;
@@ -226,11 +226,12 @@ impl Copies {
         known.changed = None;
         let size = stat.len();
         let cut = |size| {
-            let changes = Changes {
+            let changes = AttributeChanges {
                 size: Some(size),
-                ..Changes::default()
+                ..AttributeChanges::default()
             };
-            fs.setattr(caller, key, changes, Pace::MayWait).map(drop)
+            fs.setattr(caller, key, changes, WaitPolicy::MayWait)
+                .map(drop)
         };
         if size < known.size {
             cut(size)?;
@@ -258,7 +259,7 @@ impl Copies {
                 if known.hashes.get(block) == Some(&hash) {
                     continue;
                 }
-                fs.write(handle, offset, bytes, Pace::MayWait)?;
+                fs.write(handle, offset, bytes, WaitPolicy::MayWait)?;
                 written = written.max(offset + bytes.len() as u64);
                 if known.hashes.len() <= block {
                     // A hole: 0 is the hash of a block that was never compared.
@@ -277,10 +278,10 @@ impl Copies {
     }
 }
 
-impl Copy {
-    /// Returns a copy of a file that an earlier process has left on the shelf: the version that was begun for it has none of its bytes.
-    pub(super) fn taken_up(file: File, record: Record) -> Self {
-        let shelved = Shelved {
+impl LocalFile {
+    /// Returns a copy of a file that an earlier process has left on the spool: the version that was begun for it has none of its bytes.
+    pub(super) fn taken_up(file: File, record: ShelfRecord) -> Self {
+        let spooled = Spooled {
             users: 1,
             number: Some(record.number),
             record: Some(record),
@@ -288,24 +289,24 @@ impl Copy {
         Self {
             file,
             known: Mutex::default(),
-            shelved: Mutex::new(shelved),
+            spooled: Mutex::new(spooled),
         }
     }
 
     /// Counts another opener.
     pub(super) fn enter(&self) {
-        self.shelved.lock().users += 1;
+        self.spooled.lock().users += 1;
     }
 
-    /// Notes that an opener has closed it, or that it is sealed. An unused file is removed from the shelf.
-    pub(super) fn leave(&self, shelf: &Shelf) {
-        let mut shelved = self.shelved.lock();
-        shelved.users = shelved.users.saturating_sub(1);
-        if shelved.users == 0
-            && let Some(number) = shelved.number.take()
+    /// Notes that an opener has closed it, or that it is sealed. An unused file is removed from the spool.
+    pub(super) fn leave(&self, spool: &Spool) {
+        let mut spooled = self.spooled.lock();
+        spooled.users = spooled.users.saturating_sub(1);
+        if spooled.users == 0
+            && let Some(number) = spooled.number.take()
         {
-            shelved.record = None;
-            shelf.remove(number);
+            spooled.record = None;
+            spool.remove(number);
         }
     }
 
@@ -313,30 +314,30 @@ impl Copy {
     /// cannot be stored in the way that it is open.
     pub(super) fn survives(
         &self,
-        shelf: &Shelf,
-        record: impl FnOnce(u64) -> Record,
+        spool: &Spool,
+        record: impl FnOnce(u64) -> ShelfRecord,
     ) -> Result<bool, Error> {
-        let mut shelved = self.shelved.lock();
-        let Some(number) = shelved.number else {
+        let mut spooled = self.spooled.lock();
+        let Some(number) = spooled.number else {
             return Ok(false);
         };
-        if shelved.record.is_none() {
+        if spooled.record.is_none() {
             let record = record(number);
-            shelf.keep(&record)?;
-            shelved.record = Some(record);
+            spool.keep(&record)?;
+            spooled.record = Some(record);
         }
         Ok(true)
     }
 
-    pub(super) fn record(&self) -> Option<Record> {
-        self.shelved.lock().record.clone()
+    pub(super) fn record(&self) -> Option<ShelfRecord> {
+        self.spooled.lock().record.clone()
     }
 
-    /// Removes the shelf's file from the copy and returns its record.
-    pub(super) fn give_up_record(&self) -> Option<Record> {
-        let mut shelved = self.shelved.lock();
-        shelved.number = None;
-        shelved.record.take()
+    /// Removes the spool's file from the copy and returns its record.
+    pub(super) fn give_up_record(&self) -> Option<ShelfRecord> {
+        let mut spooled = self.spooled.lock();
+        spooled.number = None;
+        spooled.record.take()
     }
 
     /// Whether the copy was changed since its last transfer.

@@ -11,39 +11,38 @@
 //! | `walk` | paths |
 //! | `rights` | permissions of callers |
 //! | `peer` | the processes that connect |
-//! | `given` | descriptors that programs have, and their end |
+//! | `open_files` | descriptors that programs have, and their end |
 //! | `copies` | files that are not on this host |
-//! | `away`, `shelf` | files that are stored after their close, and their bytes until then |
+//! | `write_behind`, `spool` | files that are stored after their close, and their bytes until then |
 //! | `socket` | messages |
 
 mod answer;
 mod attributes;
-mod away;
 mod copies;
-mod given;
+mod open_files;
 mod opening;
-mod peer;
+mod path_resolution;
+mod peer_process;
 mod rights;
-mod shelf;
 mod socket;
-mod walk;
+mod spool;
+mod write_behind;
 
 use crate::error::Error;
-use crate::fs::patience;
-use crate::fs::watch::{Closes, Kernel};
+use crate::fs::deadline;
+use crate::fs::watch::{Closes, KernelCache};
 use crate::session::{self, Attached};
-use answer::{Answers, Asked, Reply};
-use away::Away;
-use copies::Copies;
-use given::Given;
+use answer::{Answers, ProgramRequest, Reply};
+use copies::LocalFiles;
+use open_files::OpenFiles;
 use parking_lot::Mutex;
-use peer::Peer;
+use peer_process::PeerProcess;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::net::sockopt::socket_peercred;
-use shelf::Shelf;
+use spool::Spool;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ffi::OsStr;
@@ -57,10 +56,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::{Credential, Endpoint};
 use tidemill_preload_api::{
-    AWAY, Answer, COPIES, DIRECTORIES, LEAVES, Op, REQUEST_BYTES_MAX, Request,
+    Answer, COPIES, DIRECTORIES, LEAVES, Op, REQUEST_BYTES_MAX, Request, WRITE_BEHIND,
 };
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
+use write_behind::WriteBehind;
 
 /// Maximum number of connections at once: each has a thread.
 const CONNECTIONS_MAX: usize = 4096;
@@ -73,7 +73,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Configuration of a served file system.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct PreloadConfig {
     /// The server.
     pub endpoint: Endpoint,
     /// Content of the cluster's token file, for a server that is reached over TCP.
@@ -91,7 +91,7 @@ pub struct Config {
     /// Time that the process continues without users; `None`: for ever.
     pub idle: Option<Duration>,
     /// Maximum number of bytes that are handed over and not stored yet.
-    pub room_bytes: u64,
+    pub space_bytes: u64,
 }
 
 /// Text of the error if another process serves in the directory, or is about to.
@@ -106,7 +106,7 @@ pub fn socket_in(directory: &Path) -> PathBuf {
 /// The file system for programs under `tidemill preload`; it is served while this exists.
 #[derive(Debug)]
 pub struct Serving {
-    shared: Arc<Shared>,
+    shared: Arc<PreloadShared>,
     runtime: Runtime,
     socket: PathBuf,
     idle: Option<Duration>,
@@ -115,7 +115,7 @@ pub struct Serving {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct PreloadShared {
     answers: Answers,
     allow_other: bool,
     own_uid: u32,
@@ -127,13 +127,13 @@ struct Shared {
 #[derive(Clone, Copy, Debug)]
 struct NoKernel;
 
-impl Kernel for NoKernel {
+impl KernelCache for NoKernel {
     fn forget_entry(&self, _: u64, _: &OsStr) {}
     fn forget_inode(&self, _: u64) {}
     fn forget_attributes(&self, _: u64) {}
 }
 
-impl Closes for Given {
+impl Closes for OpenFiles {
     fn settle(&self, ino: u64) {
         self.settle_for_others(ino);
     }
@@ -143,14 +143,14 @@ impl Closes for Given {
 ///
 /// # Errors
 /// The server refuses or cannot be trusted, or the directory belongs to another user or is served by another process.
-pub fn serve(config: &Config) -> Result<Serving, Error> {
+pub fn serve(config: &PreloadConfig) -> Result<Serving, Error> {
     let held = take_directory(config)?;
     let Attached { runtime, fs } = session::attach(
-        &session::Config {
+        &session::MountConfig {
             in_place: config.in_place,
             allow_other: config.allow_other,
             attr_ttl: config.attr_ttl,
-            ..session::Config::new(
+            ..session::MountConfig::new(
                 config.endpoint.clone(),
                 config.credential.clone(),
                 config.prefix.clone(),
@@ -160,19 +160,19 @@ pub fn serve(config: &Config) -> Result<Serving, Error> {
         NoKernel,
     )?;
     if config.allow_other {
-        fs.backend.set_lends();
+        fs.backend.set_hands_out();
     }
-    let copies = Copies::new(config.directory.join(COPIES));
+    let copies = LocalFiles::new(config.directory.join(COPIES));
     let asked = fs.backend.ask_server(|| fs.backend.server.status())?;
-    let shelf = Shelf::new(config.directory.join(AWAY), asked.cluster_id);
-    let away = Away::new(shelf, config.room_bytes);
-    away.take_up()?;
-    let given = Arc::new(Given::new(fs.clone(), copies, away));
-    fs.set_closes(given.clone());
-    let shared = Arc::new(Shared {
+    let spool = Spool::new(config.directory.join(WRITE_BEHIND), asked.cluster_id);
+    let write_behind = WriteBehind::new(spool, config.space_bytes);
+    write_behind.take_up()?;
+    let open_files = Arc::new(OpenFiles::new(fs.clone(), copies, write_behind));
+    fs.set_closes(open_files.clone());
+    let shared = Arc::new(PreloadShared {
         answers: Answers::new(
             fs,
-            given,
+            open_files,
             config.directory.join(DIRECTORIES),
             config.allow_other,
         ),
@@ -219,7 +219,7 @@ pub fn close_inherited() {
 }
 
 /// Creates the directory. Only this user may be able to change it.
-fn take_directory(config: &Config) -> Result<File, Error> {
+fn take_directory(config: &PreloadConfig) -> Result<File, Error> {
     let mode = if config.allow_other { 0o711 } else { 0o700 };
     let directory = &config.directory;
     let mut how = DirBuilder::new();
@@ -247,7 +247,7 @@ fn take_directory(config: &Config) -> Result<File, Error> {
     let mut how = DirBuilder::new();
     how.recursive(true)
         .mode(0o700)
-        .create(directory.join(AWAY))?;
+        .create(directory.join(WRITE_BEHIND))?;
     Ok(held)
 }
 
@@ -279,7 +279,7 @@ impl Connections {
     }
 }
 
-impl Shared {
+impl PreloadShared {
     /// Starts the threads that serve.
     fn begin(self: &Arc<Self>, listener: OwnedFd) -> std::io::Result<()> {
         let spawn = |name: &str, work: fn(&Self)| {
@@ -292,11 +292,11 @@ impl Shared {
             .name("accept".into())
             .spawn(move || accepting.accept(&listener))?;
         spawn("closed-files", |shared| {
-            shared.answers.given.keep_sweeping(|| shared.goes_on());
+            shared.answers.open_files.keep_sweeping(|| shared.goes_on());
         })?;
-        for _ in 0..away::WORKERS {
+        for _ in 0..write_behind::WORKERS {
             spawn("storing", |shared| {
-                shared.answers.given.keep_storing(|| shared.goes_on());
+                shared.answers.open_files.keep_storing(|| shared.goes_on());
             })?;
         }
         Ok(())
@@ -325,7 +325,7 @@ impl Shared {
                 tracing::warn!(uid, "a program was refused: too many are connected");
                 continue;
             }
-            let peer = Peer::of(&connection);
+            let peer = PeerProcess::of(&connection);
             let serving = self.clone();
             let spawned = std::thread::Builder::new()
                 .name("program".into())
@@ -344,7 +344,7 @@ impl Shared {
     }
 
     /// Answers one program's requests until the connection ends.
-    fn converse(&self, connection: &OwnedFd, peer: Peer) -> Result<(), Errno> {
+    fn converse(&self, connection: &OwnedFd, peer: PeerProcess) -> Result<(), Errno> {
         let peer = Rc::new(peer);
         let connection = connection.as_fd();
         socket::know_senders(connection)?;
@@ -366,12 +366,12 @@ impl Shared {
                 None => refused(Errno::PROTO),
                 Some(_) if !self.serves(caller.uid) => refused(Errno::ACCESS),
                 Some((request, texts)) => {
-                    let asked = Asked {
+                    let asked = ProgramRequest {
                         caller,
                         request,
                         texts,
                     };
-                    peer::serve(&peer, || patience::serve(|| self.answers.answer(asked)))
+                    peer_process::serve(&peer, || deadline::serve(|| self.answers.answer(asked)))
                 }
             };
             let head = reply.answer.encode();
@@ -384,8 +384,10 @@ impl Shared {
     }
 
     fn is_idle(&self) -> bool {
-        let given = &self.answers.given;
-        self.connections.0.lock().is_empty() && given.count() == 0 && given.away.count() == 0
+        let open_files = &self.answers.open_files;
+        self.connections.0.lock().is_empty()
+            && open_files.count() == 0
+            && open_files.write_behind.count() == 0
     }
 }
 
@@ -417,7 +419,7 @@ impl Serving {
             Ok::<_, std::io::Error>(())
         })?;
         let _ = std::fs::remove_file(&self.socket);
-        self.shared.answers.given.store_all();
+        self.shared.answers.open_files.store_all();
         let sealed = session::finish(&self.shared.answers.fs);
         self.shared.ends.store(true, Ordering::Release);
         sealed.map_err(|left| Error::Unsealed {
@@ -479,7 +481,7 @@ pub struct NotStored {
 
 /// State of handed-over files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct HandoverState {
     /// Number of files on their way.
     pub waiting: u64,
     /// Number of files that could not be stored.
@@ -492,7 +494,7 @@ pub struct Standing {
 ///
 /// # Errors
 /// The file system has ended.
-pub fn standing(connection: &OwnedFd, again: bool) -> Result<Standing, Error> {
+pub fn standing(connection: &OwnedFd, again: bool) -> Result<HandoverState, Error> {
     let request = Request {
         op: Op::Wait as u64,
         a: u64::from(again),
@@ -501,23 +503,23 @@ pub fn standing(connection: &OwnedFd, again: bool) -> Result<Standing, Error> {
     let (answer, text) = ask(connection, request, b"")?;
     let texts: Vec<_> = text.split(|&byte| byte == 0).collect();
     let path = |text: &[u8]| PathBuf::from(OsStr::from_bytes(text));
-    let told = texts.chunks_exact(4).map(|one| NotStored {
+    let reported = texts.chunks_exact(4).map(|one| NotStored {
         waits: one[0] == b"waits",
         path: path(one[1]),
         why: String::from_utf8_lossy(one[2]).into_owned(),
         file: path(one[3]),
     });
-    Ok(Standing {
+    Ok(HandoverState {
         waiting: answer.value,
         failed: answer.stat.size,
-        not_stored: told.collect(),
+        not_stored: reported.collect(),
     })
 }
 
 /// Whether files were handed over to an earlier file system in this directory and are not stored.
 #[must_use]
 pub fn has_left(directory: &Path) -> bool {
-    shelf::is_left(&directory.join(AWAY))
+    spool::is_left(&directory.join(WRITE_BEHIND))
 }
 
 #[cfg(test)]

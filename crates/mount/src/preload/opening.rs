@@ -1,20 +1,20 @@
-//! Opens of files and directories by programs (next: `mount/src/preload/given.rs`).
+//! Opens of files and directories by programs (next: `mount/src/preload/open_files.rs`).
 
-use super::answer::{Answers, Asked, OPEN_TRIES, Replied, Reply, low, plain};
-use super::given::Opener;
-use super::peer;
+use super::answer::{Answers, OPEN_TRIES, ProgramRequest, Replied, Reply, low, plain};
+use super::open_files::FileOpener;
+use super::path_resolution::{Fail, PathTarget};
+use super::peer_process;
 use super::rights::{self, READ, SEARCH, WRITE};
-use super::walk::{Fail, Place};
 use crate::error::Error;
-use crate::fs::file::{OpenHow, Opened};
-use crate::fs::{Found, Key, Pace};
+use crate::fs::file::{OpenHow, OpenedFile};
+use crate::fs::{InodeKey, LookupResult, WaitPolicy};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use tidemill_preload_api::GIVE_AWAY;
+use tidemill_preload_api::ASYNCHRONOUS;
 use tidemill_wire::v1::Kind;
 
 impl Answers {
-    pub(super) fn open(&self, asked: Asked<'_>) -> Replied {
+    pub(super) fn open(&self, asked: ProgramRequest<'_>) -> Replied {
         let flags = OFlags::from_bits_retain(low(asked.request.flags));
         if flags.contains(OFlags::TMPFILE) {
             return Err(Errno::OPNOTSUPP.into());
@@ -43,7 +43,7 @@ impl Answers {
         Err(Errno::STALE.into())
     }
 
-    fn create(&self, asked: &Asked<'_>, place: &Place, flags: OFlags) -> Replied {
+    fn create(&self, asked: &ProgramRequest<'_>, place: &PathTarget, flags: OFlags) -> Replied {
         if place.directory {
             return Err(Errno::ISDIR.into());
         }
@@ -56,20 +56,24 @@ impl Answers {
             follows: false,
         };
         let new = (asked.new_mode(), how);
-        let made = self
-            .fs
-            .create(asked.caller, parent.ino, &place.name, new, Pace::MayWait);
+        let made = self.fs.create(
+            asked.caller,
+            parent.ino,
+            &place.name,
+            new,
+            WaitPolicy::MayWait,
+        );
         let (found, opened) = made?;
         self.walker.keep(&self.fs, &found);
-        self.lend(asked, found.key, how, &opened, flags)
+        self.hand_out(asked, found.key, how, &opened, flags)
     }
 
-    fn lend(
+    fn hand_out(
         &self,
-        asked: &Asked<'_>,
-        key: Key,
+        asked: &ProgramRequest<'_>,
+        key: InodeKey,
         how: OpenHow,
-        opened: &Opened,
+        opened: &OpenedFile,
         flags: OFlags,
     ) -> Replied {
         let made_here = OFlags::CREATE
@@ -78,23 +82,28 @@ impl Answers {
             | OFlags::NOCTTY
             | OFlags::NOFOLLOW
             | OFlags::NOATIME;
-        let by = Opener {
+        let by = FileOpener {
             caller: asked.caller,
             flags: flags.difference(made_here),
             how,
-            away: asked.request.a & GIVE_AWAY != 0,
+            write_behind: asked.request.a & ASYNCHRONOUS != 0,
         };
-        let (descriptor, told) = self.given.lend(by, key, opened)?;
+        let (descriptor, reported) = self.open_files.hand_out(by, key, opened)?;
         let mut reply = Reply {
             descriptor: Some(descriptor),
             ..Reply::default()
         };
         // Whether changes have to be transferred at the close.
-        reply.answer.value = u64::from(told);
+        reply.answer.value = u64::from(reported);
         Ok(reply)
     }
 
-    fn open_found(&self, asked: &Asked<'_>, found: Found, flags: OFlags) -> Replied {
+    fn open_found(
+        &self,
+        asked: &ProgramRequest<'_>,
+        found: LookupResult,
+        flags: OFlags,
+    ) -> Replied {
         let mode = flags & OFlags::RWMODE;
         let how = OpenHow {
             write: mode != OFlags::RDONLY,
@@ -136,11 +145,11 @@ impl Answers {
         if key.is_special() {
             let handle = self.fs.control_open(asked.caller, key.ino, writes)?;
             // The open has examined the sender by its process number.
-            if writes && !peer::is(asked.caller) {
+            if writes && !peer_process::is(asked.caller) {
                 self.fs.control_release(handle);
                 return Err(Errno::ACCESS.into());
             }
-            let opened = Opened {
+            let opened = OpenedFile {
                 handle,
                 local: None,
                 object: u64::MAX - handle,
@@ -149,15 +158,15 @@ impl Answers {
                 flush: true,
                 followed: false,
             };
-            return self.lend(asked, key, how, &opened, flags);
+            return self.hand_out(asked, key, how, &opened, flags);
         }
-        self.given.settle_to_open(key.ino, writes);
-        let opened = self.fs.open(asked.caller, key, how, Pace::MayWait)?;
-        self.lend(asked, key, how, &opened, flags)
+        self.open_files.settle_to_open(key.ino, writes);
+        let opened = self.fs.open(asked.caller, key, how, WaitPolicy::MayWait)?;
+        self.hand_out(asked, key, how, &opened, flags)
     }
 
     /// Returns a descriptor of an empty directory whose name is the number of the directory.
-    fn open_directory(&self, key: Key, flags: OFlags) -> Replied {
+    fn open_directory(&self, key: InodeKey, flags: OFlags) -> Replied {
         let directory = self.directories.lock();
         let path = directory.join(key.pack().to_string());
         std::fs::create_dir(&path).map_err(Error::from)?;

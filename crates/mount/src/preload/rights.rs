@@ -1,6 +1,6 @@
 //! Permissions of callers: on a mount the kernel decides them, here this module does. It reads `/proc` of the connected process.
 
-use super::peer;
+use super::peer_process;
 use crate::error::Error;
 use crate::fs::Caller;
 use rustix::io::Errno;
@@ -28,7 +28,7 @@ fn numbers(status: &str, field: &str, radix: u32) -> Vec<u32> {
 
 /// Returns the mode bits that a process removes from new files. If they cannot be read, all bits of other users are removed.
 pub(super) fn umask(caller: Caller) -> u32 {
-    let status = peer::read(caller, "status").unwrap_or_default();
+    let status = peer_process::read(caller, "status").unwrap_or_default();
     let umask = numbers(&status, "Umask:", 8);
     umask.first().copied().unwrap_or(0o077)
 }
@@ -42,7 +42,8 @@ fn is_member(status: &str, caller: Caller, gid: u32) -> bool {
 
 fn in_group(caller: Caller, gid: u32) -> bool {
     caller.gid == gid
-        || peer::read(caller, "status").is_some_and(|status| is_member(&status, caller, gid))
+        || peer_process::read(caller, "status")
+            .is_some_and(|status| is_member(&status, caller, gid))
 }
 
 /// Whether all of `want` is allowed ([`READ`], [`WRITE`], [`SEARCH`]).
@@ -109,8 +110,8 @@ pub(super) fn may_link(caller: Caller, attr: &Attr) -> Result<(), Error> {
 /// Returns the mode that an owner may set.
 pub(super) fn settable(caller: Caller, attr: &Attr, mode: u32) -> Result<u32, Error> {
     owns(caller, attr)?;
-    let stranger = caller.uid != 0 && mode & SETGID != 0 && !in_group(caller, attr.gid);
-    Ok(if stranger { mode & !SETGID } else { mode })
+    let foreign_group = caller.uid != 0 && mode & SETGID != 0 && !in_group(caller, attr.gid);
+    Ok(if foreign_group { mode & !SETGID } else { mode })
 }
 
 /// Whether user and group may be set.
@@ -189,7 +190,7 @@ mod tests {
     #[test]
     fn groups_are_those_of_connected_process() {
         let directory = tempfile::tempdir().unwrap();
-        let own = peer::tests::own(directory.path());
+        let own = peer_process::tests::own(directory.path());
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let uid = rustix::process::geteuid().as_raw();
         let caller = |pid| Caller {
@@ -199,8 +200,8 @@ mod tests {
         };
         for gid in numbers(&status, "Groups:", 10) {
             let pid = std::process::id();
-            assert!(peer::serve(&own, || in_group(caller(pid), gid)));
-            assert!(!peer::serve(&own, || in_group(caller(1), gid)));
+            assert!(peer_process::serve(&own, || in_group(caller(pid), gid)));
+            assert!(!peer_process::serve(&own, || in_group(caller(1), gid)));
             assert!(!in_group(caller(pid), gid));
         }
         let text = "Umask:\t0022\nUid:\t5\t6\t6\t6\nGroups:\t7 77 \n";

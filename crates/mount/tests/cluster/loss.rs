@@ -1,6 +1,6 @@
 //! A connection to the server that loses answers: the request is carried out, and its answer does not arrive.
 
-use super::Cluster;
+use super::MountCluster;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -19,7 +19,7 @@ pub struct Lossy {
 
 impl Lossy {
     /// `local`: namespace requests use a socket of their own; otherwise all use gRPC.
-    pub fn new(cluster: &Cluster, local: bool) -> Self {
+    pub fn new(cluster: &MountCluster, local: bool) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let lose = Arc::new(AtomicI64::new(-1));
         let real = cluster.directory().join("server");

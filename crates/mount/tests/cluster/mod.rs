@@ -19,9 +19,9 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use tidemill_client::Endpoint;
 use tidemill_core::id::NodeId;
-use tidemill_mount::{Config, Error, Session, mount};
-use tidemill_node::Node;
-use tidemill_server::Server;
+use tidemill_mount::{Error, MountConfig, MountSession, mount};
+use tidemill_node::RunningNode;
+use tidemill_server::RunningServer;
 use tokio::runtime::Runtime;
 
 pub mod loss;
@@ -30,11 +30,11 @@ pub mod loss;
 /// that this process closes in the meantime.
 static ONE: ReentrantMutex<()> = ReentrantMutex::new(());
 
-pub struct Cluster {
+pub struct MountCluster {
     runtime: Runtime,
     /// The server, on a runtime of its own, whose connections end with it as those of a process do.
-    server: Option<(Runtime, Server)>,
-    nodes: Vec<Option<Node>>,
+    server: Option<(Runtime, RunningServer)>,
+    nodes: Vec<Option<RunningNode>>,
     directory: TempDir,
     mounts: u32,
     _one: ReentrantMutexGuard<'static, ()>,
@@ -42,7 +42,7 @@ pub struct Cluster {
 
 /// A mount that is detached at the end of the test.
 #[derive(Debug)]
-pub struct Mounted(Option<Session>);
+pub struct Mounted(Option<MountSession>);
 
 impl Mounted {
     pub fn path(&self) -> &Path {
@@ -79,7 +79,7 @@ pub fn can_mount() -> bool {
     able
 }
 
-impl Cluster {
+impl MountCluster {
     pub fn start() -> Self {
         let log = tracing_subscriber::fmt()
             .with_test_writer()
@@ -108,8 +108,8 @@ impl Cluster {
     pub fn start_node(&mut self, number: usize) {
         let directory = self.directory.path().join(format!("e{number}"));
         let id = NodeId(number.try_into().unwrap());
-        let config = tidemill_node::Config::new(id, directory, self.endpoint());
-        let node = self.runtime.block_on(Node::start(config)).unwrap();
+        let config = tidemill_node::NodeConfig::new(id, directory, self.endpoint());
+        let node = self.runtime.block_on(RunningNode::start(config)).unwrap();
         self.nodes[number] = Some(node);
     }
 
@@ -144,9 +144,9 @@ impl Cluster {
     }
 
     pub fn start_server(&mut self) {
-        let config = tidemill_server::Config::new(self.directory.path().join("server"));
+        let config = tidemill_server::ServeConfig::new(self.directory.path().join("server"));
         let runtime = Runtime::new().unwrap();
-        let server = runtime.block_on(Server::start(config)).unwrap();
+        let server = runtime.block_on(RunningServer::start(config)).unwrap();
         self.server = Some((runtime, server));
     }
 
@@ -167,14 +167,14 @@ impl Cluster {
         self.mounts += 1;
         let mountpoint = self.directory.path().join(format!("mnt{}", self.mounts));
         std::fs::create_dir(&mountpoint).unwrap();
-        let mut config = Config::new(endpoint, None, mountpoint);
+        let mut config = MountConfig::new(endpoint, None, mountpoint);
         config.in_place = in_place;
         Mounted(Some(mount(&config).unwrap()))
     }
 
     /// Mounts it at the path of the test.
     pub fn try_mount(&mut self, mountpoint: &Path) -> Result<Mounted, Error> {
-        let config = Config::new(self.endpoint(), None, mountpoint.to_owned());
+        let config = MountConfig::new(self.endpoint(), None, mountpoint.to_owned());
         Ok(Mounted(Some(mount(&config)?)))
     }
 
@@ -183,7 +183,7 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for MountCluster {
     fn drop(&mut self) {
         for node in self.nodes.drain(..).flatten() {
             self.runtime.block_on(node.stop());

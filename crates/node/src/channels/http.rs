@@ -1,8 +1,8 @@
 //! HTTP routes of channels; `tidemill_wire::route` lists them. They use the node's channels.
 
-use super::kept::{Kept, RECORD_BYTES, Sent, Trouble};
-use super::{Channel, ChannelError, Channels};
-use crate::http::{Answer, Context, Refused, collect};
+use super::ring_file::{OpenChannel, OpenChannelError, RECORD_BYTES, SendOutcome};
+use super::{ChannelError, Channels, UsedChannel};
+use crate::http::{HttpContext, HttpRefusal, HttpResult, collect};
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
@@ -14,25 +14,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_core::channel::{
-    BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, Batch, MESSAGE_BYTES_MAX, is_name,
+    BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, MESSAGE_BYTES_MAX, MessageBatch, is_name,
 };
 use tidemill_core::id::ObjectId;
 use tidemill_wire::capability::{Capability, rights};
 use tidemill_wire::route::{
-    ChannelReading, ChannelRoom, ChannelSending, ChannelState, Sent as SentReply,
+    ChannelReading, ChannelSending, ChannelSpace, ChannelState, SentMessages as SentReply,
 };
 use tokio::time::Instant;
 
 /// Maximum waiting time of one request. A client that wants to wait longer repeats the request.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-pub(crate) fn routes() -> Router<Context> {
+pub(crate) fn routes() -> Router<HttpContext> {
     Router::new()
         .route("/channels/{id}", get(state).post(make))
         .route("/channels/{id}/messages", get(receive).post(send))
-        .route("/channels/{id}/room", get(room))
+        .route("/channels/{id}/space", get(space))
         .route(
-            "/channels/{id}/readers/{name}",
+            "/channels/{id}/consumers/{name}",
             post(acknowledge).delete(forget),
         )
 }
@@ -40,12 +40,17 @@ pub(crate) fn routes() -> Router<Context> {
 /// Channel of a request. Its methods run work on the channel on threads that may block.
 struct Use {
     channels: Arc<Channels>,
-    channel: Arc<Channel>,
+    channel: Arc<UsedChannel>,
     object: ObjectId,
 }
 
 impl Use {
-    fn of(context: &Context, shown: &Capability, id: &str, wanted: u32) -> Result<Self, Refused> {
+    fn of(
+        context: &HttpContext,
+        shown: &Capability,
+        id: &str,
+        wanted: u32,
+    ) -> Result<Self, HttpRefusal> {
         let object = context.authorize(shown, id, wanted)?;
         let channels = Arc::clone(&context.daemon().parts().channels);
         let channel = channels.find(object)?;
@@ -58,8 +63,8 @@ impl Use {
 
     async fn with<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Kept) -> Result<T, Trouble> + Send + 'static,
-    ) -> Result<T, Refused> {
+        work: impl FnOnce(&mut OpenChannel) -> Result<T, OpenChannelError> + Send + 'static,
+    ) -> Result<T, HttpRefusal> {
         let (channels, channel) = (Arc::clone(&self.channels), Arc::clone(&self.channel));
         let object = self.object;
         let work = move || channels.with(object, &channel, work);
@@ -70,8 +75,8 @@ impl Use {
     async fn until<T: Send + 'static>(
         &self,
         wait_ms: u64,
-        work: impl Fn(&mut Kept) -> Result<Option<T>, Trouble> + Clone + Send + 'static,
-    ) -> Result<Option<T>, Refused> {
+        work: impl Fn(&mut OpenChannel) -> Result<Option<T>, OpenChannelError> + Clone + Send + 'static,
+    ) -> Result<Option<T>, HttpRefusal> {
         let until = Instant::now() + Duration::from_millis(wait_ms).min(WAIT_MAX);
         loop {
             let mut changed = std::pin::pin!(self.channel.changed.notified());
@@ -88,10 +93,10 @@ impl Use {
 
 /// Creates a channel that the server has announced.
 async fn make(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::CREATE)?;
     let channels = Arc::clone(&context.daemon().parts().channels);
     let capacity = channels.awaited(object).await.ok_or(ChannelError::None)?;
@@ -100,49 +105,49 @@ async fn make(
 }
 
 async fn state(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let used = Use::of(&context, &shown, &id, 0)?;
     let state = used.with(|kept| {
         let log = &kept.log;
-        let readers = log.readers().iter();
-        let readers: BTreeMap<String, u64> = readers
-            .map(|(name, reader)| (name.clone(), reader.next))
+        let consumers = log.consumers().iter();
+        let consumers: BTreeMap<String, u64> = consumers
+            .map(|(name, consumer)| (name.clone(), consumer.next))
             .collect();
         Ok(ChannelState {
             first: log.head().1,
             next: log.next(),
             held_bytes: log.held_bytes(),
             capacity_bytes: log.capacity(),
-            readers,
+            consumers,
         })
     });
     Ok(Json(state.await?).into_response())
 }
 
 async fn send(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Query(ChannelSending { producer, sequence }): Query<ChannelSending>,
     Extension(shown): Extension<Capability>,
     body: Body,
-) -> Answer {
+) -> HttpResult {
     let used = Use::of(&context, &shown, &id, rights::SEND)?;
     let frames = {
         let _turn = context.body_of(shown.uid).await?;
         collect(body, usize::try_from(BATCH_BYTES_MAX).unwrap_or(usize::MAX)).await?
     };
-    let batch = Batch {
+    let batch = MessageBatch {
         producer,
         sequence,
         count: count(&frames)?,
     };
     let sent = used.with(move |kept| kept.send(batch, &frames)).await?;
     let reply = match sent {
-        Sent::Full => SentReply { first: None },
-        Sent::As(first, new) => {
+        SendOutcome::Full => SentReply { first: None },
+        SendOutcome::As(first, new) => {
             if new {
                 used.channel.changed.notify_waiters();
             }
@@ -153,24 +158,26 @@ async fn send(
 }
 
 /// Returns the number of messages in a body.
-fn count(frames: &Bytes) -> Result<u32, Refused> {
+fn count(frames: &Bytes) -> Result<u32, HttpRefusal> {
     let mut rest = &frames[..];
     let mut count = 0;
     while !rest.is_empty() {
-        let (length, after) = rest.split_first_chunk::<4>().ok_or(Refused::Bad(GARBAGE))?;
+        let (length, after) = rest
+            .split_first_chunk::<4>()
+            .ok_or(HttpRefusal::Bad(GARBAGE))?;
         let length = u32::from_le_bytes(*length);
         if u64::from(length) > MESSAGE_BYTES_MAX {
-            return Err(Refused::TooLong(1 << 20));
+            return Err(HttpRefusal::TooLong(1 << 20));
         }
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        rest = after.get(length..).ok_or(Refused::Bad(GARBAGE))?;
+        rest = after.get(length..).ok_or(HttpRefusal::Bad(GARBAGE))?;
         count += 1;
         if count > BATCH_MESSAGES_MAX {
-            return Err(Refused::Bad("more messages than one request may send"));
+            return Err(HttpRefusal::Bad("more messages than one request may send"));
         }
     }
     match count {
-        0 => Err(Refused::Bad(GARBAGE)),
+        0 => Err(HttpRefusal::Bad(GARBAGE)),
         count => Ok(count),
     }
 }
@@ -179,15 +186,15 @@ const GARBAGE: &str =
     "the body is no messages, each after its length in four bytes, the lowest first";
 
 /// Waits until that many bytes fit into the channel.
-async fn room(
-    State(context): State<Context>,
+async fn space(
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
-    Query(ChannelRoom { bytes, wait_ms }): Query<ChannelRoom>,
+    Query(ChannelSpace { bytes, wait_ms }): Query<ChannelSpace>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let used = Use::of(&context, &shown, &id, rights::SEND)?;
     let _turn = context.wait_of(shown.uid).await?;
-    let fits = move |kept: &mut Kept| {
+    let fits = move |kept: &mut OpenChannel| {
         let fits = kept.log.place(bytes.saturating_add(RECORD_BYTES));
         Ok(fits.map(|_| ()))
     };
@@ -196,20 +203,20 @@ async fn room(
 }
 
 async fn receive(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Query(reading): Query<ChannelReading>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let ChannelReading {
         from,
-        reader,
+        consumer,
         read,
         bytes,
         wait_ms,
     } = reading;
-    // A reader can block senders.
-    let wanted = match reader {
+    // A consumer can block senders.
+    let wanted = match consumer {
         Some(_) => rights::RECEIVE | rights::SEND,
         None => rights::RECEIVE,
     };
@@ -217,9 +224,9 @@ async fn receive(
     let bytes_max = bytes.unwrap_or(BATCH_BYTES_MAX);
     let _turn = context.wait_of(shown.uid).await?;
     let mut from = from;
-    if let Some(name) = &reader {
-        let name = reader_name(name)?;
-        let begin = move |kept: &mut Kept| {
+    if let Some(name) = &consumer {
+        let name = consumer_name(name)?;
+        let begin = move |kept: &mut OpenChannel| {
             let next = kept.begin(&name, from)?;
             match read {
                 Some(read) => Ok((read, kept.acknowledge(&name, read)?)),
@@ -233,7 +240,7 @@ async fn receive(
         from = Some(next);
     }
     let from = from.unwrap_or(0);
-    let found = move |kept: &mut Kept| {
+    let found = move |kept: &mut OpenChannel| {
         let first = kept.log.head().1;
         let messages = kept.read(from.max(first), bytes_max)?;
         Ok((!messages.is_empty()).then_some(messages))
@@ -242,10 +249,10 @@ async fn receive(
     Ok(messages.unwrap_or_default().into_response())
 }
 
-fn reader_name(name: &str) -> Result<String, Refused> {
+fn consumer_name(name: &str) -> Result<String, HttpRefusal> {
     let good = is_name(name).then(|| name.to_owned());
-    good.ok_or(Refused::Bad(
-        "a reader's name has up to 64 letters, digits, dots, dashes and underscores, not a dot first",
+    good.ok_or(HttpRefusal::Bad(
+        "a consumer's name has up to 64 letters, digits, dots, dashes and underscores, not a dot first",
     ))
 }
 
@@ -255,11 +262,11 @@ struct Upto {
 }
 
 async fn acknowledge(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path((id, name)): Path<(String, String)>,
     Query(Upto { read }): Query<Upto>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let used = Use::of(&context, &shown, &id, rights::RECEIVE | rights::SEND)?;
     let freed = used.with(move |kept| kept.acknowledge(&name, read)).await?;
     if freed {
@@ -269,10 +276,10 @@ async fn acknowledge(
 }
 
 async fn forget(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path((id, name)): Path<(String, String)>,
     Extension(shown): Extension<Capability>,
-) -> Answer {
+) -> HttpResult {
     let used = Use::of(&context, &shown, &id, rights::RECEIVE | rights::SEND)?;
     let freed = used.with(move |kept| kept.forget(&name)).await?;
     if freed {

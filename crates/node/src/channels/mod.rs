@@ -1,12 +1,12 @@
-//! Channels of rooms on this node. Each is a file of the directory `channels`; programs send and receive its messages over HTTP ([`http`]).
+//! Channels of workspaces on this node. Each is a file of the directory `channels`; programs send and receive its messages over HTTP ([`http`]).
 //! The server sends the list of channels with each change. Files of other channels are removed.
 
 pub(crate) mod http;
-mod kept;
+mod ring_file;
 
 use crate::store::{Store, StoreError};
-use kept::{Kept, RING_AT, Trouble};
 use parking_lot::Mutex;
+use ring_file::{OpenChannel, OpenChannelError, RING_AT};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{DirBuilder, Permissions};
 use std::io;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tidemill_core::channel::Refusal;
+use tidemill_core::channel::ChannelRefusal;
 use tidemill_core::id::ObjectId;
 use tidemill_wire::v1;
 use tokio::sync::Notify;
@@ -31,17 +31,17 @@ pub(crate) struct Channels {
     directory: PathBuf,
     store: Arc<dyn Store>,
     /// Channels that the server has announced, with the bytes of each; `None` before the first list.
-    told: Mutex<Option<BTreeMap<ObjectId, u64>>>,
+    listed: Mutex<Option<BTreeMap<ObjectId, u64>>>,
     news: Notify,
     making: Mutex<()>,
-    open: Mutex<HashMap<ObjectId, Arc<Channel>>>,
+    open: Mutex<HashMap<ObjectId, Arc<UsedChannel>>>,
 }
 
 /// Channel in use.
 #[derive(Debug, Default)]
-pub(crate) struct Channel {
+pub(crate) struct UsedChannel {
     /// `None` before it is opened, and after it could not be written.
-    kept: Mutex<Option<Kept>>,
+    kept: Mutex<Option<OpenChannel>>,
     /// Signalled after a send, after a read, and at the end of the channel.
     changed: Notify,
     ended: AtomicBool,
@@ -51,11 +51,11 @@ pub(crate) struct Channel {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChannelError {
     #[error(
-        "this node has no such channel: it has ended with its room, was removed, or is lost with its memory or node (`tidemill channel list ROOM`)"
+        "this node has no such channel: it has ended with its workspace, was removed, or is lost with its memory or node (`tidemill channel list WORKSPACE`)"
     )]
     None,
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] ChannelRefusal),
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("the channel's file {path}: {source}")]
@@ -71,7 +71,7 @@ impl Channels {
         let channels = Self {
             directory: directory.clone(),
             store,
-            told: Mutex::default(),
+            listed: Mutex::default(),
             news: Notify::new(),
             making: Mutex::default(),
             open: Mutex::default(),
@@ -90,7 +90,7 @@ impl Channels {
             match object {
                 Some(_) => {
                     let bytes = path.metadata().map_err(failed)?.len();
-                    channels.store.count_room(bytes);
+                    channels.store.count_space(bytes);
                 }
                 // The file is incomplete.
                 None => std::fs::remove_file(&path).map_err(failed)?,
@@ -114,16 +114,16 @@ impl Channels {
         entries.map(file).collect()
     }
 
-    /// Returns whether any channel exists: then the node may not sleep.
+    /// Returns whether any channel exists: then the node may not suspend.
     pub(crate) fn any(&self) -> bool {
         self.files().is_ok_and(|files| !files.is_empty())
     }
 
     /// Stores the server's list of channels.
-    pub(crate) fn on_told(&self, channels: &v1::Channels) {
-        let told = channels.channels.iter();
-        let told = told.map(|one| (ObjectId(one.object), one.capacity_bytes));
-        *self.told.lock() = Some(told.collect());
+    pub(crate) fn on_list(&self, channels: &v1::Channels) {
+        let listed = channels.channels.iter();
+        let listed = listed.map(|one| (ObjectId(one.object), one.capacity_bytes));
+        *self.listed.lock() = Some(listed.collect());
         self.news.notify_waiters();
     }
 
@@ -139,8 +139,11 @@ impl Channels {
         for (object, path) in files {
             let Some(object) = object else { continue };
             // The lock is held so that no removed channel is created again at this time.
-            let told = self.told.lock();
-            if told.as_ref().is_none_or(|told| told.contains_key(&object)) {
+            let listed = self.listed.lock();
+            if listed
+                .as_ref()
+                .is_none_or(|listed| listed.contains_key(&object))
+            {
                 continue;
             }
             if let Some(channel) = self.open.lock().remove(&object) {
@@ -150,7 +153,7 @@ impl Channels {
             }
             let bytes = path.metadata().map_or(0, |metadata| metadata.len());
             match std::fs::remove_file(&path) {
-                Ok(()) => self.store.give_room(bytes),
+                Ok(()) => self.store.give_space(bytes),
                 Err(error) => tracing::warn!(%error, "a channel's file stays for now"),
             }
         }
@@ -158,22 +161,22 @@ impl Channels {
 
     /// Waits until the server has announced a channel. Returns the bytes of its ring.
     async fn awaited(&self, object: ObjectId) -> Option<u64> {
-        let told = async {
+        let listed = async {
             loop {
                 let mut news = std::pin::pin!(self.news.notified());
                 news.as_mut().enable();
-                let told = self
-                    .told
+                let listed = self
+                    .listed
                     .lock()
                     .as_ref()
-                    .and_then(|told| told.get(&object).copied());
-                match told {
+                    .and_then(|listed| listed.get(&object).copied());
+                match listed {
                     Some(capacity) => return capacity,
                     None => news.await,
                 }
             }
         };
-        tokio::time::timeout(WORD_MAX, told).await.ok()
+        tokio::time::timeout(WORD_MAX, listed).await.ok()
     }
 
     /// Creates the file of an announced channel. An existing file is no error.
@@ -183,12 +186,13 @@ impl Channels {
         let making = self.making.lock();
         if !path.exists() {
             let bytes = RING_AT + capacity;
-            self.store.take_room(bytes)?;
-            let made = Kept::make(&new, capacity).and_then(|()| std::fs::rename(&new, &path));
+            self.store.take_space(bytes)?;
+            let made =
+                OpenChannel::make(&new, capacity).and_then(|()| std::fs::rename(&new, &path));
             made.map_err(|source| {
                 // The failed file is temporary: existing channels are not affected.
                 let _ = std::fs::remove_file(&new);
-                self.store.give_room(bytes);
+                self.store.give_space(bytes);
                 ChannelError::Store(StoreError::from_io(object, &new, source))
             })?;
         }
@@ -199,7 +203,7 @@ impl Channels {
     }
 
     /// Returns an existing channel.
-    fn find(&self, object: ObjectId) -> Result<Arc<Channel>, ChannelError> {
+    fn find(&self, object: ObjectId) -> Result<Arc<UsedChannel>, ChannelError> {
         let mut open = self.open.lock();
         if let Some(channel) = open.get(&object) {
             return Ok(Arc::clone(channel));
@@ -214,17 +218,17 @@ impl Channels {
     fn with<T>(
         &self,
         object: ObjectId,
-        channel: &Channel,
-        work: impl FnOnce(&mut Kept) -> Result<T, Trouble>,
+        channel: &UsedChannel,
+        work: impl FnOnce(&mut OpenChannel) -> Result<T, OpenChannelError>,
     ) -> Result<T, ChannelError> {
         let path = self.path(object);
-        let told = |trouble| match trouble {
-            Trouble::Refused(refusal) => ChannelError::Refused(refusal),
-            Trouble::Corrupt => ChannelError::Corrupt { path: path.clone() },
-            Trouble::System(source) if source.kind() == io::ErrorKind::NotFound => {
+        let listed = |trouble| match trouble {
+            OpenChannelError::Refused(refusal) => ChannelError::Refused(refusal),
+            OpenChannelError::Corrupt => ChannelError::Corrupt { path: path.clone() },
+            OpenChannelError::System(source) if source.kind() == io::ErrorKind::NotFound => {
                 ChannelError::None
             }
-            Trouble::System(source) => ChannelError::File {
+            OpenChannelError::System(source) => ChannelError::File {
                 path: path.clone(),
                 source,
             },
@@ -235,12 +239,12 @@ impl Channels {
         }
         let open = match kept.take() {
             Some(open) => kept.insert(open),
-            None => kept.insert(Kept::open(&path).map_err(told)?),
+            None => kept.insert(OpenChannel::open(&path).map_err(listed)?),
         };
         let done = work(open);
-        if matches!(done, Err(Trouble::System(_))) {
+        if matches!(done, Err(OpenChannelError::System(_))) {
             *kept = None;
         }
-        done.map_err(told)
+        done.map_err(listed)
     }
 }

@@ -3,16 +3,16 @@
 //!
 //! All ranks end with the first rank that fails, and with the connections of this node: if it is killed, its ranks are killed, too.
 
-use super::{ALIVE_EVERY, Place, Round, Word, hear_soon, say};
-use crate::executor::Parts;
+use super::{ALIVE_EVERY, RankPlace, Round, Word, hear_soon, say};
+use crate::executor::ExecutorParts;
+use crate::fetch::{FetchError, InputLocations};
 use crate::labels::Live;
-use crate::pull::{Lies, PullError};
 use crate::task::{failure, lies};
 use prost::Message as _;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::time::Duration;
-use tidemill_client::objects::{Connection, Remote};
+use tidemill_client::objects::{DedicatedConnection, ObjectAddress};
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Outcome, TAIL_BYTES_MAX};
 use tidemill_core::time::Span;
@@ -34,35 +34,35 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Lines, and characters, of a failed rank's standard error that its failure contains.
 const LINES: usize = 3;
-const SAID_MAX: usize = 500;
+const PRINTED_MAX: usize = 500;
 
 /// Bytes of the output per read.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Resource use and output of all ranks.
 #[derive(Debug, Default)]
-pub(crate) struct Led {
+pub(crate) struct LeadResult {
     pub(crate) cpu: Span,
     pub(crate) memory_bytes: u64,
-    pub(crate) moved_bytes: u64,
+    pub(crate) transferred_bytes: u64,
     pub(crate) read_bytes: u64,
     pub(crate) kernel_hash: String,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-impl Led {
+impl LeadResult {
     fn add(&mut self, rank: usize, outcome: &Outcome) {
         self.cpu = self.cpu + outcome.cpu;
         self.memory_bytes = self.memory_bytes.max(outcome.memory_bytes);
-        self.moved_bytes += outcome.moved_bytes;
+        self.transferred_bytes += outcome.transferred_bytes;
         self.read_bytes += outcome.read_bytes;
         self.kernel_hash.clone_from(&outcome.kernel_hash);
-        for (all, said) in [
+        for (all, printed) in [
             (&mut self.stdout, &outcome.stdout),
             (&mut self.stderr, &outcome.stderr),
         ] {
-            for line in said.lines() {
+            for line in printed.lines() {
                 let line = format!("[{rank}] {line}\n");
                 if all.len() + line.len() <= TAIL_BYTES_MAX {
                     all.push_str(&line);
@@ -77,9 +77,9 @@ impl Led {
 /// # Errors
 /// The failure of the rank that failed first.
 pub(crate) fn lead(
-    (parts, live): (&Parts, &Live),
+    (parts, live): (&ExecutorParts, &Live),
     analysis: &Analysis,
-    (out, led): (&mut File, &mut Led),
+    (out, led): (&mut File, &mut LeadResult),
 ) -> Result<(), Failure> {
     if !matches!(analysis.kernel, Kernel::Native { .. }) {
         let what = "with mpi a kernel is a shared object of your own";
@@ -87,9 +87,9 @@ pub(crate) fn lead(
     }
     let places = places((parts, live), analysis)?;
     let label = live.message().encode_to_vec();
-    parts.pulls.runtime().block_on(async {
+    parts.fetcher.runtime().block_on(async {
         loop {
-            let mut run = Run::start(parts, &label, &places).await?;
+            let mut run = RunningRanks::start(parts, &label, &places).await?;
             let limit = analysis.limits.output_bytes;
             let stale = run.until_ended(live).await;
             for (rank, outcome) in run.outcomes() {
@@ -104,12 +104,15 @@ pub(crate) fn lead(
 }
 
 /// Returns the places of the ranks: each node that has a part of their input, in the order of the parts.
-fn places(of: (&Parts, &Live), analysis: &Analysis) -> Result<Vec<(Place, Remote)>, Failure> {
-    let unknown = |error: PullError| failure(FailureKind::Input, error.to_string());
-    let mut places: Vec<(Place, Remote)> = Vec::new();
+fn places(
+    of: (&ExecutorParts, &Live),
+    analysis: &Analysis,
+) -> Result<Vec<(RankPlace, ObjectAddress)>, Failure> {
+    let unknown = |error: FetchError| failure(FailureKind::Input, error.to_string());
+    let mut places: Vec<(RankPlace, ObjectAddress)> = Vec::new();
     let inputs = analysis.inputs.iter().enumerate();
     for (index, input) in inputs.filter(|(_, input)| !analysis.kernel.is_in(&input.name)) {
-        let Lies {
+        let InputLocations {
             layout,
             capabilities,
         } = lies(of, index, input).map_err(unknown)?;
@@ -120,7 +123,7 @@ fn places(of: (&Parts, &Live), analysis: &Analysis) -> Result<Vec<(Place, Remote
             if places.iter().any(|(place, _)| place.node == replica.node.0) {
                 continue;
             }
-            let place = Place {
+            let place = RankPlace {
                 node: replica.node.0,
                 object: part.object.0,
                 capability,
@@ -144,27 +147,27 @@ fn places(of: (&Parts, &Live), analysis: &Analysis) -> Result<Vec<(Place, Remote
     }
 }
 
-impl Place {
-    pub(super) fn remote(&self, parts: &Parts) -> Result<Remote, PullError> {
+impl RankPlace {
+    pub(super) fn remote(&self, parts: &ExecutorParts) -> Result<ObjectAddress, FetchError> {
         let node = NodeId(self.node);
         parts
-            .pulls
+            .fetcher
             .remote(node, ObjectId(self.object), &self.capability)
     }
 }
 
-type Heard = (usize, io::Result<Word>);
+type RankMessage = (usize, io::Result<Word>);
 
 /// State of a rank in the leader.
-struct Rank {
+struct RankState {
     node: u32,
-    to: WriteHalf<Connection>,
-    from: Option<JoinHandle<Option<ReadHalf<Connection>>>>,
+    to: WriteHalf<DedicatedConnection>,
+    from: Option<JoinHandle<Option<ReadHalf<DedicatedConnection>>>>,
     waits: Option<Round>,
     ended: Option<Outcome>,
 }
 
-impl Drop for Rank {
+impl Drop for RankState {
     fn drop(&mut self) {
         if let Some(from) = &self.from {
             from.abort();
@@ -173,22 +176,22 @@ impl Drop for Rank {
 }
 
 /// State of all running ranks.
-struct Run {
-    ranks: Vec<Rank>,
-    heard: mpsc::Receiver<Heard>,
+struct RunningRanks {
+    ranks: Vec<RankState>,
+    heard: mpsc::Receiver<RankMessage>,
     stale: bool,
     failed: Vec<(usize, Failure)>,
 }
 
-impl Run {
+impl RunningRanks {
     async fn start(
-        parts: &Parts,
+        parts: &ExecutorParts,
         label: &[u8],
-        places: &[(Place, Remote)],
+        places: &[(RankPlace, ObjectAddress)],
     ) -> Result<Self, Failure> {
-        let objects = parts.pulls.objects();
+        let objects = parts.fetcher.objects();
         let (tell, heard) = mpsc::channel(places.len().max(1));
-        let all: Vec<Place> = places.iter().map(|(place, _)| place.clone()).collect();
+        let all: Vec<RankPlace> = places.iter().map(|(place, _)| place.clone()).collect();
         let mut ranks = Vec::new();
         for (rank, (place, remote)) in places.iter().enumerate() {
             let unstarted =
@@ -202,9 +205,9 @@ impl Run {
                 rank,
                 places: all.clone(),
             };
-            let said = say(&mut to, &begin).await;
-            said.map_err(|error| unstarted(error.to_string()))?;
-            ranks.push(Rank {
+            let sent = say(&mut to, &begin).await;
+            sent.map_err(|error| unstarted(error.to_string()))?;
+            ranks.push(RankState {
                 node: place.node,
                 to,
                 from: Some(tokio::spawn(listen(rank, from, tell.clone()))),
@@ -225,7 +228,7 @@ impl Run {
 async fn listen<R: AsyncRead + Unpin>(
     rank: usize,
     mut from: R,
-    tell: mpsc::Sender<Heard>,
+    tell: mpsc::Sender<RankMessage>,
 ) -> Option<R> {
     loop {
         let heard = hear_soon(&mut from).await;
@@ -246,7 +249,7 @@ fn lost(rank: usize, node: u32, why: &str) -> Failure {
     )
 }
 
-impl Run {
+impl RunningRanks {
     fn outcomes(&self) -> impl Iterator<Item = (usize, &Outcome)> {
         let ranks = self.ranks.iter().enumerate();
         ranks.filter_map(|(rank, one)| Some((rank, one.ended.as_ref()?)))
@@ -367,7 +370,7 @@ impl Run {
                 failure(FailureKind::OutputLimit, what)
             })?;
             let mut piece = vec![0; PIECE_BYTES];
-            let mut told = Instant::now();
+            let mut sent_at = Instant::now();
             while size > 0 {
                 let most = usize::try_from(size).unwrap_or(usize::MAX).min(PIECE_BYTES);
                 let got = timeout(super::SILENT_MAX, from.read(&mut piece[..most])).await;
@@ -384,9 +387,9 @@ impl Run {
                     )
                 })?;
                 size -= got as u64;
-                if told.elapsed() >= ALIVE_EVERY {
+                if sent_at.elapsed() >= ALIVE_EVERY {
                     self.tell_all(&Word::Alive).await;
-                    told = Instant::now();
+                    sent_at = Instant::now();
                 }
             }
         }
@@ -396,12 +399,12 @@ impl Run {
 
 /// Returns a message with the last lines of the kernel's standard error.
 fn with_words(mut message: String, outcome: Option<&Outcome>) -> String {
-    let said = outcome.map_or("", |outcome| outcome.stderr.trim());
-    let mut lines: Vec<&str> = said.lines().rev().take(LINES).collect();
+    let printed = outcome.map_or("", |outcome| outcome.stderr.trim());
+    let mut lines: Vec<&str> = printed.lines().rev().take(LINES).collect();
     lines.reverse();
     if !lines.is_empty() {
-        message.push_str("; it said: ");
-        message.extend(lines.join("; ").chars().take(SAID_MAX));
+        message.push_str("; it printed: ");
+        message.extend(lines.join("; ").chars().take(PRINTED_MAX));
     }
     message
 }

@@ -26,7 +26,7 @@ const SILENT_MAX: Duration = Duration::from_secs(60);
 
 /// Place of a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Place {
+struct RankPlace {
     node: u32,
     object: u64,
     capability: Vec<u8>,
@@ -48,7 +48,7 @@ enum Word {
     Begin {
         label: Vec<u8>,
         rank: usize,
-        places: Vec<Place>,
+        places: Vec<RankPlace>,
     },
     /// To the leader: the kernel waits at a barrier.
     Waits(Round),

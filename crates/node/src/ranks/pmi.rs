@@ -164,16 +164,16 @@ mod tests {
             .unwrap();
         assert!(matches!(pmi.wish().await, Wish::Abort(code) if code == "7"));
         drop(pmi);
-        let mut said = String::new();
-        process.read_to_string(&mut said).await.unwrap();
-        let said: Vec<&str> = said.lines().collect();
-        assert_eq!(said[1], "cmd=universe_size size=3");
+        let mut received = String::new();
+        process.read_to_string(&mut received).await.unwrap();
+        let received: Vec<&str> = received.lines().collect();
+        assert_eq!(received[1], "cmd=universe_size size=3");
         assert_eq!(
-            said[3],
+            received[3],
             "cmd=get_result rc=-1 msg=key_not_found value=unknown"
         );
         assert_eq!(
-            said[4..],
+            received[4..],
             [
                 "cmd=barrier_out",
                 "cmd=get_result rc=0 msg=success value=x=y"

@@ -7,9 +7,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Objects;
-use tidemill_client::objects::Remote;
+use tidemill_client::objects::ObjectAddress;
 use tidemill_core::id::LabelId;
-use tidemill_kernel::peers::Network;
+use tidemill_kernel::peers::RankNetwork;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -32,14 +32,14 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 pub(super) struct Relays {
     pub(super) label: LabelId,
     pub(super) rank: usize,
-    pub(super) network: Arc<Network>,
+    pub(super) network: Arc<RankNetwork>,
     pub(super) objects: Objects,
     /// Places of the ranks, in their order.
-    pub(super) peers: Arc<[Remote]>,
+    pub(super) peers: Arc<[ObjectAddress]>,
     /// Listeners for the ranks and ports that are reachable now.
     pub(super) open: BTreeMap<(usize, u16), Listening>,
     /// Permits for connections to the others.
-    pub(super) room: Arc<Semaphore>,
+    pub(super) space: Arc<Semaphore>,
     /// Becomes true when the rank has ended and its outcome was sent.
     pub(super) ended: watch::Receiver<bool>,
 }
@@ -75,7 +75,7 @@ impl Relays {
                 remote: remote.clone(),
                 path: format!("/peer?label={}&rank={peer}&port={port}", self.label.0),
                 ended: self.ended.clone(),
-                room: Arc::clone(&self.room),
+                space: Arc::clone(&self.space),
             };
             let serving = tokio::spawn(to.serve(TcpListener::from_std(listener)?));
             let listening = Listening(serving.abort_handle());
@@ -89,10 +89,10 @@ impl Relays {
 #[derive(Clone)]
 struct To {
     objects: Objects,
-    remote: Remote,
+    remote: ObjectAddress,
     path: String,
     ended: watch::Receiver<bool>,
-    room: Arc<Semaphore>,
+    space: Arc<Semaphore>,
 }
 
 impl To {
@@ -101,7 +101,7 @@ impl To {
         // Without a permit, an accepted connection waits and later ones are not accepted.
         let accept = async || {
             let (tcp, _) = listener.accept().await.ok()?;
-            let place = Arc::clone(&self.room).acquire_owned().await.ok()?;
+            let place = Arc::clone(&self.space).acquire_owned().await.ok()?;
             Some((tcp, place))
         };
         loop {

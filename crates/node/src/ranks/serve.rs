@@ -3,12 +3,12 @@
 
 use super::pmi::{Pmi, Wish};
 use super::relay::{CONNECTIONS_MAX, Relays, carry, connected};
-use super::{ALIVE_EVERY, Place, Round, Word, hear, hear_soon, say};
+use super::{ALIVE_EVERY, RankPlace, Round, Word, hear, hear_soon, say};
 use crate::daemon::Daemon;
-use crate::executor::Parts;
-use crate::http::{Answer, Context, Refused};
+use crate::executor::ExecutorParts;
+use crate::http::{HttpContext, HttpRefusal, HttpResult};
 use crate::labels::Live;
-use crate::task::{self, Joined, Ranked, failure, now};
+use crate::task::{self, Joined, RankResult, failure, now};
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{StatusCode, header};
@@ -24,10 +24,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_client::objects::Connection;
+use tidemill_client::objects::DedicatedConnection;
 use tidemill_core::id::{LabelId, ObjectId};
 use tidemill_core::label::{Failure, FailureKind, Operation, Outcome};
-use tidemill_kernel::peers::{Network, RANKS_MAX};
+use tidemill_kernel::peers::{RANKS_MAX, RankNetwork};
 use tidemill_wire::capability::{Capability, rights};
 use tidemill_wire::route::RANK_PROTOCOL;
 use tidemill_wire::v1;
@@ -65,36 +65,36 @@ impl Default for Ranks {
 #[derive(Clone, Debug)]
 struct Reached {
     uid: u32,
-    network: Arc<Network>,
+    network: Arc<RankNetwork>,
     /// Permits for connections of others.
-    room: Arc<Semaphore>,
+    space: Arc<Semaphore>,
     ended: watch::Receiver<bool>,
 }
 
 /// Entry of a rank in the list; dropping it removes the rank.
-struct Listed<'a>(&'a Ranks, (LabelId, usize));
+struct ListedRank<'a>(&'a Ranks, (LabelId, usize));
 
-impl Drop for Listed<'_> {
+impl Drop for ListedRank<'_> {
     fn drop(&mut self) {
         self.0.served.lock().remove(&self.1);
     }
 }
 
-pub(crate) fn routes() -> Router<Context> {
+pub(crate) fn routes() -> Router<HttpContext> {
     Router::new()
         .route("/objects/{id}/rank", post(rank))
         .route("/objects/{id}/peer", post(peer))
 }
 
 async fn rank(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
     Extension(shown): Extension<Capability>,
     mut request: Request,
-) -> Answer {
+) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::READ | rights::RANK)?;
     let daemon = context.shared_daemon();
-    // The node stays awake while the rank runs.
+    // The node stays active while the rank runs.
     let answering = daemon.traffic.begin();
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
@@ -107,19 +107,19 @@ async fn rank(
 }
 
 #[derive(serde::Deserialize)]
-struct Peer {
+struct PeerRank {
     label: u64,
     rank: usize,
     port: u16,
 }
 
 async fn peer(
-    State(context): State<Context>,
+    State(context): State<HttpContext>,
     Path(id): Path<String>,
-    Query(Peer { label, rank, port }): Query<Peer>,
+    Query(PeerRank { label, rank, port }): Query<PeerRank>,
     Extension(shown): Extension<Capability>,
     mut request: Request,
-) -> Answer {
+) -> HttpResult {
     context.authorize(&shown, &id, rights::READ | rights::RANK)?;
     let daemon = context.shared_daemon();
     let reached = daemon
@@ -129,16 +129,16 @@ async fn peer(
         .get(&(LabelId(label), rank))
         .cloned();
     let reached = reached.filter(|reached| reached.uid == shown.uid);
-    let reached = reached.ok_or(Refused::Missing("such rank"))?;
+    let reached = reached.ok_or(HttpRefusal::Missing("such rank"))?;
     let Reached { network, ended, .. } = reached;
-    let place = reached.room.try_acquire_owned();
-    let place = place.map_err(|_| Refused::Missing("room for another connection"))?;
+    let place = reached.space.try_acquire_owned();
+    let place = place.map_err(|_| HttpRefusal::Missing("space for another connection"))?;
     let begun = tokio::task::spawn_blocking(move || network.connect(port)).await?;
     let tcp = match begun {
         Ok(tcp) => connected(tcp).await,
         Err(error) => Err(error),
     };
-    let tcp = tcp.map_err(|_| Refused::Missing("such port"))?;
+    let tcp = tcp.map_err(|_| HttpRefusal::Missing("such port"))?;
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         if let Ok(connection) = upgrade.await {
@@ -149,23 +149,23 @@ async fn peer(
     switched()
 }
 
-fn switched() -> Answer {
+fn switched() -> HttpResult {
     Response::builder()
         .status(StatusCode::SWITCHING_PROTOCOLS)
         .header(header::CONNECTION, "upgrade")
         .header(header::UPGRADE, RANK_PROTOCOL)
         .body(Body::empty())
-        .map_err(|_| Refused::Bad("no answer can be made"))
+        .map_err(|_| HttpRefusal::Bad("no answer can be made"))
 }
 
 /// Request to run a rank.
-struct Asked {
+struct RankRequest {
     live: Live,
     rank: usize,
-    places: Vec<Place>,
+    places: Vec<RankPlace>,
 }
 
-impl Asked {
+impl RankRequest {
     fn new(word: Word, (shown, object): (&Capability, ObjectId)) -> Option<Self> {
         let Word::Begin {
             label,
@@ -185,21 +185,25 @@ impl Asked {
         let allowed = live.label.owner.uid == shown.uid
             && here.object == object.0
             && here.node == shown.node.0
-            && analysis.surroundings.is_ranked()
+            && analysis.runtime_environment.is_ranked()
             && places.len() <= RANKS_MAX;
         allowed.then_some(Self { live, rank, places })
     }
 }
 
-async fn serve(daemon: &Arc<Daemon>, shown: (&Capability, ObjectId), connection: Connection) {
+async fn serve(
+    daemon: &Arc<Daemon>,
+    shown: (&Capability, ObjectId),
+    connection: DedicatedConnection,
+) {
     let (mut from, mut to) = tokio::io::split(connection);
     let begin = timeout(BEGIN_MAX, hear(&mut from)).await;
     let begin = begin.ok().and_then(Result::ok);
     // An invalid request gets no answer.
-    let Some(asked) = begin.and_then(|word| Asked::new(word, shown)) else {
+    let Some(asked) = begin.and_then(|word| RankRequest::new(word, shown)) else {
         return;
     };
-    if let Err(failed) = Served::run(daemon, asked, (from, &mut to)).await {
+    if let Err(failed) = ServedRank::run(daemon, asked, (from, &mut to)).await {
         let outcome = Outcome::at(now(), Err(failed));
         let _ = say(&mut to, &ended(&outcome, false)).await;
     }
@@ -211,8 +215,8 @@ fn ended(outcome: &Outcome, stale: bool) -> Word {
 }
 
 /// State of a running rank.
-struct Served<'a> {
-    to: &'a mut WriteHalf<Connection>,
+struct ServedRank<'a> {
+    to: &'a mut WriteHalf<DedicatedConnection>,
     words: mpsc::Receiver<Word>,
     pmi: Pmi,
     relays: Relays,
@@ -221,15 +225,18 @@ struct Served<'a> {
     abort: Option<String>,
 }
 
-type Kernel = tokio::task::JoinHandle<Ranked>;
+type RankHandle = tokio::task::JoinHandle<RankResult>;
 
-impl Served<'_> {
+impl ServedRank<'_> {
     async fn run(
         daemon: &Arc<Daemon>,
-        asked: Asked,
-        (from, to): (ReadHalf<Connection>, &mut WriteHalf<Connection>),
+        asked: RankRequest,
+        (from, to): (
+            ReadHalf<DedicatedConnection>,
+            &mut WriteHalf<DedicatedConnection>,
+        ),
     ) -> Result<(), Failure> {
-        let Asked { live, rank, places } = asked;
+        let RankRequest { live, rank, places } = asked;
         let executor = Arc::clone(daemon.parts_shared());
         let device = |why: String| failure(FailureKind::Device, why);
         let busy = || device(format!("this node runs {SERVED_MAX} ranks already"));
@@ -249,13 +256,13 @@ impl Served<'_> {
         let reached = Reached {
             uid: live.label.owner.uid,
             network: Arc::clone(&network),
-            room: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            space: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
             ended: ended.clone(),
         };
         if daemon.ranks.served.lock().insert(key, reached).is_some() {
             tracing::debug!(label = %key.0, rank, "a rank is started while an earlier one ends");
         }
-        let _listed = Listed(&daemon.ranks, key);
+        let _listed = ListedRank(&daemon.ranks, key);
         let joined = Joined {
             rank,
             size: places.len(),
@@ -266,7 +273,7 @@ impl Served<'_> {
         let kernel = tokio::task::spawn_blocking(move || task::run_rank(&running, &kernel, joined));
         let (tell, words) = mpsc::channel(4);
         let listening = tokio::spawn(listen(from, tell));
-        let mut served = Served {
+        let mut served = ServedRank {
             to,
             words,
             pmi,
@@ -274,10 +281,10 @@ impl Served<'_> {
                 label: key.0,
                 rank,
                 network,
-                objects: executor.pulls.objects(),
+                objects: executor.fetcher.objects(),
                 peers: peers.into(),
                 open: BTreeMap::new(),
-                room: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+                space: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
                 ended,
             },
             live,
@@ -294,7 +301,7 @@ impl Served<'_> {
     }
 
     /// Serves the rank until its kernel has ended; `None` if the outcome is unknown.
-    async fn until_ended(&mut self, mut kernel: Kernel) -> Option<Ranked> {
+    async fn until_ended(&mut self, mut kernel: RankHandle) -> Option<RankResult> {
         let mut alive = tokio::time::interval(ALIVE_EVERY);
         let mut speaks = true;
         let mut leads = true;
@@ -338,7 +345,7 @@ impl Served<'_> {
     }
 
     /// Sends the outcome of the rank, and its output if the leader asks for it.
-    async fn tell(&mut self, ranked: &Ranked, over: &watch::Sender<bool>) {
+    async fn tell(&mut self, ranked: &RankResult, over: &watch::Sender<bool>) {
         let mut outcome = ranked.outcome.clone();
         if let (Some(code), Err(failed)) = (&self.abort, &mut outcome.result) {
             *failed = failure(
@@ -350,10 +357,10 @@ impl Served<'_> {
             let what = "it ended before func came back";
             outcome.result = Err(failure(FailureKind::Kernel, what.to_owned()));
         }
-        let said = say(self.to, &ended(&outcome, ranked.stale)).await;
+        let sent = say(self.to, &ended(&outcome, ranked.stale)).await;
         // Only now may others see their connections closed.
         over.send_replace(true);
-        let (Ok(()), Some(made)) = (said, &ranked.made) else {
+        let (Ok(()), Some(made)) = (sent, &ranked.made) else {
             return;
         };
         loop {
@@ -369,7 +376,10 @@ impl Served<'_> {
     }
 }
 
-async fn give(made: &tidemill_kernel::Made, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+async fn give(
+    made: &tidemill_kernel::PrivateFile,
+    to: &mut (impl AsyncWrite + Unpin),
+) -> io::Result<()> {
     let size = made.size()?;
     to.write_u64_le(size).await?;
     let mut file = made.file().try_clone()?.take(size);
@@ -393,7 +403,7 @@ fn starter(size: usize) -> io::Result<(OwnedFd, Pmi)> {
     Ok((starter.into(), Pmi::new(UnixStream::from_std(own)?, size)))
 }
 
-async fn network(parts: &Arc<Parts>, rank: usize) -> Result<Arc<Network>, Failure> {
+async fn network(parts: &Arc<ExecutorParts>, rank: usize) -> Result<Arc<RankNetwork>, Failure> {
     let parts = Arc::clone(parts);
     let made = tokio::task::spawn_blocking(move || parts.runner.network(rank)).await;
     made.unwrap_or_else(|error| Err(io::Error::other(error)))

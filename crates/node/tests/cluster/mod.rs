@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
 use tidemill_client::Objects;
-use tidemill_client::objects::Remote;
+use tidemill_client::objects::ObjectAddress;
 use tidemill_core::id::{LabelId, NodeId, ObjectId};
-use tidemill_node::{Config, Node};
-use tidemill_wire::capability::{Attributes, Capability, Key, rights};
+use tidemill_node::{NodeConfig, RunningNode};
+use tidemill_wire::capability::{Attributes, Capability, CapabilityKey, rights};
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::cluster_server::{Cluster, ClusterServer};
 use tidemill_wire::v1::{self, from_node, to_node};
@@ -276,8 +276,8 @@ pub fn program() -> PathBuf {
     program.canonicalize().unwrap()
 }
 
-pub fn config(id: u32, directory: &Path, server: &FakeServer) -> Config {
-    let mut config = Config::new(NodeId(id), directory, server.url.parse().unwrap());
+pub fn config(id: u32, directory: &Path, server: &FakeServer) -> NodeConfig {
+    let mut config = NodeConfig::new(NodeId(id), directory, server.url.parse().unwrap());
     config.cores = 2;
     config.memory_bytes = Some(4 << 30);
     config.resources = [("gpu".to_owned(), 1)].into();
@@ -300,7 +300,7 @@ pub fn capability(node: u32, object: u64, rights: u32) -> Vec<u8> {
         mode: 0o640,
         part: None,
     };
-    Key::new(KEY).sign(&Capability {
+    CapabilityKey::new(KEY).sign(&Capability {
         object: ObjectId(object),
         node: NodeId(node),
         rights,
@@ -310,9 +310,9 @@ pub fn capability(node: u32, object: u64, rights: u32) -> Vec<u8> {
     })
 }
 
-pub fn remote(node: &Node, object: u64, rights: u32) -> Remote {
+pub fn remote(node: &RunningNode, object: u64, rights: u32) -> ObjectAddress {
     let id = node.daemon().config.node.0;
-    Remote {
+    ObjectAddress {
         node: NodeId(id),
         url: node.url().into(),
         object: ObjectId(object),
@@ -334,7 +334,7 @@ pub fn seal_body(path: &str) -> SealBody {
 }
 
 /// Writes and seals an object over HTTP.
-pub async fn put(node: &Node, object: u64, bytes: &[u8]) {
+pub async fn put(node: &RunningNode, object: u64, bytes: &[u8]) {
     let remote = remote(node, object, rights::READ | rights::WRITE);
     let objects = Objects::new(None);
     objects
@@ -345,7 +345,7 @@ pub async fn put(node: &Node, object: u64, bytes: &[u8]) {
 }
 
 /// Reads an object over HTTP.
-pub async fn get(node: &Node, object: u64) -> Vec<u8> {
+pub async fn get(node: &RunningNode, object: u64) -> Vec<u8> {
     let remote = remote(node, object, rights::READ);
     let mut all = Vec::new();
     Objects::new(None)
@@ -407,7 +407,7 @@ impl Build for v1::Label {
             capability: capability(node, object, rights::READ),
             layout: None,
             selection: None,
-            growing: false,
+            streaming: false,
             leaves: 0,
         });
         self
@@ -466,7 +466,7 @@ pub fn copy_label(id: u64, from: u64, node: u32, to: u64) -> v1::Label {
                 capability: capability(node, from, rights::READ),
                 layout: None,
                 selection: None,
-                growing: false,
+                streaming: false,
                 leaves: 0,
             }),
             to,
@@ -494,10 +494,10 @@ pub fn ids(ids: &[u64]) -> Vec<LabelId> {
 }
 
 /// Starts a node whose object 1 has these bytes. Returns it with the server's end of its connection.
-pub async fn node_with(input: &[u8]) -> (tempfile::TempDir, FakeServer, Node, Connection) {
+pub async fn node_with(input: &[u8]) -> (tempfile::TempDir, FakeServer, RunningNode, Connection) {
     let directory = directory();
     let mut server = FakeServer::start().await;
-    let node = Node::start(config(1, directory.path(), &server))
+    let node = RunningNode::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let connection = server.welcomed().await;

@@ -1,8 +1,8 @@
 //! Bar charts: grouped, stacked, or both.
 
 use tidemill_plan::chart::{
-    Anchor, Area, Axis, Canvas, HEIGHT, Level, WIDTH, axis_width, color, legend, levels,
-    levels_width, text_width, tick_label, vertical_axis,
+    Area, Canvas, ChartAxis, HEIGHT, ReferenceLine, TextAnchor, WIDTH, axis_width, color, legend,
+    levels, levels_width, text_width, tick_label, vertical_axis,
 };
 
 /// Height of a chart within a grid.
@@ -10,7 +10,7 @@ const CELL_HEIGHT: f64 = 330.0;
 
 /// Part of a bar.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Part {
+pub(crate) struct BarPart {
     /// Index of its series.
     pub(crate) series: usize,
     /// Height of the part; `None` draws a small cross for a missing value.
@@ -23,12 +23,12 @@ pub(crate) struct Bar {
     /// Text below the bar, if any.
     pub(crate) label: Option<String>,
     /// Parts of the bar.
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<BarPart>,
 }
 
 /// Group of bars.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Group {
+pub(crate) struct BarGroup {
     /// Text below the group.
     pub(crate) label: String,
     /// Bars of the group, from the left.
@@ -41,13 +41,13 @@ pub(crate) struct BarChart {
     /// Text above the chart.
     pub(crate) title: String,
     /// Vertical axis.
-    pub(crate) y: Axis,
+    pub(crate) y: ChartAxis,
     /// Names of the series that parts refer to.
     pub(crate) series: Vec<String>,
     /// Groups, from the left.
-    pub(crate) groups: Vec<Group>,
+    pub(crate) groups: Vec<BarGroup>,
     /// Horizontal lines with a name.
-    pub(crate) levels: Vec<Level>,
+    pub(crate) levels: Vec<ReferenceLine>,
 }
 
 impl BarChart {
@@ -69,7 +69,12 @@ impl BarChart {
     /// Draws title and plot into a part of a canvas, without a legend.
     fn draw(&self, canvas: &mut Canvas, area: Area) {
         let middle = area.x + area.width / 2.0 + 20.0;
-        canvas.text((middle, area.y + 22.0), &self.title, 13.0, Anchor::Middle);
+        canvas.text(
+            (middle, area.y + 22.0),
+            &self.title,
+            13.0,
+            TextAnchor::Middle,
+        );
         let below = Area {
             y: area.y + 22.0,
             height: area.height - 22.0,
@@ -110,9 +115,15 @@ impl BarChart {
             let y = plot.bottom() + if bars_named { 30.0 } else { 16.0 };
             let middle = x + slot / 2.0;
             if turned {
-                canvas.turned_text((middle + 4.0, y), &group.label, 11.0, -35.0, Anchor::End);
+                canvas.turned_text(
+                    (middle + 4.0, y),
+                    &group.label,
+                    11.0,
+                    -35.0,
+                    TextAnchor::End,
+                );
             } else {
-                canvas.text((middle, y), &group.label, 11.0, Anchor::Middle);
+                canvas.text((middle, y), &group.label, 11.0, TextAnchor::Middle);
             }
         }
         let zero = plot.bottom() - self.y.place(0.0, range) * plot.height;
@@ -124,7 +135,7 @@ impl BarChart {
         canvas: &mut Canvas,
         plot: Area,
         range: (f64, f64),
-        group: &Group,
+        group: &BarGroup,
         (x, slot): (f64, f64),
     ) {
         let width = (slot * 0.76 / group.bars.len().max(1) as f64).min(46.0);
@@ -158,7 +169,7 @@ impl BarChart {
             }
             if let Some(label) = &bar.label {
                 let at = (left + width / 2.0, plot.bottom() + 14.0);
-                canvas.text(at, label, 10.0, Anchor::Middle);
+                canvas.text(at, label, 10.0, TextAnchor::Middle);
             }
         }
     }
@@ -177,7 +188,7 @@ impl BarChart {
 
 /// Several bar charts side by side, each with its own scale, under one title and one legend.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Grid {
+pub(crate) struct ChartGrid {
     /// Title above all charts.
     pub(crate) title: String,
     /// Number of charts in a row.
@@ -186,7 +197,7 @@ pub(crate) struct Grid {
     pub(crate) charts: Vec<BarChart>,
 }
 
-impl Grid {
+impl ChartGrid {
     /// Returns the charts as an SVG document.
     pub(crate) fn to_svg(&self) -> String {
         let columns = self.columns.max(1);
@@ -218,12 +229,12 @@ mod tests {
         let parts = values
             .iter()
             .enumerate()
-            .map(|(series, &value)| Part { series, value });
+            .map(|(series, &value)| BarPart { series, value });
         BarChart {
             title: "title".into(),
-            y: Axis::linear("y").from_to(-100.0, 100.0),
+            y: ChartAxis::linear("y").from_to(-100.0, 100.0),
             series: vec!["a".into(), "b".into(), "c".into()],
-            groups: vec![Group {
+            groups: vec![BarGroup {
                 label: "group".into(),
                 bars: vec![Bar {
                     label: None,
@@ -279,7 +290,7 @@ mod tests {
     fn empty_bar_chart_is_valid_svg() {
         let chart = BarChart {
             title: String::new(),
-            y: Axis::linear("y"),
+            y: ChartAxis::linear("y"),
             series: vec![],
             groups: vec![],
             levels: vec![],

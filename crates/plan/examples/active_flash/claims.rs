@@ -1,14 +1,14 @@
 //! Sentences of the Active Flash paper that its equations can confirm or refute.
 
-use crate::paper::{Claim, application, kernel};
+use crate::paper::{PaperClaim, application, kernel};
 use crate::{prototype, published};
 use tidemill_plan::model::report::{EnergyRow, energy_row, keeps_up};
-use tidemill_plan::model::site::{Application, Kernel};
+use tidemill_plan::model::site::{SiteApplication, SiteKernel};
 use tidemill_plan::model::{Approach, Corrections, Site, feasible, staging};
 use tidemill_plan::units::{Bytes, Joules, Seconds, significant};
 
 /// Returns all claims.
-pub(crate) fn claims(site: &Site, corrections: &Corrections) -> Vec<Claim> {
+pub(crate) fn claims(site: &Site, corrections: &Corrections) -> Vec<PaperClaim> {
     let mut claims = vec![gtc_output(site)];
     claims.extend(throughput(site, corrections));
     claims.extend(ratios(site, corrections));
@@ -17,11 +17,11 @@ pub(crate) fn claims(site: &Site, corrections: &Corrections) -> Vec<Claim> {
     claims
 }
 
-fn gtc_output(site: &Site) -> Claim {
+fn gtc_output(site: &Site) -> PaperClaim {
     let run = site.run_of(application(site, "GTC"), None);
     let hourly: Bytes = run.produced() * run.nodes * Seconds::new(3600.0);
     let terabyte: Bytes = "1 TiB".parse().expect("a terabyte is a size");
-    Claim {
+    PaperClaim {
         source: "§2",
         claim: "GTC on 18 000 nodes writes 30 TB an hour",
         computed: hourly.to_string(),
@@ -38,7 +38,7 @@ fn too_slow(
     corrections: &Corrections,
 ) -> Vec<String> {
     let application = application(site, name);
-    let slow = |kernel: &&Kernel| {
+    let slow = |kernel: &&SiteKernel| {
         let run = site.run_of(application, Some(kernel));
         let required = feasible::required_throughput(&run, &approach.stage(site), ratio);
         required.is_err()
@@ -52,7 +52,7 @@ fn too_slow(
         .collect()
 }
 
-fn throughput(site: &Site, corrections: &Corrections) -> Vec<Claim> {
+fn throughput(site: &Site, corrections: &Corrections) -> Vec<PaperClaim> {
     let at = |ratio| too_slow(site, "S3D", Approach::ActiveFlash, ratio, corrections);
     let high = |approach| -> Vec<(String, Vec<String>)> {
         let names = published::APPLICATIONS
@@ -80,25 +80,25 @@ fn throughput(site: &Site, corrections: &Corrections) -> Vec<Claim> {
     };
     let (flash, nodes) = (high(Approach::ActiveFlash), high(Approach::AnalysisNode));
     vec![
-        Claim {
+        PaperClaim {
             source: "Fig. 3b",
             claim: "S3D on devices at ratio 5: every kernel is fast enough",
             computed: format!("too slow: {}", none_or(&at(5.0))),
             holds: at(5.0).is_empty(),
         },
-        Claim {
+        PaperClaim {
             source: "Fig. 3b",
             claim: "S3D on devices at ratio 50: gzip, fingerprint and k-means are too slow",
             computed: format!("too slow: {}", none_or(&at(50.0))),
             holds: at(50.0) == ["gzip", "fingerprint", "k-means"],
         },
-        Claim {
+        PaperClaim {
             source: "Fig. 3b",
             claim: "ratio 300 does for every kernel on all applications that fit but S3D: on devices",
             computed: words(&flash),
             holds: flash.is_empty(),
         },
-        Claim {
+        PaperClaim {
             source: "Fig. 3b",
             claim: "ratio 300 does for every kernel on all applications that fit but S3D: on analysis nodes",
             computed: words(&nodes),
@@ -124,14 +124,14 @@ fn infeasible(
 ) -> Vec<String> {
     let mut names = Vec::new();
     for application in &site.applications {
-        let fails = |kernel: &&Kernel| {
+        let fails = |kernel: &&SiteKernel| {
             keeps_up(site, application, kernel, approach, ratio, corrections).is_err()
         };
         let kernels: Vec<_> = site
             .kernels
             .iter()
             .filter(fails)
-            .map(Kernel::name)
+            .map(SiteKernel::name)
             .collect();
         if kernels.len() == site.kernels.len() {
             names.push(application.name().to_owned());
@@ -146,10 +146,10 @@ fn infeasible(
     names
 }
 
-fn ratios(site: &Site, corrections: &Corrections) -> Vec<Claim> {
+fn ratios(site: &Site, corrections: &Corrections) -> Vec<PaperClaim> {
     let row = |source, claim, approach, ratio, expected: &[&str]| {
         let without = infeasible(site, approach, ratio, corrections);
-        Claim {
+        PaperClaim {
             source,
             claim,
             computed: format!("infeasible: {}", none_or(&without)),
@@ -225,8 +225,8 @@ fn feasible_energies(rows: &[EnergyRow]) -> Vec<Energies> {
     rows.iter().filter_map(row).collect()
 }
 
-fn energies(site: &Site, corrections: &Corrections) -> Vec<Claim> {
-    let fits = |application: &&Application| {
+fn energies(site: &Site, corrections: &Corrections) -> Vec<PaperClaim> {
+    let fits = |application: &&SiteApplication| {
         let run = site.run_of(application, None);
         staging::largest_ratio(&run, &site.device_stage()).ratio >= 1.0
     };
@@ -242,7 +242,7 @@ fn energies(site: &Site, corrections: &Corrections) -> Vec<Claim> {
             .filter(|row| fails(row))
             .map(|row| row.name.clone())
             .collect();
-        Claim {
+        PaperClaim {
             source: "Fig. 4",
             claim,
             computed: if failing.is_empty() {
@@ -268,7 +268,7 @@ fn energies(site: &Site, corrections: &Corrections) -> Vec<Claim> {
         (wasting + usize::from(row.flash >= Joules::ZERO), all + 1)
     });
     let mut claims = vec![
-        Claim {
+        PaperClaim {
             holds: wasting * 10 <= all,
             ..saving
         },
@@ -289,7 +289,7 @@ fn energies(site: &Site, corrections: &Corrections) -> Vec<Claim> {
     claims
 }
 
-fn fingerprint_of_s3d(site: &Site, corrections: &Corrections) -> Vec<Claim> {
+fn fingerprint_of_s3d(site: &Site, corrections: &Corrections) -> Vec<PaperClaim> {
     let row = energy_row(
         site,
         application(site, "S3D"),
@@ -301,7 +301,7 @@ fn fingerprint_of_s3d(site: &Site, corrections: &Corrections) -> Vec<Claim> {
         let saved = rows
             .first()
             .map(|row| (other(row) - row.flash).kilowatt_hours());
-        Claim {
+        PaperClaim {
             source: "Fig. 4",
             claim,
             computed: saved.map_or("infeasible".into(), |saved| {
@@ -325,10 +325,10 @@ fn fingerprint_of_s3d(site: &Site, corrections: &Corrections) -> Vec<Claim> {
 }
 
 /// Returns a claim about a range of whole numbers over the kernels of Table 7.
-fn between(claim: &'static str, values: &[f64], low: f64, high: f64, unit: &str) -> Claim {
+fn between(claim: &'static str, values: &[f64], low: f64, high: f64, unit: &str) -> PaperClaim {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = values.iter().copied().fold(0.0, f64::max);
-    Claim {
+    PaperClaim {
         source: "§6",
         claim,
         computed: format!("{least:.1} to {most:.1}{unit}"),
@@ -336,7 +336,7 @@ fn between(claim: &'static str, values: &[f64], low: f64, high: f64, unit: &str)
     }
 }
 
-fn prototype_claims() -> Vec<Claim> {
+fn prototype_claims() -> Vec<PaperClaim> {
     let number = |text: &str| -> f64 { text.parse().expect("published numbers are numbers") };
     let rows = &published::TABLE_7;
     let faster = rows

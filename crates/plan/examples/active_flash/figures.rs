@@ -1,7 +1,7 @@
 //! Charts of the models: required throughput (the paper's Fig. 3b), energy (Fig. 4) and cost (Fig. 3a, Table 5).
 
-use crate::bar::{Bar, BarChart, Grid, Group, Part};
-use tidemill_plan::chart::{Axis, Level, Line, LineChart};
+use crate::bar::{Bar, BarChart, BarGroup, BarPart, ChartGrid};
+use tidemill_plan::chart::{ChartAxis, Line, LineChart, ReferenceLine};
 use tidemill_plan::model::{
     Approach, Corrections, Site, SiteReport, cost, feasible, report, staging,
 };
@@ -73,7 +73,7 @@ fn required_throughput(site: &Site, approach: Approach, corrections: &Correction
                 .collect(),
         }
     });
-    let levels = site.kernels.iter().map(|kernel| Level {
+    let levels = site.kernels.iter().map(|kernel| ReferenceLine {
         label: kernel.name().to_owned(),
         value: megabytes(approach.throughput(site, kernel, corrections)),
     });
@@ -92,9 +92,9 @@ fn required_throughput(site: &Site, approach: Approach, corrections: &Correction
             "Throughput that a kernel needs on {approach}, {}",
             site.name
         ),
-        x: Axis::log("staging ratio (nodes a device; dots where staging allows it)")
+        x: ChartAxis::log("staging ratio (nodes a device; dots where staging allows it)")
             .from_to(1.0, HIGHEST_RATIO),
-        y: Axis::log("MiB/s (dashed: what each kernel has)")
+        y: ChartAxis::log("MiB/s (dashed: what each kernel has)")
             .from_to(decade(slowest), decade(fastest) * 10.0),
         lines,
         levels,
@@ -102,7 +102,7 @@ fn required_throughput(site: &Site, approach: Approach, corrections: &Correction
 }
 
 /// Draws Fig. 4, on devices and offline: a chart for each application that fits.
-fn energy(site: &Site, report: &SiteReport) -> Grid {
+fn energy(site: &Site, report: &SiteReport) -> ChartGrid {
     let names = ["active flash", "offline"].map(str::to_owned).to_vec();
     let charts = site.applications.iter().filter_map(|application| {
         let rows: Vec<_> = report
@@ -127,16 +127,16 @@ fn energy(site: &Site, report: &SiteReport) -> Grid {
         });
         Some(BarChart {
             title: application.name().to_owned(),
-            y: Axis::linear("kWh a run"),
+            y: ChartAxis::linear("kWh a run"),
             series: names.clone(),
             groups: groups.collect(),
-            levels: vec![Level {
+            levels: vec![ReferenceLine {
                 label: "staged only".into(),
                 value: staged,
             }],
         })
     });
-    Grid {
+    ChartGrid {
         title: format!(
             "Energy of a run above writing to the file system without analysis, {}, ratio {} (×: infeasible)",
             report.site,
@@ -171,7 +171,7 @@ fn energy_of_nodes(report: &SiteReport) -> BarChart {
             "Energy of a run with analysis nodes, {} (×: infeasible)",
             report.site
         ),
-        y: Axis::linear("kWh a run"),
+        y: ChartAxis::linear("kWh a run"),
         series,
         groups: groups
             .iter()
@@ -182,12 +182,12 @@ fn energy_of_nodes(report: &SiteReport) -> BarChart {
 }
 
 /// Returns a group of bars of one part each, series by series.
-fn group(label: &str, values: &[Option<f64>]) -> Group {
+fn group(label: &str, values: &[Option<f64>]) -> BarGroup {
     let bars = values.iter().enumerate().map(|(series, &value)| Bar {
         label: None,
-        parts: vec![Part { series, value }],
+        parts: vec![BarPart { series, value }],
     });
-    Group {
+    BarGroup {
         label: label.to_owned(),
         bars: bars.collect(),
     }
@@ -218,8 +218,8 @@ fn infrastructure(site: &Site) -> LineChart {
             thousands(&significant(nodes)),
             site.name
         ),
-        x: Axis::log("staging ratio (nodes a device)").from_to(1.0, HIGHEST_RATIO),
-        y: Axis::log(site.currency().to_string()),
+        x: ChartAxis::log("staging ratio (nodes a device)").from_to(1.0, HIGHEST_RATIO),
+        y: ChartAxis::log(site.currency().to_string()),
         lines: Approach::ALL.map(line).into(),
         levels: vec![],
     }
@@ -227,7 +227,7 @@ fn infrastructure(site: &Site) -> LineChart {
 
 /// Draws Table 5 for each kernel: the price of the infrastructure, and the bill for energy above it (or the saving below it).
 fn total_cost(report: &SiteReport) -> BarChart {
-    let mut groups: Vec<Group> = Vec::new();
+    let mut groups: Vec<BarGroup> = Vec::new();
     for row in &report.cost {
         let thousand = |price: Money| row.total_price.map(|_| price.get() / 1000.0);
         let bar = Bar {
@@ -236,11 +236,11 @@ fn total_cost(report: &SiteReport) -> BarChart {
                 Approach::AnalysisNode => "nodes".to_owned(),
             }),
             parts: vec![
-                Part {
+                BarPart {
                     series: 0,
                     value: thousand(row.infrastructure_price),
                 },
-                Part {
+                BarPart {
                     series: 1,
                     value: thousand(row.energy_price),
                 },
@@ -248,7 +248,7 @@ fn total_cost(report: &SiteReport) -> BarChart {
         };
         match groups.last_mut() {
             Some(group) if group.label == row.kernel => group.bars.push(bar),
-            _ => groups.push(Group {
+            _ => groups.push(BarGroup {
                 label: row.kernel.clone(),
                 bars: vec![bar],
             }),
@@ -260,7 +260,7 @@ fn total_cost(report: &SiteReport) -> BarChart {
             report.site,
             significant(report.staging_ratio)
         ),
-        y: Axis::linear(format!("thousand {}", report.currency)),
+        y: ChartAxis::linear(format!("thousand {}", report.currency)),
         series: vec![
             "devices or nodes".into(),
             "energy of all runs (below zero: saved)".into(),

@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo run -p tidemill-plan --example active_flash                             # the comparison
-//! cargo run -p tidemill-plan --example active_flash -- --without drain-over-link
+//! cargo run -p tidemill-plan --example active_flash -- --without stage-out-over-link
 //! cargo run -p tidemill-plan --example active_flash -- --charts DIR [--site FILE]
 //! ```
 #![expect(clippy::print_stdout, reason = "it prints a table")]

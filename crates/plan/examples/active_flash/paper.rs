@@ -6,16 +6,16 @@
 use crate::{claims, prototype, published};
 use std::fmt;
 use tidemill_plan::model::report::cost_row;
-use tidemill_plan::model::setting::Stage;
-use tidemill_plan::model::site::{Application, Kernel};
-use tidemill_plan::model::staging::{self, Constraint, whole_devices};
+use tidemill_plan::model::setting::AnalysisStage;
+use tidemill_plan::model::site::{SiteApplication, SiteKernel};
+use tidemill_plan::model::staging::{self, StagingConstraint, whole_devices};
 use tidemill_plan::model::{Approach, Corrections, Site, cost, decimals, jaguar};
 use tidemill_plan::units::{Bytes, Money, Seconds, significant};
 
-/// Corrections that reproduce the bills of Table 5: draining does not use the link. The pair that can't be done in time (S3D with k-means
+/// Corrections that reproduce the bills of Table 5: staging out does not use the link. The pair that can't be done in time (S3D with k-means
 /// on flash) is counted with its negative idle energy.
 pub(crate) const TABLE_5: Corrections = Corrections {
-    drain_over_link: false,
+    stage_out_over_link: false,
     overload_infeasible: false,
     ..Corrections::CORRECTED
 };
@@ -46,7 +46,7 @@ const CLOSE_PERCENT: f64 = 1.0;
 
 /// Number that the paper prints.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Row {
+pub(crate) struct PaperRow {
     /// Table, figure or section.
     pub(crate) source: &'static str,
     /// Name of the number, with its unit.
@@ -65,7 +65,7 @@ pub(crate) struct Row {
     decimals: usize,
 }
 
-impl Row {
+impl PaperRow {
     /// Returns the row of a number. `published` is the printed text, since its digits define the accuracy.
     pub(crate) fn new(
         source: &'static str,
@@ -101,7 +101,7 @@ impl Row {
 
 /// Sentence of the paper, checked.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Claim {
+pub(crate) struct PaperClaim {
     /// Section of the sentence.
     pub(crate) source: &'static str,
     /// Claim of the sentence, in our words.
@@ -116,9 +116,9 @@ pub(crate) struct Claim {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PaperReport {
     /// Numbers of the paper.
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<PaperRow>,
     /// Sentences of the paper.
-    pub(crate) claims: Vec<Claim>,
+    pub(crate) claims: Vec<PaperClaim>,
 }
 
 /// Computes the numbers that the paper prints.
@@ -138,14 +138,14 @@ pub(crate) fn paper(corrections: &Corrections) -> PaperReport {
     }
 }
 
-pub(crate) fn application<'a>(site: &'a Site, name: &str) -> &'a Application {
+pub(crate) fn application<'a>(site: &'a Site, name: &str) -> &'a SiteApplication {
     let mut applications = site.applications.iter();
     applications
         .find(|it| it.name() == name)
         .expect("the paper's site has the paper's applications")
 }
 
-pub(crate) fn kernel<'a>(site: &'a Site, name: &str) -> &'a Kernel {
+pub(crate) fn kernel<'a>(site: &'a Site, name: &str) -> &'a SiteKernel {
     let mut kernels = site.kernels.iter();
     kernels
         .find(|it| it.name() == name)
@@ -159,7 +159,7 @@ fn size(text: &str) -> Bytes {
 /// Factor of the endurance that fits the paper's numbers best: 300 · 1.024 TB.
 const ENDURANCE_FACTOR: f64 = 1.024;
 
-fn table_4(site: &Site) -> Vec<Row> {
+fn table_4(site: &Site) -> Vec<PaperRow> {
     let mut rows = Vec::new();
     for row in &published::TABLE_4 {
         let mut stage = row.approach.stage(site);
@@ -173,12 +173,12 @@ fn table_4(site: &Site) -> Vec<Row> {
                 }
                 None => format!("{}, {}, {name}", row.approach, row.constraint),
             };
-            let ratio = |stage: &Stage| constrained(site, name, stage, row.constraint);
-            let add = |stage: &Stage, reading: &str| {
+            let ratio = |stage: &AnalysisStage| constrained(site, name, stage, row.constraint);
+            let add = |stage: &AnalysisStage, reading: &str| {
                 let (computed, reading) = as_table_4(site, row.constraint, ratio(stage), reading);
-                Row::new("Table 4", item.clone(), printed, computed, reading)
+                PaperRow::new("Table 4", item.clone(), printed, computed, reading)
             };
-            if row.constraint == Constraint::Endurance {
+            if row.constraint == StagingConstraint::Endurance {
                 let mut tougher = stage;
                 tougher.endurance = stage
                     .endurance
@@ -194,7 +194,12 @@ fn table_4(site: &Site) -> Vec<Row> {
 }
 
 /// Returns the ratio that one constraint allows an application.
-fn constrained(site: &Site, name: &str, stage: &Stage, constraint: Constraint) -> f64 {
+fn constrained(
+    site: &Site,
+    name: &str,
+    stage: &AnalysisStage,
+    constraint: StagingConstraint,
+) -> f64 {
     let run = site.run_of(application(site, name), None);
     let limits = staging::limits(&run, stage);
     let limit = limits.iter().find(|limit| limit.constraint == constraint);
@@ -204,17 +209,22 @@ fn constrained(site: &Site, name: &str, stage: &Stage, constraint: Constraint) -
 }
 
 /// Returns a ratio rounded as Table 4 rounds its rows, and a description of the rounding.
-fn as_table_4(site: &Site, constraint: Constraint, ratio: f64, reading: &str) -> (f64, String) {
-    let rounded = if constraint == Constraint::Capacity {
+fn as_table_4(
+    site: &Site,
+    constraint: StagingConstraint,
+    ratio: f64,
+    reading: &str,
+) -> (f64, String) {
+    let rounded = if constraint == StagingConstraint::Capacity {
         whole_device_ratio(site.machine.nodes.get(), ratio)
     } else {
         whole_ratio(ratio)
     };
     let how = match constraint {
-        Constraint::Capacity => "2 checkpoints kept, whole devices bought",
-        Constraint::Restart => "from the rounded rates of Table 1",
-        Constraint::Bandwidth => "powers of 1024",
-        Constraint::Endurance => reading,
+        StagingConstraint::Capacity => "2 checkpoints kept, whole devices bought",
+        StagingConstraint::Restart => "from the rounded rates of Table 1",
+        StagingConstraint::Bandwidth => "powers of 1024",
+        StagingConstraint::Endurance => reading,
     };
     if ratio < 1.0 {
         return (
@@ -236,11 +246,11 @@ fn whole_ratio(ratio: f64) -> f64 {
     ratio.floor().max(1.0)
 }
 
-fn figure_3a(site: &Site) -> Vec<Row> {
+fn figure_3a(site: &Site) -> Vec<PaperRow> {
     let nodes = site.machine.nodes.get();
     let row = |item: &str, printed: &str, approach: Approach, ratio: f64, reading: &str| {
         let price = cost::infrastructure(nodes, ratio, approach.price(site));
-        Row::new(
+        PaperRow::new(
             "Fig. 3a",
             format!("{item}, $"),
             printed,
@@ -252,8 +262,8 @@ fn figure_3a(site: &Site) -> Vec<Row> {
     let pop = |approach: Approach, constraint| {
         constrained(site, "POP", &approach.stage(site), constraint)
     };
-    let bandwidth = pop(Approach::ActiveFlash, Constraint::Bandwidth);
-    let capacity = pop(Approach::AnalysisNode, Constraint::Capacity);
+    let bandwidth = pop(Approach::ActiveFlash, StagingConstraint::Bandwidth);
+    let capacity = pop(Approach::AnalysisNode, StagingConstraint::Capacity);
     vec![
         row(
             "devices at ratio 10",
@@ -310,7 +320,7 @@ fn figure_3a(site: &Site) -> Vec<Row> {
 /// Kernel that reproduces the bills of Table 5; the paper does not name it.
 pub(crate) const TABLE_5_KERNEL: &str = "k-means";
 
-fn table_5(site: &Site, corrections: &Corrections) -> Vec<Row> {
+fn table_5(site: &Site, corrections: &Corrections) -> Vec<PaperRow> {
     let kernel = kernel(site, TABLE_5_KERNEL);
     let portfolio = published::APPLICATIONS.len() as f64 - 1.0;
     let mut rows = Vec::new();
@@ -335,7 +345,7 @@ fn table_5(site: &Site, corrections: &Corrections) -> Vec<Row> {
         let total = cost::total(row.infrastructure_price, share, row.energy_price);
         let mut add = |what: &str, published: &str, computed: Money, reading: String| {
             let item = format!("{} at ratio {}, {what}, $", printed.approach, printed.ratio);
-            rows.push(Row::new(
+            rows.push(PaperRow::new(
                 "Table 5",
                 item,
                 published,
@@ -358,7 +368,7 @@ fn table_5(site: &Site, corrections: &Corrections) -> Vec<Row> {
     rows
 }
 
-fn table_7() -> Vec<Row> {
+fn table_7() -> Vec<PaperRow> {
     let input = size(published::TABLE_7_INPUT);
     let megabyte = size("1 MiB");
     let device_power = published::PROTOTYPE_POWER
@@ -369,7 +379,7 @@ fn table_7() -> Vec<Row> {
     for row in &published::TABLE_7 {
         let mut add = |what: &str, published: &str, computed: f64, reading: &str| {
             let item = format!("{}, {what}", row.kernel);
-            rows.push(Row::new(
+            rows.push(PaperRow::new(
                 "Table 7",
                 item,
                 published,
@@ -463,7 +473,7 @@ impl fmt::Display for PaperReport {
 mod tests {
     use super::*;
 
-    fn rows(source: &str) -> Vec<Row> {
+    fn rows(source: &str) -> Vec<PaperRow> {
         let report = paper(&Corrections::default());
         report
             .rows
@@ -569,7 +579,7 @@ mod tests {
     fn table_5_bills_as_printed_are_not_reproduced() {
         let site = jaguar();
         let as_printed = Corrections {
-            drain_at_share: false,
+            stage_out_at_share: false,
             idle_divided_once: false,
             overload_infeasible: false,
             hop_energy_per_bit: false,
@@ -587,7 +597,7 @@ mod tests {
     #[test]
     fn verdict_is_exact_close_or_not_reproduced() {
         let verdict = |published: &str, computed| {
-            Row::new("", String::new(), published, computed, String::new()).verdict
+            PaperRow::new("", String::new(), published, computed, String::new()).verdict
         };
         assert_eq!(verdict("4.5", 4.54), Verdict::Exact);
         assert_eq!(verdict("4.5", 4.46), Verdict::Exact);

@@ -1,7 +1,7 @@
 //! Published figures of the Active Flash paper, exactly as printed. No figure here is computed.
 
 use tidemill_plan::model::Approach;
-use tidemill_plan::model::staging::Constraint;
+use tidemill_plan::model::staging::StagingConstraint;
 
 /// Applications, in the order of Tables 1 and 4.
 pub(crate) const APPLICATIONS: [&str; 6] = ["CHIMERA", "VULCAN", "POP", "S3D", "GTC", "GYRO"];
@@ -12,7 +12,7 @@ pub(crate) struct Table4Row {
     /// Approach to staging.
     pub(crate) approach: Approach,
     /// Limiting constraint.
-    pub(crate) constraint: Constraint,
+    pub(crate) constraint: StagingConstraint,
     /// Capacity in GB (of 2^30 bytes), for the constraint of capacity.
     pub(crate) capacity: Option<&'static str>,
     /// Ratio of each application.
@@ -23,55 +23,55 @@ pub(crate) struct Table4Row {
 pub(crate) const TABLE_4: [Table4Row; 9] = [
     Table4Row {
         approach: Approach::ActiveFlash,
-        constraint: Constraint::Capacity,
+        constraint: StagingConstraint::Capacity,
         capacity: Some("32 GiB"),
         ratios: ["1", "2571", "233", "18", "6", "166"],
     },
     Table4Row {
         approach: Approach::ActiveFlash,
-        constraint: Constraint::Capacity,
+        constraint: StagingConstraint::Capacity,
         capacity: Some("64 GiB"),
         ratios: ["1", "4500", "461", "36", "12", "333"],
     },
     Table4Row {
         approach: Approach::ActiveFlash,
-        constraint: Constraint::Bandwidth,
+        constraint: StagingConstraint::Bandwidth,
         capacity: None,
         ratios: ["29", "29", "29", "29", "29", "29"],
     },
     Table4Row {
         approach: Approach::ActiveFlash,
-        constraint: Constraint::Endurance,
+        constraint: StagingConstraint::Endurance,
         capacity: None,
         ratios: ["1", "2268", "245", "20", "10", "204"],
     },
     Table4Row {
         approach: Approach::ActiveFlash,
-        constraint: Constraint::Restart,
+        constraint: StagingConstraint::Restart,
         capacity: None,
         ratios: ["4", "896218", "4054", "240", "42", "1758"],
     },
     Table4Row {
         approach: Approach::AnalysisNode,
-        constraint: Constraint::Capacity,
+        constraint: StagingConstraint::Capacity,
         capacity: Some("16 GiB"),
         ratios: ["1", "1285", "117", "9", "3", "83"],
     },
     Table4Row {
         approach: Approach::AnalysisNode,
-        constraint: Constraint::Capacity,
+        constraint: StagingConstraint::Capacity,
         capacity: Some("32 GiB"),
         ratios: ["1", "2571", "233", "18", "6", "166"],
     },
     Table4Row {
         approach: Approach::AnalysisNode,
-        constraint: Constraint::Capacity,
+        constraint: StagingConstraint::Capacity,
         capacity: Some("64 GiB"),
         ratios: ["1", "4500", "461", "36", "12", "333"],
     },
     Table4Row {
         approach: Approach::AnalysisNode,
-        constraint: Constraint::Bandwidth,
+        constraint: StagingConstraint::Bandwidth,
         capacity: None,
         ratios: ["2250", "2250", "2250", "2250", "2250", "2250"],
     },
@@ -126,7 +126,7 @@ pub(crate) const TABLE_5: [Table5Row; 4] = [
 
 /// One side of a row of Table 7.
 #[derive(Debug)]
-pub(crate) struct Measured {
+pub(crate) struct MeasuredSide {
     /// Seconds of I/O and of computing: inputs, since they were measured.
     pub(crate) seconds: (f64, f64),
     /// Throughput in MB/s, of 2^20 bytes.
@@ -141,13 +141,17 @@ pub(crate) struct Table7Row {
     /// Name of the kernel.
     pub(crate) kernel: &'static str,
     /// Measurement on the device.
-    pub(crate) device: Measured,
+    pub(crate) device: MeasuredSide,
     /// Measurement on the host.
-    pub(crate) host: Measured,
+    pub(crate) host: MeasuredSide,
 }
 
-const fn measured(seconds: (f64, f64), throughput: &'static str, energy: &'static str) -> Measured {
-    Measured {
+const fn measured(
+    seconds: (f64, f64),
+    throughput: &'static str,
+    energy: &'static str,
+) -> MeasuredSide {
+    MeasuredSide {
         seconds,
         throughput,
         energy,

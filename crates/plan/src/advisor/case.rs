@@ -10,25 +10,25 @@ use thiserror::Error;
 /// One of the two sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
+pub enum ExecutionSide {
     /// Node that holds the input.
     Node,
     /// Machine of the reader.
-    Host,
+    Client,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ExecutionSide {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Node => "node",
-            Self::Host => "host",
+            Self::Client => "client",
         })
     }
 }
 
 /// One of the two places where the kernel may run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Side {
+pub struct SideFacts {
     /// Input rate on one free core; `None` if it was not measured.
     pub rate: Option<BytesPerSecond>,
     /// Time of a run over a very small input.
@@ -39,7 +39,7 @@ pub struct Side {
     pub free: Option<Bytes>,
 }
 
-impl Side {
+impl SideFacts {
     /// Returns a side without load.
     pub fn idle(rate: BytesPerSecond) -> Self {
         Self {
@@ -51,17 +51,21 @@ impl Side {
     }
 
     /// Returns the time of starting and running over `input` (A3), if the other side does not work.
-    pub(super) fn run(&self, place: Place, input: Bytes) -> Result<Seconds, Infeasible> {
+    pub(super) fn run(&self, place: ExecutionSide, input: Bytes) -> Result<Seconds, Infeasible> {
         Ok(self.start + self.load.run(self.work(place, input)?))
     }
 
     /// Returns the same time while the other side works, too.
-    pub(super) fn run_beside(&self, place: Place, input: Bytes) -> Result<Seconds, Infeasible> {
+    pub(super) fn run_beside(
+        &self,
+        place: ExecutionSide,
+        input: Bytes,
+    ) -> Result<Seconds, Infeasible> {
         Ok(self.start + self.work(place, input)? / self.load.share_beside)
     }
 
     /// Returns the time of the work on a processor of its own.
-    fn work(&self, place: Place, input: Bytes) -> Result<Seconds, Infeasible> {
+    fn work(&self, place: ExecutionSide, input: Bytes) -> Result<Seconds, Infeasible> {
         if self.load.cores == 0 {
             return Err(Infeasible::NoCores(place));
         }
@@ -69,7 +73,7 @@ impl Side {
     }
 
     /// Checks that there is enough space.
-    pub(super) fn holds(&self, place: Place, needed: Bytes) -> Result<(), Infeasible> {
+    pub(super) fn holds(&self, place: ExecutionSide, needed: Bytes) -> Result<(), Infeasible> {
         match self.free {
             Some(free) if needed > free => Err(Infeasible::NoSpace {
                 place,
@@ -81,7 +85,7 @@ impl Side {
     }
 }
 
-/// Link between host and node, with the same properties in both directions at once.
+/// Link between client and node, with the same properties in both directions at once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
     /// Bandwidth of the link.
@@ -92,7 +96,7 @@ pub struct Link {
 
 /// Power of one core.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Power {
+pub struct CorePower {
     /// Power when busy.
     pub busy: Watts,
     /// Power when idle.
@@ -103,15 +107,15 @@ pub struct Power {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Powers {
     /// Power of a core of the node.
-    pub node: Power,
-    /// Power of a core of the host.
-    pub host: Power,
-    /// Energy of moving a byte over the link.
+    pub node: CorePower,
+    /// Power of a core of the client.
+    pub client: CorePower,
+    /// Energy of transferring a byte over the link.
     pub link: JoulesPerByte,
 }
 
 impl Link {
-    /// Returns the time of moving `data` (A4); no data takes no time.
+    /// Returns the time of transferring `data` (A4); no data takes no time.
     pub(super) fn time(&self, data: Bytes) -> Seconds {
         if data > Bytes::ZERO {
             self.latency + data / self.bandwidth
@@ -131,11 +135,11 @@ pub struct Case {
     /// Whether results of parts can be merged to the result of the whole.
     pub splittable: bool,
     /// Place where the result is wanted.
-    pub result: Place,
+    pub result: ExecutionSide,
     /// Node that holds the input.
-    pub node: Side,
+    pub node: SideFacts,
     /// Machine of the reader.
-    pub host: Side,
+    pub client: SideFacts,
     /// Link between the two sides.
     pub link: Link,
     /// Powers of both sides, if they are known.
@@ -167,25 +171,25 @@ pub enum CaseError {
     )]
     Share {
         /// Side with the shares.
-        place: Place,
+        place: ExecutionSide,
     },
     /// A core draws more power when it is idle.
     #[error("a core of the {place} takes {idle} when it waits and {busy} when it works: swap them")]
     IdlePower {
         /// Side of the core.
-        place: Place,
+        place: ExecutionSide,
         /// Power when idle.
         idle: Watts,
         /// Power when busy.
         busy: Watts,
     },
     /// Neither side can run the kernel.
-    #[error("nothing can run this: {node}; {host}")]
+    #[error("nothing can run this: {node}; {client}")]
     Nowhere {
         /// Reason of the node.
         node: Infeasible,
-        /// Reason of the host.
-        host: Infeasible,
+        /// Reason of the client.
+        client: Infeasible,
     },
 }
 
@@ -201,17 +205,20 @@ impl Case {
         not_negative("the link's latency", self.link.latency.get())?;
         if let Some(powers) = &self.powers {
             not_negative("the link's energy", powers.link.get())?;
-            powers.node.check(Place::Node)?;
-            powers.host.check(Place::Host)?;
+            powers.node.check(ExecutionSide::Node)?;
+            powers.client.check(ExecutionSide::Client)?;
         }
-        for (place, side) in [(Place::Node, &self.node), (Place::Host, &self.host)] {
+        for (place, side) in [
+            (ExecutionSide::Node, &self.node),
+            (ExecutionSide::Client, &self.client),
+        ] {
             side_makes_sense(place, side)?;
         }
         Ok(())
     }
 }
 
-fn side_makes_sense(place: Place, side: &Side) -> Result<(), CaseError> {
+fn side_makes_sense(place: ExecutionSide, side: &SideFacts) -> Result<(), CaseError> {
     if let Some(rate) = side.rate {
         positive("the kernel's throughput", rate.get())?;
     }
@@ -234,8 +241,8 @@ fn side_makes_sense(place: Place, side: &Side) -> Result<(), CaseError> {
     Ok(())
 }
 
-impl Power {
-    fn check(&self, place: Place) -> Result<(), CaseError> {
+impl CorePower {
+    fn check(&self, place: ExecutionSide) -> Result<(), CaseError> {
         let Self { busy, idle } = *self;
         not_negative("the power of a core that waits", idle.get())?;
         not_negative("the power of a core at work", busy.get())?;

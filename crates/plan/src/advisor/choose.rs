@@ -1,11 +1,11 @@
 //! Choice of the advisor: predicts the costs of each way to run a kernel and chooses the best.
 
-use super::{Case, CaseError, Infeasible, Place, Power, Prediction, Side};
+use super::{Case, CaseError, CorePower, ExecutionSide, Infeasible, Prediction, SideFacts};
 use crate::units::{Bytes, Seconds, significant};
 use serde::Serialize;
 use std::fmt;
 
-/// Times that differ by less than this share count as equal; then the energy decides, or the moved bytes if the energy is unknown.
+/// Times that differ by less than this share count as equal; then the energy decides, or the transferred bytes if the energy is unknown.
 pub const TIE: f64 = 0.01;
 
 /// Times also count as equal if they differ by at most this, which is the variation of starting commands.
@@ -15,27 +15,27 @@ pub const TIE_SECONDS: Seconds = Seconds::new(0.005);
 pub const SPLIT_SAVED_MIN: Seconds = Seconds::new(0.25);
 
 /// Minimum gain of a split over the better side alone. The equations do not contain the time for cutting the input, for joining results,
-/// and for sending the host its part from the node's cores while the kernel runs.
+/// and for sending the client its part from the node's cores while the kernel runs.
 pub const SPLIT_GAIN_MIN: f64 = 0.2;
 
 /// Way to run a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Choice {
-    /// In place; the result is moved if it is wanted elsewhere.
+pub enum RunChoice {
+    /// In place; the result is transferred if it is wanted elsewhere.
     Node,
-    /// On the host; the input is moved.
-    Host,
-    /// A part of the input stays and the rest is moved, at the same time.
-    Split,
+    /// On the client; the input is transferred.
+    Client,
+    /// A part of the input stays and the rest is transferred, at the same time.
+    Both,
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for RunChoice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Node => "node",
-            Self::Host => "host",
-            Self::Split => "split",
+            Self::Client => "client",
+            Self::Both => "both",
         })
     }
 }
@@ -45,12 +45,12 @@ impl fmt::Display for Choice {
 pub struct Advice {
     /// Prediction for running in place.
     pub node: Result<Prediction, Infeasible>,
-    /// Prediction for running on the host.
-    pub host: Result<Prediction, Infeasible>,
+    /// Prediction for running on the client.
+    pub client: Result<Prediction, Infeasible>,
     /// Prediction for the best split; equal to one of the others if its best share is all or nothing.
-    pub split: Result<Prediction, Infeasible>,
+    pub both: Result<Prediction, Infeasible>,
     /// Best choice.
-    pub best: Choice,
+    pub best: RunChoice,
     /// Reason, in one sentence.
     pub reason: String,
 }
@@ -60,11 +60,11 @@ impl Advice {
     ///
     /// # Errors
     /// The reason for which it is infeasible.
-    pub fn of(&self, choice: Choice) -> Result<Prediction, Infeasible> {
+    pub fn of(&self, choice: RunChoice) -> Result<Prediction, Infeasible> {
         match choice {
-            Choice::Node => self.node,
-            Choice::Host => self.host,
-            Choice::Split => self.split,
+            RunChoice::Node => self.node,
+            RunChoice::Client => self.client,
+            RunChoice::Both => self.both,
         }
     }
 }
@@ -77,31 +77,31 @@ impl Advice {
 /// An invalid number in the case, or both sides are infeasible.
 pub fn advise(case: &Case) -> Result<Advice, CaseError> {
     case.check()?;
-    let (node, host) = (case.predict(1.0), case.predict(0.0));
-    let split = case.best_split();
-    let whole = match (node, host) {
-        (Err(node), Err(host)) => match split {
-            Ok(_) => Choice::Split,
-            Err(_) => return Err(CaseError::Nowhere { node, host }),
+    let (node, client) = (case.predict(1.0), case.predict(0.0));
+    let both = case.best_split();
+    let whole = match (node, client) {
+        (Err(node), Err(client)) => match both {
+            Ok(_) => RunChoice::Both,
+            Err(_) => return Err(CaseError::Nowhere { node, client }),
         },
-        (Ok(_), Err(_)) => Choice::Node,
-        (Err(_), Ok(_)) => Choice::Host,
-        (Ok(node), Ok(host)) => better(&node, &host),
+        (Ok(_), Err(_)) => RunChoice::Node,
+        (Err(_), Ok(_)) => RunChoice::Client,
+        (Ok(node), Ok(client)) => better(&node, &client),
     };
     let mut advice = Advice {
         node,
-        host,
-        split,
+        client,
+        both,
         best: whole,
         reason: String::new(),
     };
-    let fastest = node.into_iter().chain(host).map(|one| one.time.get());
+    let fastest = node.into_iter().chain(client).map(|one| one.time.get());
     let fastest = fastest.fold(f64::INFINITY, f64::min);
-    if let Ok(split) = split
-        && split.time.get() < fastest * (1.0 - SPLIT_GAIN_MIN)
-        && split.time.get() < fastest - SPLIT_SAVED_MIN.get()
+    if let Ok(both) = both
+        && both.time.get() < fastest * (1.0 - SPLIT_GAIN_MIN)
+        && both.time.get() < fastest - SPLIT_SAVED_MIN.get()
     {
-        advice.best = Choice::Split;
+        advice.best = RunChoice::Both;
     }
     advice.reason = reason(&advice, case);
     Ok(advice)
@@ -113,21 +113,21 @@ fn tied(one: &Prediction, other: &Prediction) -> bool {
     more <= less * (1.0 + TIE) || more - less <= TIE_SECONDS.get()
 }
 
-fn better(node: &Prediction, host: &Prediction) -> Choice {
-    let host_wins = match (tied(node, host), node.energy, host.energy) {
+fn better(node: &Prediction, client: &Prediction) -> RunChoice {
+    let client_wins = match (tied(node, client), node.energy, client.energy) {
         (true, Some(there), Some(here)) => here < there,
-        (true, _, _) => host.moved < node.moved,
-        (false, _, _) => host.time < node.time,
+        (true, _, _) => client.transferred < node.transferred,
+        (false, _, _) => client.time < node.time,
     };
-    if host_wins {
-        Choice::Host
+    if client_wins {
+        RunChoice::Client
     } else {
-        Choice::Node
+        RunChoice::Node
     }
 }
 
 impl Case {
-    /// Returns the prediction with `share` of the input on the node and the rest on the host (A3 to A9).
+    /// Returns the prediction with `share` of the input on the node and the rest on the client (A3 to A9).
     ///
     /// # Errors
     /// The reason for which this is infeasible.
@@ -140,13 +140,13 @@ impl Case {
             node_share: share,
             waiting: Seconds::ZERO,
             on_node: Seconds::ZERO,
-            on_host: Seconds::ZERO,
-            moving: Seconds::ZERO,
-            moved: there,
+            on_client: Seconds::ZERO,
+            transferring: Seconds::ZERO,
+            transferred: there,
             energy: None,
         };
         let both = here > Bytes::ZERO && there > Bytes::ZERO;
-        let run = |side: &Side, place, input| {
+        let run = |side: &SideFacts, place, input| {
             if both {
                 side.run_beside(place, input)
             } else {
@@ -155,41 +155,42 @@ impl Case {
         };
         let mut link_free = Seconds::ZERO;
         if there > Bytes::ZERO {
-            prediction.on_host = run(&self.host, Place::Host, there)?;
-            let wait = self.host.load.wait;
+            prediction.on_client = run(&self.client, ExecutionSide::Client, there)?;
+            let wait = self.client.load.wait;
             prediction.waiting = prediction.waiting + wait;
             link_free = wait + self.link.time(there);
-            let back = self.returned(Place::Host, there);
-            prediction.moved = prediction.moved + back;
-            prediction.moving = self.link.time(there) + self.link.time(back);
-            prediction.time = link_free + prediction.on_host + self.link.time(back);
+            let back = self.returned(ExecutionSide::Client, there);
+            prediction.transferred = prediction.transferred + back;
+            prediction.transferring = self.link.time(there) + self.link.time(back);
+            prediction.time = link_free + prediction.on_client + self.link.time(back);
         }
         if here > Bytes::ZERO {
-            prediction.on_node = run(&self.node, Place::Node, here)?;
+            prediction.on_node = run(&self.node, ExecutionSide::Node, here)?;
             let wait = self.node.load.wait;
             prediction.waiting = prediction.waiting + wait;
-            let back = self.returned(Place::Node, here);
-            prediction.moved = prediction.moved + back;
-            prediction.moving = prediction.moving + self.link.time(back);
+            let back = self.returned(ExecutionSide::Node, here);
+            prediction.transferred = prediction.transferred + back;
+            prediction.transferring = prediction.transferring + self.link.time(back);
             let mut end = wait + prediction.on_node;
             if back > Bytes::ZERO {
-                // The host's input and the node's result use the same link, one after the other.
+                // The client's input and the node's result use the same link, one after the other.
                 end = later(end, link_free) + self.link.time(back);
             }
             prediction.time = later(prediction.time, end);
         }
         prediction.energy = self.powers.map(|powers| {
-            let core =
-                |core: Power, run: Seconds| core.busy * run + core.idle * (prediction.time - run);
+            let core = |core: CorePower, run: Seconds| {
+                core.busy * run + core.idle * (prediction.time - run)
+            };
             core(powers.node, prediction.on_node)
-                + core(powers.host, prediction.on_host)
-                + powers.link * prediction.moved
+                + core(powers.client, prediction.on_client)
+                + powers.link * prediction.transferred
         });
         Ok(prediction)
     }
 
-    /// Returns the data that must be moved after a side has worked on `input` (A5).
-    fn returned(&self, place: Place, input: Bytes) -> Bytes {
+    /// Returns the data that must be transferred after a side has worked on `input` (A5).
+    fn returned(&self, place: ExecutionSide, input: Bytes) -> Bytes {
         if place == self.result {
             Bytes::ZERO
         } else {
@@ -197,12 +198,12 @@ impl Case {
         }
     }
 
-    /// Checks that results fit where they are computed and where they are wanted, and that input fits where it is moved to.
+    /// Checks that results fit where they are computed and where they are wanted, and that input fits where it is transferred to.
     fn has_space(&self, here: Bytes, there: Bytes) -> Result<(), Infeasible> {
-        let node = here * self.output_ratio + self.returned(Place::Host, there);
-        let host = there * (1.0 + self.output_ratio) + self.returned(Place::Node, here);
-        self.node.holds(Place::Node, node)?;
-        self.host.holds(Place::Host, host)
+        let node = here * self.output_ratio + self.returned(ExecutionSide::Client, there);
+        let client = there * (1.0 + self.output_ratio) + self.returned(ExecutionSide::Node, here);
+        self.node.holds(ExecutionSide::Node, node)?;
+        self.client.holds(ExecutionSide::Client, client)
     }
 
     /// Returns the prediction for the share with the least time (A6). Time as a function of the share is the maximum of straight lines, so
@@ -213,8 +214,8 @@ impl Case {
             return Err(Infeasible::NotSplittable);
         }
         // If one side can't run the kernel at all, there is nothing to split.
-        self.node.run(Place::Node, self.input)?;
-        self.host.run(Place::Host, self.input)?;
+        self.node.run(ExecutionSide::Node, self.input)?;
+        self.client.run(ExecutionSide::Client, self.input)?;
         let mut shares = vec![1.0, 0.0];
         let lines = self.branches();
         for (index, one) in lines.iter().enumerate() {
@@ -235,40 +236,42 @@ impl Case {
         best
     }
 
-    /// Returns three times as functions of the node's share, between 0 and 1: the end on the host, the end on the node if the link is
+    /// Returns three times as functions of the node's share, between 0 and 1: the end on the client, the end on the node if the link is
     /// free by then, and the end on the node if it is not.
-    fn branches(&self) -> Vec<Line> {
-        let on_host = |share: f64| {
+    fn branches(&self) -> Vec<LinearFit> {
+        let on_client = |share: f64| {
             let input = self.input * (1.0 - share);
-            self.host.run_beside(Place::Host, input)
+            self.client.run_beside(ExecutionSide::Client, input)
         };
         let on_node = |share: f64| {
             let input = self.input * share;
-            self.node.run_beside(Place::Node, input)
+            self.node.run_beside(ExecutionSide::Node, input)
         };
-        let moved = |data: Bytes| data / self.link.bandwidth;
-        let latency = |place: Place| {
+        let transferred = |data: Bytes| data / self.link.bandwidth;
+        let latency = |place: ExecutionSide| {
             if self.returned(place, self.input) > Bytes::ZERO {
                 self.link.latency
             } else {
                 Seconds::ZERO
             }
         };
-        let back = |place: Place, part: f64| {
-            latency(place) + moved(self.returned(place, self.input * part))
+        let back = |place: ExecutionSide, part: f64| {
+            latency(place) + transferred(self.returned(place, self.input * part))
         };
         let link_free = |share: f64| {
-            self.host.load.wait + self.link.latency + moved(self.input * (1.0 - share))
+            self.client.load.wait + self.link.latency + transferred(self.input * (1.0 - share))
         };
-        let host =
-            |share: f64| Ok(link_free(share) + on_host(share)? + back(Place::Host, 1.0 - share));
-        let node =
-            |share: f64| Ok(self.node.load.wait + on_node(share)? + back(Place::Node, share));
-        let delayed = |share: f64| Ok(link_free(share) + back(Place::Node, share));
+        let client = |share: f64| {
+            Ok(link_free(share) + on_client(share)? + back(ExecutionSide::Client, 1.0 - share))
+        };
+        let node = |share: f64| {
+            Ok(self.node.load.wait + on_node(share)? + back(ExecutionSide::Node, share))
+        };
+        let delayed = |share: f64| Ok(link_free(share) + back(ExecutionSide::Node, share));
         [
-            Line::through(host),
-            Line::through(node),
-            Line::through(delayed),
+            LinearFit::through(client),
+            LinearFit::through(node),
+            LinearFit::through(delayed),
         ]
         .into_iter()
         .flatten()
@@ -277,12 +280,12 @@ impl Case {
 }
 
 /// Straight line over the node's share.
-struct Line {
+struct LinearFit {
     start: f64,
     slope: f64,
 }
 
-impl Line {
+impl LinearFit {
     /// Returns the line through the values at 0 and 1; `None` if one of them is infeasible.
     fn through(at: impl Fn(f64) -> Result<Seconds, Infeasible>) -> Option<Self> {
         let (start, end) = (at(0.0).ok()?.get(), at(1.0).ok()?.get());
@@ -305,30 +308,33 @@ fn later(one: Seconds, other: Seconds) -> Seconds {
 
 /// Returns the reason of the choice, in one sentence.
 fn reason(advice: &Advice, case: &Case) -> String {
-    if advice.best == Choice::Split {
+    if advice.best == RunChoice::Both {
         return split_reason(advice);
     }
     let best = advice.best;
-    match (advice.node, advice.host) {
+    match (advice.node, advice.client) {
         (Err(why), _) | (_, Err(why)) => format!("only the {best} can run it: {why}"),
-        (Ok(node), Ok(host)) if best == Choice::Node => {
-            whole_reason(case, best, &node, Choice::Host, &host)
+        (Ok(node), Ok(client)) if best == RunChoice::Node => {
+            whole_reason(case, best, &node, RunChoice::Client, &client)
         }
-        (Ok(node), Ok(host)) => whole_reason(case, best, &host, Choice::Node, &node),
+        (Ok(node), Ok(client)) => whole_reason(case, best, &client, RunChoice::Node, &node),
     }
 }
 
 fn whole_reason(
     case: &Case,
-    best: Choice,
+    best: RunChoice,
     this: &Prediction,
-    other: Choice,
+    other: RunChoice,
     that: &Prediction,
 ) -> String {
     if tied(this, that) {
         let less = match (this.energy, that.energy) {
             (Some(this), Some(that)) => format!("takes {this} against {that}"),
-            _ => format!("moves {} against {}", this.moved, that.moved),
+            _ => format!(
+                "transfers {} against {}",
+                this.transferred, that.transferred
+            ),
         };
         return format!(
             "both take {} within {} % or {TIE_SECONDS}, and the {best} {less}",
@@ -346,11 +352,11 @@ fn whole_reason(
 }
 
 fn split_reason(advice: &Advice) -> String {
-    let split = match advice.split {
-        Ok(split) => split,
+    let both = match advice.both {
+        Ok(both) => both,
         Err(why) => return why.to_string(),
     };
-    let alone = [Choice::Node, Choice::Host]
+    let alone = [RunChoice::Node, RunChoice::Client]
         .into_iter()
         .filter_map(|choice| Some((choice, advice.of(choice).ok()?.time)))
         .min_by(|(_, one), (_, other)| one.get().total_cmp(&other.get()));
@@ -358,26 +364,26 @@ fn split_reason(advice: &Advice) -> String {
         return "neither side has space for all of it, but both together have".to_owned();
     };
     format!(
-        "with {} % of the input on the node and the rest on the host it takes {}, {} % less than on the {name} alone",
-        significant((split.node_share * 1000.0).round() / 10.0),
-        split.time,
-        significant((100.0 * (1.0 - split.time / time)).round()),
+        "with {} % of the input on the node and the rest on the client it takes {}, {} % less than on the {name} alone",
+        significant((both.node_share * 1000.0).round() / 10.0),
+        both.time,
+        significant((100.0 * (1.0 - both.time / time)).round()),
     )
 }
 
 /// Returns a description of the largest part of a run on one side.
 fn most(prediction: &Prediction, case: &Case) -> String {
-    let running = later(prediction.on_node, prediction.on_host);
-    if prediction.waiting > running && prediction.waiting > prediction.moving {
+    let running = later(prediction.on_node, prediction.on_client);
+    if prediction.waiting > running && prediction.waiting > prediction.transferring {
         return "waiting for a core".to_owned();
     }
-    if prediction.moving > running {
-        return format!("moving {}", prediction.moved);
+    if prediction.transferring > running {
+        return format!("transferring {}", prediction.transferred);
     }
     let side = if prediction.node_share > 0.0 {
         &case.node
     } else {
-        &case.host
+        &case.client
     };
     if side.start * 2.0 > running {
         "starting".to_owned()

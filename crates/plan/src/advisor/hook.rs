@@ -33,24 +33,24 @@ pub struct HookCase {
     pub held: Seconds,
     /// Bytes that leave the tier per written byte: 1 if files stay, or the output ratio of the map if only results stay.
     pub leaves: f64,
-    /// Rate at which one node drains, if it is known.
-    pub drain: Option<BytesPerSecond>,
+    /// Rate at which one node stages out, if it is known.
+    pub stage_out: Option<BytesPerSecond>,
     /// Space for bursts on one node, if it is known.
-    pub room: Option<Bytes>,
+    pub space: Option<Bytes>,
 }
 
 /// Reason for which the tier can't keep up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Lack {
+pub enum TierShortage {
     /// A burst takes longer than the time to the next one.
     Writing,
     /// Maps of a burst have not ended when the next burst begins.
     Cores,
-    /// Data that leaves the tier is not drained when the next burst begins.
-    Draining,
+    /// Data that leaves the tier is not staged out when the next burst begins.
+    StageOut,
     /// A burst does not fit.
-    Room,
+    Space,
 }
 
 /// Advice for one node.
@@ -59,7 +59,7 @@ pub struct HookAdvice {
     /// Whether all work ends before the next burst begins.
     pub keeps_up: bool,
     /// Reasons for which the tier does not keep up.
-    pub lacks: Vec<Lack>,
+    pub lacks: Vec<TierShortage>,
     /// Duration of a burst (H1).
     pub burst_seconds: Seconds,
     /// Core time of its maps (H2).
@@ -72,9 +72,9 @@ pub struct HookAdvice {
     pub behind_bytes: Bytes,
     /// Number of bursts until the tier is full, if it fills up and its space is known (H6).
     pub bursts_until_full: Option<f64>,
-    /// Rate at which data must drain from a node (H7).
-    #[serde(rename = "drains_bytes_per_sec")]
-    pub drains: BytesPerSecond,
+    /// Rate at which data must be staged out from a node (H7).
+    #[serde(rename = "stage_out_bytes_per_sec")]
+    pub stage_out: BytesPerSecond,
     /// Minimum number of cores per node with which maps keep up, if any number does (H5).
     pub cores_needed: Option<u32>,
 }
@@ -100,18 +100,20 @@ impl HookCase {
             ("the number of nodes", f64::from(self.nodes)),
             ("the number of cores", f64::from(self.cores)),
         ];
-        let drain = self.drain.map(|rate| ("the drain's rate", rate.get()));
-        for (what, value) in above.into_iter().chain(drain) {
+        let stage_out = self
+            .stage_out
+            .map(|rate| ("the stage-out's rate", rate.get()));
+        for (what, value) in above.into_iter().chain(stage_out) {
             if !(value > 0.0 && value.is_finite()) {
                 return wrong(what, value, "it must be above zero and finite");
             }
         }
-        let room = self.room.unwrap_or(Bytes::ZERO).get();
+        let space = self.space.unwrap_or(Bytes::ZERO).get();
         let others = [
             ("the time to start a map", self.start.get()),
             ("the wait", self.held.get()),
             ("what leaves the tier of a byte", self.leaves),
-            ("the room", room),
+            ("the space", space),
         ];
         for (what, value) in others {
             if !(value >= 0.0 && value.is_finite()) {
@@ -163,25 +165,31 @@ pub fn advise_hook(case: &HookCase) -> Result<HookAdvice, HookCaseError> {
     let left = if left > work.get() * 1e-9 { left } else { 0.0 };
     let behind = each * (left / work.get());
     let results = Seconds::new(burst.get() + (work.get() - done.get()) / case.used(case.cores));
-    let drains = each * case.leaves / case.every;
+    let stage_out = each * case.leaves / case.every;
     let mut lacks = Vec::new();
     let mut lack = |is: bool, lack| {
         if is {
             lacks.push(lack);
         }
     };
-    lack(burst > case.every, Lack::Writing);
-    lack(left > 0.0, Lack::Cores);
-    lack(case.drain.is_some_and(|rate| drains > rate), Lack::Draining);
-    lack(case.room.is_some_and(|room| each > room), Lack::Room);
+    lack(burst > case.every, TierShortage::Writing);
+    lack(left > 0.0, TierShortage::Cores);
+    lack(
+        case.stage_out.is_some_and(|rate| stage_out > rate),
+        TierShortage::StageOut,
+    );
+    lack(
+        case.space.is_some_and(|space| each > space),
+        TierShortage::Space,
+    );
     let enough = |cores: &u32| {
         let (within, after) = case.capacity(*cores, burst);
         within.get().min(work.get()) + after.get() >= work.get() * (1.0 - 1e-9)
     };
     Ok(HookAdvice {
         keeps_up: lacks.is_empty(),
-        bursts_until_full: case.room.filter(|_| left > 0.0).map(|room| {
-            let spare = (room.get() - each.get()).max(0.0);
+        bursts_until_full: case.space.filter(|_| left > 0.0).map(|space| {
+            let spare = (space.get() - each.get()).max(0.0);
             (spare / behind.get()).floor() + 1.0
         }),
         lacks,
@@ -190,7 +198,7 @@ pub fn advise_hook(case: &HookCase) -> Result<HookAdvice, HookCaseError> {
         done_in_burst_seconds: done,
         results_seconds: results,
         behind_bytes: behind,
-        drains,
+        stage_out,
         cores_needed: least(case.files_each(), enough),
     })
 }
@@ -231,8 +239,8 @@ mod tests {
             share: 0.9,
             held: Seconds::new(1.0),
             leaves: 1.0,
-            drain: None,
-            room: None,
+            stage_out: None,
+            space: None,
         }
     }
 
@@ -251,19 +259,19 @@ mod tests {
         close(advice.work_seconds.get(), 25.0 + 1.0);
         close(advice.done_in_burst_seconds.get(), 9.0 * 4.0 * 0.1);
         close(advice.results_seconds.get(), 10.0 + (26.0 - 3.6) / 4.0);
-        close(advice.drains.get(), 25e9 / 60.0);
+        close(advice.stage_out.get(), 25e9 / 60.0);
         assert_eq!(advice.cores_needed, Some(1));
 
         // A tenth of the speed: 250 s of work, which consists of 3.6 s during the burst, 200 s after it, and a rest.
         let slow = HookCase {
             rate: BytesPerSecond::new(1e8),
             start: Seconds::ZERO,
-            room: Some(Bytes::new(50e9)),
-            drain: Some(BytesPerSecond::new(1e8)),
+            space: Some(Bytes::new(50e9)),
+            stage_out: Some(BytesPerSecond::new(1e8)),
             ..case()
         };
         let advice = advise_hook(&slow).unwrap();
-        assert_eq!(advice.lacks, [Lack::Cores, Lack::Draining]);
+        assert_eq!(advice.lacks, [TierShortage::Cores, TierShortage::StageOut]);
         close(
             advice.behind_bytes.get(),
             25e9 * (250.0 - 3.6 - 200.0) / 250.0,
@@ -289,14 +297,21 @@ mod tests {
         let rate = BytesPerSecond::new(f64::NAN);
         assert!(refused(&HookCase { rate, ..case() }).contains("throughput"));
         let every = Seconds::new(9.0);
-        let room = Some(Bytes::new(24e9));
+        let space = Some(Bytes::new(24e9));
         let advice = advise_hook(&HookCase {
             every,
-            room,
+            space,
             ..case()
         })
         .unwrap();
-        assert_eq!(advice.lacks, [Lack::Writing, Lack::Cores, Lack::Room]);
+        assert_eq!(
+            advice.lacks,
+            [
+                TierShortage::Writing,
+                TierShortage::Cores,
+                TierShortage::Space
+            ]
+        );
     }
 
     /// Simulates one node step by step. Returns the unmapped bytes at the end of each of many periods.
@@ -367,8 +382,8 @@ mod tests {
             }
             if let Some(needed) = advice.cores_needed {
                 let with = |cores| advise_hook(&HookCase { cores, ..case }).unwrap();
-                prop_assert!(!with(needed).lacks.contains(&Lack::Cores));
-                prop_assert!(needed == 1 || with(needed - 1).lacks.contains(&Lack::Cores));
+                prop_assert!(!with(needed).lacks.contains(&TierShortage::Cores));
+                prop_assert!(needed == 1 || with(needed - 1).lacks.contains(&TierShortage::Cores));
             }
         }
     }

@@ -1,13 +1,13 @@
 //! Load of a side (A1, A2): computes the time until a core is free, and the share of a processor that a kernel then gets.
 //!
-//! Kernels of a node end; other programs of its machine are assumed to run forever. Host and node may be on one machine: then the
-//! node's load reduces the host's share, and both reduce each other's share when they run at once.
+//! Kernels of a node end; other programs of its machine are assumed to run forever. Client and node may be on one machine: then the
+//! node's load reduces the client's share, and both reduce each other's share when they run at once.
 
 use crate::units::Seconds;
 
 /// State of the processors of a machine, as one more kernel finds them.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Machine {
+pub struct MachineLoad {
     /// Number of processors.
     pub processors: u32,
     /// Share of a processor that one more kernel gets: measured, whatever the reason is.
@@ -20,7 +20,7 @@ pub struct Machine {
     pub left: Seconds,
 }
 
-impl Machine {
+impl MachineLoad {
     /// Returns a machine without load.
     pub const fn idle(processors: u32) -> Self {
         Self {
@@ -42,7 +42,7 @@ impl Machine {
 
 /// Queue of a node.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Queue {
+pub struct SideQueue {
     /// Number of kernels that it runs at once.
     pub cores: u32,
     /// Number of running kernels.
@@ -83,9 +83,9 @@ impl Load {
         }
     }
 
-    /// Returns the load of a host, on which a kernel starts at once whatever else runs: an operating system shares processors and does not
+    /// Returns the load of a client, on which a kernel starts at once whatever else runs: an operating system shares processors and does not
     /// queue kernels.
-    pub fn of_host(machine: &Machine) -> Self {
+    pub fn of_client(machine: &MachineLoad) -> Self {
         Self {
             cores: machine.processors,
             wait: Seconds::ZERO,
@@ -99,7 +99,7 @@ impl Load {
     /// Returns the load of a node. If a core is free, the kernel starts at once, in parallel to the running ones. Otherwise the kernel
     /// waits for its turn: the expected free time of AnalyzeThis §3.2. At that time the node's other kernels have ended, and other
     /// programs still run.
-    pub fn of_node(queue: &Queue, machine: &Machine) -> Self {
+    pub fn of_node(queue: &SideQueue, machine: &MachineLoad) -> Self {
         let share_later = machine.share_without(machine.running);
         let full = queue.running.saturating_add(queue.queued) >= queue.cores;
         let (wait, ended) = if full {

@@ -1,4 +1,4 @@
-//! The advisor: answers whether a kernel should run on the host, on the node that holds its input, or on both.
+//! The advisor: answers whether a kernel should run on the client, on the node that holds its input, or on both.
 //!
 //! [`advise`] predicts time, bytes over the link and energy of each way and returns the best one, with the reason. The equations are
 //! numbered A1 to A9 as in `docs/advisor.md`. Comments name the equations that come from D. Tiwari et al., "Active Flash" (FAST 2013) or
@@ -11,9 +11,9 @@ mod load;
 #[cfg(test)]
 mod tests;
 
-pub use case::{Case, CaseError, Link, Place, Power, Powers, Side};
-pub use choose::{Advice, Choice, SPLIT_GAIN_MIN, SPLIT_SAVED_MIN, TIE, TIE_SECONDS, advise};
-pub use load::{Load, Machine, Queue};
+pub use case::{Case, CaseError, CorePower, ExecutionSide, Link, Powers, SideFacts};
+pub use choose::{Advice, RunChoice, SPLIT_GAIN_MIN, SPLIT_SAVED_MIN, TIE, TIE_SECONDS, advise};
+pub use load::{Load, MachineLoad, SideQueue};
 
 use crate::units::{Bytes, Joules, Seconds};
 use serde::Serialize;
@@ -33,15 +33,15 @@ pub struct Prediction {
     /// Time of starting and running on the node (A3).
     #[serde(rename = "node_seconds")]
     pub on_node: Seconds,
-    /// Time of starting and running on the host (A3).
-    #[serde(rename = "host_seconds")]
-    pub on_host: Seconds,
+    /// Time of starting and running on the client (A3).
+    #[serde(rename = "client_seconds")]
+    pub on_client: Seconds,
     /// Time of the link (A4).
-    #[serde(rename = "moving_seconds")]
-    pub moving: Seconds,
+    #[serde(rename = "transfer_seconds")]
+    pub transferring: Seconds,
     /// Bytes over the link, both directions (A8).
-    #[serde(rename = "moved_bytes")]
-    pub moved: Bytes,
+    #[serde(rename = "transferred_bytes")]
+    pub transferred: Bytes,
     /// Energy of a core on each side and of the link (A9), if their powers are known.
     #[serde(rename = "joules")]
     pub energy: Option<Joules>,
@@ -51,13 +51,13 @@ pub struct Prediction {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Infeasible {
     /// The kernel was not measured on this side.
-    NotMeasured(Place),
+    NotMeasured(ExecutionSide),
     /// There is no core to run on.
-    NoCores(Place),
+    NoCores(ExecutionSide),
     /// Input or result do not fit.
     NoSpace {
         /// Side without enough space.
-        place: Place,
+        place: ExecutionSide,
         /// Needed space on this side.
         needed: Bytes,
         /// Free space on this side.

@@ -5,7 +5,7 @@ use crate::units::{significant, thousands};
 
 /// Conversion of values to distances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scale {
+pub enum AxisScale {
     /// Linear scale.
     Linear,
     /// Logarithmic scale; values that are not above zero are not shown.
@@ -14,21 +14,21 @@ pub enum Scale {
 
 /// Axis of a chart.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Axis {
+pub struct ChartAxis {
     /// Name of the quantity, with its unit.
     pub label: String,
     /// Conversion of values to distances.
-    pub scale: Scale,
+    pub scale: AxisScale,
     /// Lowest and highest value; `None` for the range of the data.
     pub range: Option<(f64, f64)>,
 }
 
-impl Axis {
+impl ChartAxis {
     /// Returns a linear axis with the range of its data.
     pub fn linear(label: impl Into<String>) -> Self {
         Self {
             label: label.into(),
-            scale: Scale::Linear,
+            scale: AxisScale::Linear,
             range: None,
         }
     }
@@ -37,7 +37,7 @@ impl Axis {
     pub fn log(label: impl Into<String>) -> Self {
         Self {
             label: label.into(),
-            scale: Scale::Log,
+            scale: AxisScale::Log,
             range: None,
         }
     }
@@ -51,7 +51,7 @@ impl Axis {
 
     /// Returns whether a value can be shown at all.
     pub(super) fn shows(&self, value: f64) -> bool {
-        value.is_finite() && (self.scale == Scale::Linear || value > 0.0)
+        value.is_finite() && (self.scale == AxisScale::Linear || value > 0.0)
     }
 
     /// Returns the range to show for these values, widened to ticks. Linear bars start at zero: pass zero as a value.
@@ -68,11 +68,11 @@ impl Axis {
             (low, high) = (1.0, 10.0);
         }
         match self.scale {
-            Scale::Log => {
+            AxisScale::Log => {
                 let (low, high) = (low.log10().floor(), high.log10().ceil());
                 (10_f64.powf(low), 10_f64.powf(high.max(low + 1.0)))
             }
-            Scale::Linear => {
+            AxisScale::Linear => {
                 if high - low <= f64::EPSILON * high.abs() {
                     high = low + low.abs().max(1.0);
                 }
@@ -93,15 +93,15 @@ impl Axis {
     /// Returns the position of a value in a range: 0 at its low end, 1 at its high end.
     pub fn place(&self, value: f64, (low, high): (f64, f64)) -> f64 {
         match self.scale {
-            Scale::Linear => (value - low) / (high - low),
-            Scale::Log => (value / low).ln() / (high / low).ln(),
+            AxisScale::Linear => (value - low) / (high - low),
+            AxisScale::Log => (value / low).ln() / (high / low).ln(),
         }
     }
 
     /// Returns the ticks within a range.
     pub(super) fn ticks(&self, (low, high): (f64, f64)) -> Vec<f64> {
         match self.scale {
-            Scale::Linear => {
+            AxisScale::Linear => {
                 let step = step(high - low);
                 let mut ticks = Vec::new();
                 let mut tick = (low / step).ceil();
@@ -112,7 +112,7 @@ impl Axis {
                 }
                 ticks
             }
-            Scale::Log => {
+            AxisScale::Log => {
                 let decades = (high / low).log10();
                 let marks: &[f64] = if decades > 2.5 {
                     &[1.0]
@@ -122,7 +122,7 @@ impl Axis {
                 let ticks = marked(marks, (low, high));
                 if ticks.len() < TICKS_MIN {
                     // Between 1 and 2 of a decade there is none of these: the axis is nearly linear there.
-                    return Axis::linear("").ticks((low, high));
+                    return ChartAxis::linear("").ticks((low, high));
                 }
                 ticks
             }
@@ -188,17 +188,17 @@ mod tests {
 
     #[test]
     fn axis_ticks_are_round_numbers() {
-        let axis = Axis::linear("");
+        let axis = ChartAxis::linear("");
         assert!(same(
             &axis.ticks((0.0, 100.0)),
             &[0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
         ));
         assert!(same(
-            &Axis::log("").ticks((0.01, 100.0)),
+            &ChartAxis::log("").ticks((0.01, 100.0)),
             &[0.01, 0.1, 1.0, 10.0, 100.0]
         ));
         assert!(same(
-            &Axis::log("").ticks((1.0, 30.0)),
+            &ChartAxis::log("").ticks((1.0, 30.0)),
             &[1.0, 2.0, 5.0, 10.0, 20.0]
         ));
         assert_eq!(tick_label(-2500.0), "\u{2212}2,500");
@@ -213,7 +213,7 @@ mod tests {
             (900.0, 1100.0),
             (0.1, 1e7),
         ] {
-            let ticks = Axis::log("").from_to(low, high).ticks((low, high));
+            let ticks = ChartAxis::log("").from_to(low, high).ticks((low, high));
             assert!(
                 (3..=12).contains(&ticks.len()),
                 "{low} to {high}: {ticks:?}"
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn axis_range_contains_few_or_no_values() {
-        let axis = Axis::linear("");
+        let axis = ChartAxis::linear("");
         assert_eq!(axis.fit([0.0, 97.0].into_iter()), (0.0, 100.0));
         let (low, _) = axis.fit([-236.0, 0.0, 922.0].into_iter());
         assert!((low + 500.0).abs() < 1e-9, "a range ends at a tick");
@@ -235,7 +235,7 @@ mod tests {
         assert!(low < high);
         let (low, high) = axis.fit([5.0].into_iter());
         assert!(low <= 5.0 && high > low);
-        let (low, high) = Axis::log("").fit([0.0, -3.0, 7.0].into_iter());
+        let (low, high) = ChartAxis::log("").fit([0.0, -3.0, 7.0].into_iter());
         assert!(low > 0.0 && high >= 7.0);
     }
 
@@ -244,7 +244,7 @@ mod tests {
         fn axis_places_any_data_within_plot(
             values in proptest::collection::vec(-1e6..1e6_f64, 1..20), log in any::<bool>(),
         ) {
-            let axis = if log { Axis::log("") } else { Axis::linear("") };
+            let axis = if log { ChartAxis::log("") } else { ChartAxis::linear("") };
             let range = axis.fit(values.iter().copied());
             prop_assert!(range.0 < range.1);
             for value in values.into_iter().filter(|value| axis.shows(*value)) {

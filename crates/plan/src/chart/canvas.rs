@@ -26,7 +26,7 @@ pub fn color(index: usize) -> &'static str {
 
 /// Position of a text relative to its point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Anchor {
+pub enum TextAnchor {
     /// The text starts at the point.
     Start,
     /// The text is centred at the point.
@@ -35,7 +35,7 @@ pub enum Anchor {
     End,
 }
 
-impl Anchor {
+impl TextAnchor {
     fn name(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -86,7 +86,7 @@ impl Canvas {
     }
 
     /// Draws a text of this size in pixels.
-    pub fn text(&mut self, (x, y): (f64, f64), text: &str, size: f64, anchor: Anchor) {
+    pub fn text(&mut self, (x, y): (f64, f64), text: &str, size: f64, anchor: TextAnchor) {
         self.node(format_args!(
             r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" text-anchor="{}">{}</text>"#,
             anchor.name(),
@@ -101,7 +101,7 @@ impl Canvas {
         text: &str,
         size: f64,
         degrees: f64,
-        anchor: Anchor,
+        anchor: TextAnchor,
     ) {
         self.node(format_args!(
             r#"<text transform="translate({x:.1} {y:.1}) rotate({degrees})" font-size="{size}" text-anchor="{}">{}</text>"#,
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn canvas_text_is_escaped() {
         let mut canvas = Canvas::new(10.0, 10.0);
-        canvas.text((0.0, 0.0), "<script>&\"", 12.0, Anchor::Start);
+        canvas.text((0.0, 0.0), "<script>&\"", 12.0, TextAnchor::Start);
         let svg = canvas.finish();
         assert!(svg.contains("&lt;script&gt;&amp;&quot;"), "{svg}");
         assert!(!svg.contains("<script"), "{svg}");

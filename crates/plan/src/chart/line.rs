@@ -2,7 +2,8 @@
 
 use super::axis::{labels_width, tick_label};
 use super::{
-    Anchor, Area, Axis, Canvas, HEIGHT, Level, WIDTH, color, legend, levels, levels_width,
+    Area, Canvas, ChartAxis, HEIGHT, ReferenceLine, TextAnchor, WIDTH, color, legend, levels,
+    levels_width,
 };
 
 /// Line and its name.
@@ -33,13 +34,13 @@ pub struct LineChart {
     /// Title above the chart.
     pub title: String,
     /// Horizontal axis.
-    pub x: Axis,
+    pub x: ChartAxis,
     /// Vertical axis.
-    pub y: Axis,
+    pub y: ChartAxis,
     /// Lines, in the legend's order.
     pub lines: Vec<Line>,
     /// Horizontal lines with a name.
-    pub levels: Vec<Level>,
+    pub levels: Vec<ReferenceLine>,
 }
 
 /// Returns charts below one another as one SVG document.
@@ -121,7 +122,7 @@ impl LineChart {
                 (at, plot.bottom() + 17.0),
                 &tick_label(tick),
                 11.0,
-                Anchor::Middle,
+                TextAnchor::Middle,
             );
         }
         canvas.base_line((plot.x, plot.bottom()), (plot.right(), plot.bottom()));
@@ -130,7 +131,7 @@ impl LineChart {
             (middle, plot.bottom() + 40.0),
             &self.x.label,
             12.0,
-            Anchor::Middle,
+            TextAnchor::Middle,
         );
     }
 }
@@ -164,12 +165,12 @@ fn dot_radius(below: usize) -> f64 {
 }
 
 /// Returns the space that a vertical axis needs at the left of a plot.
-pub fn axis_width(axis: &Axis, range: (f64, f64)) -> f64 {
+pub fn axis_width(axis: &ChartAxis, range: (f64, f64)) -> f64 {
     labels_width(&axis.ticks(range)) + 46.0
 }
 
 /// Draws the ticks, grid lines and label of a vertical axis at the left of `plot`.
-pub fn vertical_axis(canvas: &mut Canvas, plot: Area, axis: &Axis, range: (f64, f64)) {
+pub fn vertical_axis(canvas: &mut Canvas, plot: Area, axis: &ChartAxis, range: (f64, f64)) {
     for tick in axis.ticks(range) {
         let at = plot.bottom() - axis.place(tick, range) * plot.height;
         canvas.grid_line((plot.x, at), (plot.right(), at));
@@ -177,7 +178,7 @@ pub fn vertical_axis(canvas: &mut Canvas, plot: Area, axis: &Axis, range: (f64, 
             (plot.x - 8.0, at + 4.0),
             &tick_label(tick),
             11.0,
-            Anchor::End,
+            TextAnchor::End,
         );
     }
     let middle = plot.y + plot.height / 2.0;
@@ -186,7 +187,7 @@ pub fn vertical_axis(canvas: &mut Canvas, plot: Area, axis: &Axis, range: (f64, 
         &axis.label,
         12.0,
         -90.0,
-        Anchor::Middle,
+        TextAnchor::Middle,
     );
 }
 
@@ -197,10 +198,10 @@ mod tests {
     fn chart(points: Vec<(f64, f64)>) -> LineChart {
         LineChart {
             title: "title".into(),
-            x: Axis::log("x"),
-            y: Axis::log("y"),
+            x: ChartAxis::log("x"),
+            y: ChartAxis::log("y"),
             lines: vec![Line::new("line", points)],
-            levels: vec![Level {
+            levels: vec![ReferenceLine {
                 label: "level".into(),
                 value: 5.0,
             }],

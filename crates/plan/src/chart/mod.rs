@@ -19,13 +19,13 @@ mod axis;
 mod canvas;
 mod line;
 
-pub use axis::{Axis, Scale, tick_label};
-pub use canvas::{Anchor, Canvas, color, text_width};
+pub use axis::{AxisScale, ChartAxis, tick_label};
+pub use canvas::{Canvas, TextAnchor, color, text_width};
 pub use line::{Line, LineChart, axis_width, stack, vertical_axis};
 
 /// Horizontal line with a name: a threshold or a baseline.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Level {
+pub struct ReferenceLine {
     /// Name, written at its right end.
     pub label: String,
     /// Value of the line.
@@ -92,14 +92,20 @@ pub fn legend(
             };
             canvas.rectangle(swatch, color(index), None);
         }
-        canvas.text((x + 21.0, y), name, 12.0, Anchor::Start);
+        canvas.text((x + 21.0, y), name, 12.0, TextAnchor::Start);
         x += needed;
     }
     y + LEGEND_ROW - top
 }
 
 /// Draws levels across `plot` with their names at its right; names that would overlap are moved apart.
-pub fn levels(canvas: &mut Canvas, plot: Area, y: &Axis, range: (f64, f64), levels: &[Level]) {
+pub fn levels(
+    canvas: &mut Canvas,
+    plot: Area,
+    y: &ChartAxis,
+    range: (f64, f64),
+    levels: &[ReferenceLine],
+) {
     let mut places: Vec<(f64, &str)> = levels
         .iter()
         .filter(|level| level.value >= range.0 && level.value <= range.1)
@@ -116,12 +122,12 @@ pub fn levels(canvas: &mut Canvas, plot: Area, y: &Axis, range: (f64, f64), leve
         canvas.dashes((plot.x, at), (plot.right(), at));
         let beside = (at + 4.0).max(free);
         free = beside + 13.0;
-        canvas.text((plot.right() + 6.0, beside), label, 11.0, Anchor::Start);
+        canvas.text((plot.right() + 6.0, beside), label, 11.0, TextAnchor::Start);
     }
 }
 
 /// Returns the space that the names of levels need at the right of a plot.
-pub fn levels_width(levels: &[Level]) -> f64 {
+pub fn levels_width(levels: &[ReferenceLine]) -> f64 {
     let widths = levels
         .iter()
         .map(|level| text_width(&level.label, 11.0) + 12.0);

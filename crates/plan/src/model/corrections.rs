@@ -9,12 +9,12 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Corrections {
-    /// Eqs. 17 and 32: each staging device drains at *its share* of the file system, `R / N · BW_PFS`, as in Eqs. 6, 7 and 25. As printed,
-    /// each drains at all of it, and doubling the machine does not double its energy.
-    pub drain_at_share: bool,
-    /// Eqs. 17 and 32: draining also takes the busy link's time, `1 / BW_busylink`, as printed. The bills of Table 5 fit best without it,
+    /// Eqs. 17 and 32: each staging device stages out at *its share* of the file system, `R / N · BW_PFS`, as in Eqs. 6, 7 and 25. As printed,
+    /// each stages out at all of it, and doubling the machine does not double its energy.
+    pub stage_out_at_share: bool,
+    /// Eqs. 17 and 32: staging out also takes the busy link's time, `1 / BW_busylink`, as printed. The bills of Table 5 fit best without it,
     /// so the paper seems to have left it out in this table.
-    pub drain_over_link: bool,
+    pub stage_out_over_link: bool,
     /// Eq. 33: idle time is divided by R once, as in Eq. 18. As printed it is divided twice.
     pub idle_divided_once: bool,
     /// Eqs. 18 and 33: more work than time is *infeasible*. As printed the idle energy becomes negative.
@@ -29,8 +29,8 @@ pub struct Corrections {
 impl Corrections {
     /// All corrections: the default.
     pub const CORRECTED: Self = Self {
-        drain_at_share: true,
-        drain_over_link: true,
+        stage_out_at_share: true,
+        stage_out_over_link: true,
         idle_divided_once: true,
         overload_infeasible: true,
         hop_energy_per_bit: true,
@@ -39,8 +39,8 @@ impl Corrections {
 
     /// Names that [`Corrections::switch`] knows.
     pub const NAMES: [&'static str; 6] = [
-        "drain-at-share",
-        "drain-over-link",
+        "stage-out-at-share",
+        "stage-out-over-link",
         "idle-divided-once",
         "overload-infeasible",
         "hop-energy-per-bit",
@@ -50,8 +50,8 @@ impl Corrections {
     /// Returns the switch of this name, or `None`.
     pub fn switch(&mut self, name: &str) -> Option<&mut bool> {
         Some(match name {
-            "drain-at-share" => &mut self.drain_at_share,
-            "drain-over-link" => &mut self.drain_over_link,
+            "stage-out-at-share" => &mut self.stage_out_at_share,
+            "stage-out-over-link" => &mut self.stage_out_over_link,
             "idle-divided-once" => &mut self.idle_divided_once,
             "overload-infeasible" => &mut self.overload_infeasible,
             "hop-energy-per-bit" => &mut self.hop_energy_per_bit,
@@ -109,12 +109,12 @@ mod tests {
         assert_eq!(Corrections::default().describe(), "all corrections");
         assert_eq!(
             Corrections {
-                drain_over_link: false,
+                stage_out_over_link: false,
                 overload_infeasible: false,
                 ..Corrections::CORRECTED
             }
             .describe(),
-            "without drain-over-link, without overload-infeasible"
+            "without stage-out-over-link, without overload-infeasible"
         );
     }
 }

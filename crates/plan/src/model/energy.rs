@@ -5,7 +5,7 @@
 
 use super::corrections::Corrections;
 use super::feasible::Infeasible;
-use super::setting::{Run, Stage};
+use super::setting::{AnalysisStage, ApplicationRun};
 use crate::units::{Bytes, BytesPerSecond, Joules, Seconds, Watts};
 use serde::Serialize;
 
@@ -22,8 +22,8 @@ pub struct StageEnergy {
     #[serde(rename = "analysis_joules")]
     pub analysis: Joules,
     /// Writing to the file system: E_SSD-PFS, E_a_node-PFS (Eqs. 17 and 32).
-    #[serde(rename = "draining_joules")]
-    pub draining: Joules,
+    #[serde(rename = "stage_out_joules")]
+    pub stage_out: Joules,
     /// Waiting: E_idleSSD, E_idle-a_node (Eqs. 18 and 33).
     #[serde(rename = "idle_joules")]
     pub idle: Joules,
@@ -36,26 +36,30 @@ pub struct StageEnergy {
 impl StageEnergy {
     /// Returns E_active-flash (Eqs. 12 and 14). The paper prints no total for analysis nodes; it is assumed to be the same sum.
     pub fn total(&self) -> Joules {
-        self.interconnect + self.staging + self.analysis + self.draining + self.idle
+        self.interconnect + self.staging + self.analysis + self.stage_out + self.idle
             - self.io_saving
     }
 }
 
 /// Returns data_total (above Eq. 15): all data of a run.
-pub fn total_data(run: &Run) -> Bytes {
+pub fn total_data(run: &ApplicationRun) -> Bytes {
     run.produced() * run.nodes * run.duration
 }
 
 /// Returns the data of a run that is analysed.
-fn analysed_data(run: &Run) -> Bytes {
+fn analysed_data(run: &ApplicationRun) -> Bytes {
     run.analysis * run.nodes * run.duration
 }
 
 /// Returns E_interconnect (Eqs. 13 and 29): each byte moves to the place of staging, and the rest of it after analysis moves to an I/O
 /// node.
-pub fn interconnect_energy(run: &Run, stage: &Stage, corrections: &Corrections) -> Joules {
-    let drained = run.drained() * run.nodes * run.duration;
-    let energy = stage.energy_to_stage * total_data(run) + run.energy_to_io * drained;
+pub fn interconnect_energy(
+    run: &ApplicationRun,
+    stage: &AnalysisStage,
+    corrections: &Corrections,
+) -> Joules {
+    let staged_out = run.staged_out() * run.nodes * run.duration;
+    let energy = stage.energy_to_stage * total_data(run) + run.energy_to_io * staged_out;
     if corrections.hop_energy_per_bit {
         energy
     } else {
@@ -64,38 +68,47 @@ pub fn interconnect_energy(run: &Run, stage: &Stage, corrections: &Corrections) 
 }
 
 /// Returns t_transfer (above Eq. 15): the time in which all devices together receive the run's data.
-pub fn staging_time(run: &Run, stage: &Stage) -> Seconds {
+pub fn staging_time(run: &ApplicationRun, stage: &AnalysisStage) -> Seconds {
     (stage.bandwidth.inverse() + run.link.inverse()) * total_data(run)
 }
 
 /// Returns E_sim-SSD, E_sim-a_node (Eqs. 15 and 30).
-pub fn staging_energy(run: &Run, stage: &Stage) -> Joules {
+pub fn staging_energy(run: &ApplicationRun, stage: &AnalysisStage) -> Joules {
     stage.busy * staging_time(run, stage)
 }
 
 /// Returns t_activecompute (above Eq. 16): the time in which all devices together read and analyse the run's data.
-pub fn active_time(run: &Run, stage: &Stage, throughput: BytesPerSecond) -> Seconds {
+pub fn active_time(
+    run: &ApplicationRun,
+    stage: &AnalysisStage,
+    throughput: BytesPerSecond,
+) -> Seconds {
     (stage.internal + throughput.inverse()) * analysed_data(run)
 }
 
 /// Returns the time in which all devices together write the run's data to the file system (in Eqs. 17 and 32). As printed: all of the data,
 /// without the reduction α that feasibility and network assume (`docs/models.md`, readings).
-pub fn draining_time(run: &Run, ratio: f64, corrections: &Corrections) -> Seconds {
-    let bandwidth = if corrections.drain_at_share {
+pub fn stage_out_time(run: &ApplicationRun, ratio: f64, corrections: &Corrections) -> Seconds {
+    let bandwidth = if corrections.stage_out_at_share {
         run.file_system_share() * ratio
     } else {
         run.file_system
     };
     let mut pace = bandwidth.inverse();
-    if corrections.drain_over_link {
+    if corrections.stage_out_over_link {
         pace = pace + run.link.inverse();
     }
     pace * total_data(run)
 }
 
 /// Returns E_SSD-PFS, E_a_node-PFS (Eqs. 17 and 32).
-pub fn draining_energy(run: &Run, stage: &Stage, ratio: f64, corrections: &Corrections) -> Joules {
-    stage.busy * draining_time(run, ratio, corrections)
+pub fn stage_out_energy(
+    run: &ApplicationRun,
+    stage: &AnalysisStage,
+    ratio: f64,
+    corrections: &Corrections,
+) -> Joules {
+    stage.busy * stage_out_time(run, ratio, corrections)
 }
 
 /// Returns E_idleSSD, E_idle-a_node (Eqs. 18 and 33): for the rest of the run, on all devices. Receiving data is not part of the run, since
@@ -104,8 +117,8 @@ pub fn draining_energy(run: &Run, stage: &Stage, ratio: f64, corrections: &Corre
 /// # Errors
 /// [`Infeasible::Overloaded`] if the devices have more work than the run lasts.
 pub fn idle_energy(
-    run: &Run,
-    stage: &Stage,
+    run: &ApplicationRun,
+    stage: &AnalysisStage,
     ratio: f64,
     busy: Seconds,
     corrections: &Corrections,
@@ -128,14 +141,14 @@ pub fn idle_energy(
 
 /// Returns T_iosaving (above Eqs. 19 and 34): the seconds per second of simulation that a node waits less for I/O when it writes to the
 /// place of staging, not to the file system. Negative where it waits longer.
-pub fn io_saving_rate(run: &Run, stage: &Stage, ratio: f64) -> f64 {
+pub fn io_saving_rate(run: &ApplicationRun, stage: &AnalysisStage, ratio: f64) -> f64 {
     let file_system = run.produced() * run.file_system_share().inverse();
     let staged = run.produced() * ratio * (stage.bandwidth.inverse() + run.link.inverse());
     file_system - staged
 }
 
 /// Returns E_iosaving (Eqs. 19 and 34): with the idle power of a *simulation* node, because these nodes wait less.
-pub fn io_saving(run: &Run, stage: &Stage, ratio: f64) -> Joules {
+pub fn io_saving(run: &ApplicationRun, stage: &AnalysisStage, ratio: f64) -> Joules {
     run.waiting * (run.duration * (run.nodes * io_saving_rate(run, stage, ratio)))
 }
 
@@ -145,8 +158,8 @@ pub fn io_saving(run: &Run, stage: &Stage, ratio: f64) -> Joules {
 /// # Errors
 /// [`Infeasible::Overloaded`], see [`idle_energy`].
 pub fn stage_energy(
-    run: &Run,
-    stage: &Stage,
+    run: &ApplicationRun,
+    stage: &AnalysisStage,
     ratio: f64,
     throughput: Option<BytesPerSecond>,
     corrections: &Corrections,
@@ -154,31 +167,40 @@ pub fn stage_energy(
     let analysing = throughput.map_or(Seconds::ZERO, |throughput| {
         active_time(run, stage, throughput)
     });
-    let busy = analysing + draining_time(run, ratio, corrections);
+    let busy = analysing + stage_out_time(run, ratio, corrections);
     Ok(StageEnergy {
         interconnect: interconnect_energy(run, stage, corrections),
         staging: staging_energy(run, stage),
         analysis: stage.busy * analysing,
-        draining: draining_energy(run, stage, ratio, corrections),
+        stage_out: stage_out_energy(run, stage, ratio, corrections),
         idle: idle_energy(run, stage, ratio, busy, corrections)?,
         io_saving: io_saving(run, stage, ratio),
     })
 }
 
 /// Returns the time in which all offline nodes together read the run's data from the file system and write results (in Eqs. 20 and 21).
-fn offline_moving_time(run: &Run) -> Seconds {
+fn offline_moving_time(run: &ApplicationRun) -> Seconds {
     let pace = run.file_system_share().inverse() + run.link.inverse();
     pace * analysed_data(run) * (1.0 + run.reduction)
 }
 
 /// Returns T_offline (Eq. 20): the time for which `offline_nodes` nodes analyse after a run, each with a node's share of the file system.
-pub fn offline_time(run: &Run, offline_nodes: f64, throughput: BytesPerSecond) -> Seconds {
+pub fn offline_time(
+    run: &ApplicationRun,
+    offline_nodes: f64,
+    throughput: BytesPerSecond,
+) -> Seconds {
     (analysed_data(run) / throughput + offline_moving_time(run)) / offline_nodes
 }
 
 /// Returns E_offline (Eq. 21): idle power while data moves, busy power while it is analysed. The number of nodes cancels. The power of the
 /// network to these nodes is left out.
-pub fn offline_energy(run: &Run, busy: Watts, idle: Watts, throughput: BytesPerSecond) -> Joules {
+pub fn offline_energy(
+    run: &ApplicationRun,
+    busy: Watts,
+    idle: Watts,
+    throughput: BytesPerSecond,
+) -> Joules {
     idle * offline_moving_time(run) + busy * (analysed_data(run) / throughput)
 }
 
@@ -230,7 +252,7 @@ mod tests {
         );
         let share = 1_800.0 / 245_760.0;
         close(
-            draining_energy(&run(), &device(), 10.0, &corrected).get(),
+            stage_out_energy(&run(), &device(), 10.0, &corrected).get(),
             3.0 * PRODUCED * (share + 1.0 / 814.0),
         );
         let saving = 255.0 / 1024.0 * (18_000.0 / 245_760.0 - 10.0 * (1.0 / 400.0 + 1.0 / 814.0));
@@ -269,10 +291,10 @@ mod tests {
             corrections
         };
         let corrected = Corrections::CORRECTED;
-        let share = draining_time(&run(), 10.0, &corrected).get();
-        let whole = draining_time(&run(), 10.0, &with("drain-at-share")).get();
+        let share = stage_out_time(&run(), 10.0, &corrected).get();
+        let whole = stage_out_time(&run(), 10.0, &with("stage-out-at-share")).get();
         close(share - whole, PRODUCED * (1_799.0 / 245_760.0));
-        let unlinked = draining_time(&run(), 10.0, &with("drain-over-link")).get();
+        let unlinked = stage_out_time(&run(), 10.0, &with("stage-out-over-link")).get();
         close(share - unlinked, PRODUCED / 814.0);
         let bits = interconnect_energy(&run(), &device(), &corrected);
         close(
@@ -304,18 +326,18 @@ mod tests {
     }
 
     proptest! {
-        /// Twice the nodes with twice the file system need twice the energy if each device drains at its share.
+        /// Twice the nodes with twice the file system need twice the energy if each device stages out at its share.
         #[test]
         fn energy_scales_with_the_machine(ratio in 1.0..25.0_f64, throughput in 20.0..500.0_f64) {
             let mut twice = run();
             twice.nodes *= 2.0;
             twice.file_system = twice.file_system * 2.0;
             for stage in [device(), node()] {
-                let energy = |run: &Run, corrections: &Corrections| {
+                let energy = |run: &ApplicationRun, corrections: &Corrections| {
                     stage_energy(run, &stage, ratio, Some(rate(throughput)), corrections).unwrap().total().get()
                 };
                 let mut printed = Corrections::CORRECTED;
-                printed.drain_at_share = false;
+                printed.stage_out_at_share = false;
                 let small = energy(&run(), &Corrections::CORRECTED);
                 let large = energy(&twice, &Corrections::CORRECTED);
                 prop_assert!((large - 2.0 * small).abs() <= 1e-9 * small.abs());

@@ -2,8 +2,8 @@
 //!
 //! An infeasible case is a typed [`Infeasible`] with its reason in words; no function returns a negative time or rate.
 
-use super::setting::{Run, Stage};
-use super::staging::{self, Constraint};
+use super::setting::{AnalysisStage, ApplicationRun};
+use super::staging::{self, StagingConstraint};
 use crate::units::{Bytes, BytesPerSecond, Seconds, at_most, significant};
 use serde::{Serialize, Serializer};
 use std::fmt;
@@ -17,7 +17,7 @@ pub enum Infeasible {
     #[error("{}", ratio_too_high(*.constraint, *.largest, *.ratio))]
     RatioTooHigh {
         /// Binding constraint.
-        constraint: Constraint,
+        constraint: StagingConstraint,
         /// Ratio that the constraint allows; below 1 the application does not fit at all.
         largest: f64,
         /// Requested ratio.
@@ -38,13 +38,13 @@ pub enum Infeasible {
     /// Moving data alone fills the interval.
     #[error(
         "no time is left to analyse: reading staged data takes {} % of the interval, writing to the file system {} %, the link {} %",
-        percent(*.reading), percent(*.draining), percent(*.link)
+        percent(*.reading), percent(*.stage_out), percent(*.link)
     )]
     NoTimeLeft {
         /// Share of the interval for moving staged data to the cores.
         reading: f64,
         /// Share of the interval for writing to the file system.
-        draining: f64,
+        stage_out: f64,
         /// Share of the interval for the link.
         link: f64,
     },
@@ -70,7 +70,7 @@ pub enum Infeasible {
     },
 }
 
-fn ratio_too_high(constraint: Constraint, largest: f64, ratio: f64) -> String {
+fn ratio_too_high(constraint: StagingConstraint, largest: f64, ratio: f64) -> String {
     // A user who sets exactly the reported ratio must not be refused again.
     let largest_text = at_most(largest);
     if largest < 1.0 {
@@ -98,13 +98,13 @@ pub fn busy_link(
 }
 
 /// Returns t_i on a busy network (Eqs. 9 and 27).
-pub fn link_time(run: &Run, ratio: f64) -> Seconds {
+pub fn link_time(run: &ApplicationRun, ratio: f64) -> Seconds {
     sent(run, ratio) / run.link
 }
 
 /// Returns m·d + R·t_iter·(α·λ_a + λ_c): the data that a link transfers for one device in one interval.
-fn sent(run: &Run, ratio: f64) -> Bytes {
-    run.flit * run.hops_to_io + run.drained() * ratio * run.interval
+fn sent(run: &ApplicationRun, ratio: f64) -> Bytes {
+    run.flit * run.hops_to_io + run.staged_out() * ratio * run.interval
 }
 
 /// Returns T_SSD,k or T_a,node,k (Eqs. 11 and 28): a kernel must be faster than this to be done before the next output. (Where the paper's
@@ -113,25 +113,25 @@ fn sent(run: &Run, ratio: f64) -> Bytes {
 /// # Errors
 /// A denominator that is not positive: the link or the file system is saturated, or nothing is left of the interval.
 pub fn required_throughput(
-    run: &Run,
-    stage: &Stage,
+    run: &ApplicationRun,
+    stage: &AnalysisStage,
     ratio: f64,
 ) -> Result<BytesPerSecond, Infeasible> {
     let link = link_time(run, ratio) / run.interval;
     if link >= 1.0 {
         return Err(Infeasible::LinkSaturated { share: link });
     }
-    let draining = run.drained() / run.file_system_share();
-    if draining >= 1.0 {
-        return Err(Infeasible::FileSystemSaturated { share: draining });
+    let stage_out = run.staged_out() / run.file_system_share();
+    if stage_out >= 1.0 {
+        return Err(Infeasible::FileSystemSaturated { share: stage_out });
     }
     let arriving = run.analysis * ratio;
     let reading = arriving * stage.internal;
-    let left = 1.0 - reading - draining - link;
+    let left = 1.0 - reading - stage_out - link;
     if left <= 0.0 {
         return Err(Infeasible::NoTimeLeft {
             reading,
-            draining,
+            stage_out,
             link,
         });
     }
@@ -143,8 +143,8 @@ pub fn required_throughput(
 /// # Errors
 /// The constraint of staging, the saturated part or the throughput that prevents it.
 pub fn keeps_up(
-    run: &Run,
-    stage: &Stage,
+    run: &ApplicationRun,
+    stage: &AnalysisStage,
     ratio: f64,
     throughput: BytesPerSecond,
 ) -> Result<BytesPerSecond, Infeasible> {
@@ -161,16 +161,16 @@ pub fn keeps_up(
 
 /// Bound of the ratio at which a kernel keeps up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bound {
+pub enum RatioBound {
     /// A constraint of staging.
-    Staging(Constraint),
+    Staging(StagingConstraint),
     /// The kernel's throughput, with the other work of an interval.
     Kernel,
     /// The number of nodes.
     Nodes,
 }
 
-impl fmt::Display for Bound {
+impl fmt::Display for RatioBound {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Staging(constraint) => constraint.fmt(formatter),
@@ -180,7 +180,7 @@ impl fmt::Display for Bound {
     }
 }
 
-impl Serialize for Bound {
+impl Serialize for RatioBound {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -192,7 +192,7 @@ pub struct Largest {
     /// Ratio, not rounded.
     pub ratio: f64,
     /// Bound of the ratio.
-    pub bound: Bound,
+    pub bound: RatioBound,
 }
 
 /// Returns the largest ratio at which a kernel of this throughput keeps up: Eqs. 5 and 24, and Eqs. 11 and 28 solved for R. The kernel
@@ -201,18 +201,18 @@ pub struct Largest {
 /// # Errors
 /// The reason for which the kernel does not keep up even if each node has a device of its own.
 pub fn largest_ratio(
-    run: &Run,
-    stage: &Stage,
+    run: &ApplicationRun,
+    stage: &AnalysisStage,
     throughput: BytesPerSecond,
 ) -> Result<Largest, Infeasible> {
     keeps_up(run, stage, 1.0, throughput)?;
     let staging = staging::largest_ratio(run, stage);
     let mut least = Largest {
         ratio: staging.ratio,
-        bound: Bound::Staging(staging.constraint),
+        bound: RatioBound::Staging(staging.constraint),
     };
     let kernel = kernel_ratio(run, stage, throughput);
-    for (ratio, bound) in [(kernel, Bound::Kernel), (run.nodes, Bound::Nodes)] {
+    for (ratio, bound) in [(kernel, RatioBound::Kernel), (run.nodes, RatioBound::Nodes)] {
         if ratio < least.ratio {
             least = Largest { ratio, bound };
         }
@@ -228,10 +228,10 @@ pub fn largest_ratio(
 }
 
 /// Returns R of R·λ_a / T = 1 − R·λ_a·p − N·δ/B_pfs − (m·d + R·δ·t_iter) / (B_link·t_iter).
-fn kernel_ratio(run: &Run, stage: &Stage, throughput: BytesPerSecond) -> f64 {
+fn kernel_ratio(run: &ApplicationRun, stage: &AnalysisStage, throughput: BytesPerSecond) -> f64 {
     let packet = (run.flit * run.hops_to_io) / run.link / run.interval;
-    let left = 1.0 - run.drained() / run.file_system_share() - packet;
-    let each = run.analysis * (throughput.inverse() + stage.internal) + run.drained() / run.link;
+    let left = 1.0 - run.staged_out() / run.file_system_share() - packet;
+    let each = run.analysis * (throughput.inverse() + stage.internal) + run.staged_out() / run.link;
     left / each
 }
 
@@ -336,9 +336,12 @@ mod tests {
             (largest.ratio * each / left - 1.0).abs() < 1e-12,
             "{largest:?}"
         );
-        assert_eq!(largest.bound, Bound::Kernel);
+        assert_eq!(largest.bound, RatioBound::Kernel);
         let fast = largest_ratio(&run(), &device(), rate(416.0)).unwrap();
-        assert_eq!(fast.bound, Bound::Staging(Constraint::Endurance));
+        assert_eq!(
+            fast.bound,
+            RatioBound::Staging(StagingConstraint::Endurance)
+        );
         let slow = largest_ratio(&run(), &device(), rate(0.1)).unwrap_err();
         assert!(matches!(slow, Infeasible::KernelTooSlow { .. }), "{slow}");
     }
@@ -355,7 +358,12 @@ mod tests {
 
     /// Returns t_a (Eq. 6; Eq. 25 without the internal transfers): the time in which a device reads and analyses the data of one interval
     /// and writes the result to its share of the file system.
-    fn analysis_time(run: &Run, stage: &Stage, ratio: f64, throughput: BytesPerSecond) -> Seconds {
+    fn analysis_time(
+        run: &ApplicationRun,
+        stage: &AnalysisStage,
+        ratio: f64,
+        throughput: BytesPerSecond,
+    ) -> Seconds {
         let arrived = run.analysis * ratio * run.interval;
         let share = run.file_system_share() * ratio;
         (stage.internal + throughput.inverse() + share.inverse() * run.reduction) * arrived
@@ -363,12 +371,17 @@ mod tests {
 
     /// Returns t_c (Eqs. 7 and 26): the time in which a device writes the checkpoints of one interval to its share of the file system. R
     /// cancels.
-    fn checkpoint_time(run: &Run) -> Seconds {
+    fn checkpoint_time(run: &ApplicationRun) -> Seconds {
         run.checkpoint * run.interval / run.file_system_share()
     }
 
     /// Returns t_a + t_c + t_i (Eq. 10, left side): the time for which a device is busy in each interval.
-    fn busy_time(run: &Run, stage: &Stage, ratio: f64, throughput: BytesPerSecond) -> Seconds {
+    fn busy_time(
+        run: &ApplicationRun,
+        stage: &AnalysisStage,
+        ratio: f64,
+        throughput: BytesPerSecond,
+    ) -> Seconds {
         analysis_time(run, stage, ratio, throughput) + checkpoint_time(run) + link_time(run, ratio)
     }
 
@@ -413,7 +426,7 @@ mod tests {
                         prop_assert!(keeps_up(&run, &stage, ratio, throughput).is_ok());
                         prop_assert!(keeps_up(&run, &stage, 1.0 + (ratio - 1.0) / 2.0, throughput).is_ok());
                         let more = keeps_up(&run, &stage, ratio * 1.0001, throughput);
-                        prop_assert_eq!(more.is_ok(), bound == Bound::Nodes, "{:?} by {}", ratio, bound);
+                        prop_assert_eq!(more.is_ok(), bound == RatioBound::Nodes, "{:?} by {}", ratio, bound);
                     }
                     Err(_) => prop_assert!(keeps_up(&run, &stage, 1.0, throughput).is_err()),
                 }

@@ -2,7 +2,7 @@
 //!
 //! The equations are those of D. Tiwari et al., "Active Flash: Towards Energy-Efficient, In-Situ Data Analytics on Extreme-Scale Machines"
 //! (FAST 2013), one function each: [`staging`] (Eqs. 1 to 5, 22 to 24), [`feasible`] (6 to 11, 25 to 28), [`energy`] (12 to 21, 29 to 34)
-//! and [`cost`] (Fig. 3a, Table 5). Their symbols are the fields of [`Run`] and [`Stage`]; [`Corrections`] lists the equations that can't
+//! and [`cost`] (Fig. 3a, Table 5). Their symbols are the fields of [`ApplicationRun`] and [`AnalysisStage`]; [`Corrections`] lists the equations that can't
 //! be meant as printed. An infeasible case is an [`Infeasible`] in words, never a negative number. `docs/models.md` describes the models;
 //! the example `active_flash` compares the printed numbers with the computed ones.
 //!
@@ -31,20 +31,20 @@ mod text;
 
 pub use corrections::Corrections;
 pub use feasible::Infeasible;
-pub use report::{Approach, Section, SiteReport, report};
-pub use setting::{Run, Stage};
+pub use report::{Approach, ReportSection, SiteReport, report};
+pub use setting::{AnalysisStage, ApplicationRun};
 pub use site::{Site, SiteError, jaguar};
-pub use text::{Part, Table, decimals};
+pub use text::{ReportPart, TextTable, decimals};
 
 #[cfg(test)]
 mod tests {
-    use super::setting::{Run, Stage};
+    use super::setting::{AnalysisStage, ApplicationRun};
 
     /// The paper's site.
     pub(super) use super::site::{JAGUAR, jaguar as site};
 
     /// Returns S3D on Jaguar.
-    pub(super) fn run() -> Run {
+    pub(super) fn run() -> ApplicationRun {
         let site = site();
         let s3d = site
             .applications
@@ -55,12 +55,12 @@ mod tests {
     }
 
     /// Returns its solid-state device.
-    pub(super) fn device() -> Stage {
+    pub(super) fn device() -> AnalysisStage {
         site().device_stage()
     }
 
     /// Returns its analysis node.
-    pub(super) fn node() -> Stage {
+    pub(super) fn node() -> AnalysisStage {
         site().node_stage()
     }
 }

@@ -4,10 +4,10 @@ use super::corrections::Corrections;
 use super::cost;
 use super::energy::{self, StageEnergy};
 use super::feasible::{self, Infeasible, Largest};
-use super::setting::Stage;
-use super::site::{Application, Kernel, Site};
-use super::staging::{self, Constraint, Limit};
-use super::text::{Part, Table, decimals};
+use super::setting::AnalysisStage;
+use super::site::{Site, SiteApplication, SiteKernel};
+use super::staging::{self, StagingConstraint, StagingLimit};
+use super::text::{ReportPart, TextTable, decimals};
 use crate::units::{BytesPerSecond, Currency, Joules, Money, at_most, significant};
 use serde::Serialize;
 use std::fmt;
@@ -27,7 +27,7 @@ impl Approach {
     pub const ALL: [Self; 2] = [Self::ActiveFlash, Self::AnalysisNode];
 
     /// Returns the stage of the approach on this site.
-    pub fn stage(self, site: &Site) -> Stage {
+    pub fn stage(self, site: &Site) -> AnalysisStage {
         match self {
             Self::ActiveFlash => site.device_stage(),
             Self::AnalysisNode => site.node_stage(),
@@ -38,7 +38,7 @@ impl Approach {
     pub fn throughput(
         self,
         site: &Site,
-        kernel: &Kernel,
+        kernel: &SiteKernel,
         corrections: &Corrections,
     ) -> BytesPerSecond {
         match self {
@@ -68,14 +68,14 @@ impl fmt::Display for Approach {
 /// Result, or the reason for which there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outcome<T> {
+pub enum ModelResult<T> {
     /// Result of a feasible case.
     Feasible(T),
     /// Reason of an infeasible case.
     Infeasible(Infeasible),
 }
 
-impl<T> Outcome<T> {
+impl<T> ModelResult<T> {
     /// Returns the result, if there is one.
     pub fn feasible(&self) -> Option<&T> {
         match self {
@@ -93,7 +93,7 @@ impl<T> Outcome<T> {
     }
 }
 
-impl<T> From<Result<T, Infeasible>> for Outcome<T> {
+impl<T> From<Result<T, Infeasible>> for ModelResult<T> {
     fn from(result: Result<T, Infeasible>) -> Self {
         match result {
             Ok(value) => Self::Feasible(value),
@@ -110,9 +110,9 @@ pub struct StagingRow {
     /// Approach to staging.
     pub approach: Approach,
     /// Limit of each constraint.
-    pub limits: Vec<Limit>,
+    pub limits: Vec<StagingLimit>,
     /// Binding constraint.
-    pub binding: Constraint,
+    pub binding: StagingConstraint,
     /// Largest ratio; below 1 the application does not fit.
     pub largest_ratio: f64,
     /// Number of devices or nodes at this ratio, if the application fits.
@@ -131,9 +131,9 @@ pub struct FeasibilityRow {
     /// Throughput of the kernel with this approach.
     pub available_bytes_per_second: BytesPerSecond,
     /// Required throughput, or the reason for which the kernel can't keep up.
-    pub required_bytes_per_second: Outcome<BytesPerSecond>,
+    pub required_bytes_per_second: ModelResult<BytesPerSecond>,
     /// Largest ratio at which the kernel keeps up, or the reason for which it keeps up at none.
-    pub largest_ratio: Outcome<Largest>,
+    pub largest_ratio: ModelResult<Largest>,
 }
 
 /// Energy of one run, all devices and nodes together, relative to a run that writes to the file system and analyses no data (Eqs. 12 to 21,
@@ -145,15 +145,15 @@ pub struct EnergyRow {
     /// Name of the kernel.
     pub kernel: String,
     /// Energy of staging on devices without analysis: baseline_SSD.
-    pub staged_only_joules: Outcome<Joules>,
+    pub staged_only_joules: ModelResult<Joules>,
     /// Energy of analysis on devices.
-    pub active_flash: Outcome<RunEnergy>,
+    pub active_flash: ModelResult<RunEnergy>,
     /// Energy of offline analysis after the run.
     pub offline_joules: Joules,
     /// Number of offline nodes that would have to work all the time to analyse run after run.
     pub offline_nodes: f64,
     /// Energy of analysis on analysis nodes.
-    pub analysis_node: Outcome<RunEnergy>,
+    pub analysis_node: ModelResult<RunEnergy>,
 }
 
 /// Energy of a run and its parts.
@@ -252,10 +252,10 @@ pub fn report(site: &Site, corrections: &Corrections) -> SiteReport {
     }
 }
 
-fn staging_row(site: &Site, application: &Application, approach: Approach) -> StagingRow {
+fn staging_row(site: &Site, application: &SiteApplication, approach: Approach) -> StagingRow {
     let run = site.run_of(application, None);
     let stage = approach.stage(site);
-    let Limit { constraint, ratio } = staging::largest_ratio(&run, &stage);
+    let StagingLimit { constraint, ratio } = staging::largest_ratio(&run, &stage);
     StagingRow {
         application: application.name().to_owned(),
         approach,
@@ -272,8 +272,8 @@ fn staging_row(site: &Site, application: &Application, approach: Approach) -> St
 /// As [`feasible::keeps_up`].
 pub fn keeps_up(
     site: &Site,
-    application: &Application,
-    kernel: &Kernel,
+    application: &SiteApplication,
+    kernel: &SiteKernel,
     approach: Approach,
     ratio: f64,
     corrections: &Corrections,
@@ -289,8 +289,8 @@ pub fn keeps_up(
 /// As [`feasible::largest_ratio`].
 pub fn largest_ratio(
     site: &Site,
-    application: &Application,
-    kernel: &Kernel,
+    application: &SiteApplication,
+    kernel: &SiteKernel,
     approach: Approach,
     corrections: &Corrections,
 ) -> Result<Largest, Infeasible> {
@@ -305,8 +305,8 @@ pub fn largest_ratio(
 /// The reason for which the kernel does not keep up.
 pub fn run_energy(
     site: &Site,
-    application: &Application,
-    kernel: Option<&Kernel>,
+    application: &SiteApplication,
+    kernel: Option<&SiteKernel>,
     approach: Approach,
     ratio: f64,
     corrections: &Corrections,
@@ -331,8 +331,8 @@ pub fn run_energy(
 /// Returns the energy of an application with a kernel, at the site's ratio.
 pub fn energy_row(
     site: &Site,
-    application: &Application,
-    kernel: &Kernel,
+    application: &SiteApplication,
+    kernel: &SiteKernel,
     corrections: &Corrections,
 ) -> EnergyRow {
     let ratio = site.staging_ratio();
@@ -362,7 +362,7 @@ pub fn energy_row(
 /// Returns the cost of a kernel at a ratio on all applications that are feasible at this ratio.
 pub fn cost_row(
     site: &Site,
-    kernel: &Kernel,
+    kernel: &SiteKernel,
     approach: Approach,
     ratio: f64,
     corrections: &Corrections,
@@ -407,7 +407,7 @@ pub fn cost_row(
 
 /// Section of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Section {
+pub enum ReportSection {
     /// Number of nodes that may share a device.
     Staging,
     /// Kernels that keep up.
@@ -418,7 +418,7 @@ pub enum Section {
     Cost,
 }
 
-impl Section {
+impl ReportSection {
     /// All sections, in the order of a report.
     pub const ALL: [Self; 4] = [Self::Staging, Self::Feasibility, Self::Energy, Self::Cost];
 
@@ -435,28 +435,28 @@ impl Section {
 
 impl SiteReport {
     /// Returns some of the sections for people.
-    pub fn parts(&self, sections: &[Section]) -> Vec<Part> {
+    pub fn parts(&self, sections: &[ReportSection]) -> Vec<ReportPart> {
         let corrections = self.corrections.describe();
         let head = format!("{}, computed with {corrections}\n", self.site);
-        let mut parts = vec![Part::Text(head)];
+        let mut parts = vec![ReportPart::Text(head)];
         for section in sections {
             for (heading, table) in self.section(*section) {
-                parts.push(Part::Text(format!("\n{heading}\n")));
-                parts.push(Part::Table(table));
+                parts.push(ReportPart::Text(format!("\n{heading}\n")));
+                parts.push(ReportPart::Table(table));
             }
         }
         parts
     }
 
     /// Returns a section's tables with their headings.
-    fn section(&self, section: Section) -> Vec<(String, Table)> {
+    fn section(&self, section: ReportSection) -> Vec<(String, TextTable)> {
         let ratio = significant(self.staging_ratio);
         match section {
-            Section::Staging => vec![(
+            ReportSection::Staging => vec![(
                 "Largest staging ratio (nodes for each device or analysis node)".to_owned(),
                 self.staging_table(),
             )],
-            Section::Feasibility => vec![
+            ReportSection::Feasibility => vec![
                 (
                     format!("Can a kernel keep up? Throughput it needs at staging ratio {ratio}"),
                     self.feasibility_table(),
@@ -467,25 +467,25 @@ impl SiteReport {
                     self.largest_table(),
                 ),
             ],
-            Section::Energy => vec![(
+            ReportSection::Energy => vec![(
                 format!(
                     "Energy of one run at ratio {ratio}, in kWh more than writing to the file system without analysis"
                 ),
                 energy_table(&self.energy),
             )],
-            Section::Cost => vec![(
+            ReportSection::Cost => vec![(
                 format!("Cost at ratio {ratio} on all applications for which it is feasible"),
                 self.cost_table(),
             )],
         }
     }
 
-    fn staging_table(&self) -> Table {
+    fn staging_table(&self) -> TextTable {
         let constraints = [
-            Constraint::Capacity,
-            Constraint::Bandwidth,
-            Constraint::Endurance,
-            Constraint::Restart,
+            StagingConstraint::Capacity,
+            StagingConstraint::Bandwidth,
+            StagingConstraint::Endurance,
+            StagingConstraint::Restart,
         ];
         let header = [
             "APPLICATION",
@@ -497,7 +497,7 @@ impl SiteReport {
             "LARGEST",
             "DEVICES",
         ];
-        let mut table = Table::new(&header, &[2, 3, 4, 5, 6, 7]);
+        let mut table = TextTable::new(&header, &[2, 3, 4, 5, 6, 7]);
         for row in &self.staging {
             let mut cells = vec![row.application.clone(), row.approach.to_string()];
             for constraint in constraints {
@@ -516,8 +516,8 @@ impl SiteReport {
 
     /// Returns the table of feasibility: one line for each application and approach, in which kernels with the same needs and results share
     /// an entry.
-    fn feasibility_table(&self) -> Table {
-        let mut table = Table::new(&["APPLICATION", "ON", "NEEDS", "KERNELS"], &[2]);
+    fn feasibility_table(&self) -> TextTable {
+        let mut table = TextTable::new(&["APPLICATION", "ON", "NEEDS", "KERNELS"], &[2]);
         let same = |left: &FeasibilityRow, right: &FeasibilityRow| {
             (&left.application, left.approach) == (&right.application, right.approach)
         };
@@ -539,17 +539,19 @@ impl SiteReport {
     }
 
     /// Returns the table of largest ratios: one line for each application and approach, and for kernels with the same ratio.
-    fn largest_table(&self) -> Table {
+    fn largest_table(&self) -> TextTable {
         let header = ["APPLICATION", "ON", "LARGEST", "LIMIT", "KERNELS"];
-        let mut table = Table::new(&header, &[2]);
+        let mut table = TextTable::new(&header, &[2]);
         let mut lines: Vec<([String; 4], Vec<&str>)> = Vec::new();
         for row in &self.feasibility {
             let (largest, limit) = match &row.largest_ratio {
-                Outcome::Feasible(largest) => (at_most(largest.ratio), largest.bound.to_string()),
-                Outcome::Infeasible(Infeasible::KernelTooSlow { .. }) => {
+                ModelResult::Feasible(largest) => {
+                    (at_most(largest.ratio), largest.bound.to_string())
+                }
+                ModelResult::Infeasible(Infeasible::KernelTooSlow { .. }) => {
                     ("-".to_owned(), "too slow".to_owned())
                 }
-                Outcome::Infeasible(why) => ("-".to_owned(), why.to_string()),
+                ModelResult::Infeasible(why) => ("-".to_owned(), why.to_string()),
             };
             let (application, approach) = (row.application.clone(), row.approach.to_string());
             let line = [application, approach, largest, limit];
@@ -583,11 +585,11 @@ impl SiteReport {
         table
     }
 
-    fn cost_table(&self) -> Table {
+    fn cost_table(&self) -> TextTable {
         let header = [
             "KERNEL", "ON", "DEVICES", "PRICE", "ENERGY", "TOTAL", "WITHOUT",
         ];
-        let mut table = Table::new(&header, &[2, 3, 4, 5]);
+        let mut table = TextTable::new(&header, &[2, 3, 4, 5]);
         for row in &self.cost {
             let [infrastructure, energy, total] = match row.total_price {
                 Some(total) => [row.infrastructure_price, row.energy_price, total]
@@ -613,9 +615,9 @@ fn needs(rows: &[&FeasibilityRow]) -> String {
     let required = rows
         .iter()
         .filter_map(|row| match row.required_bytes_per_second {
-            Outcome::Feasible(required)
-            | Outcome::Infeasible(Infeasible::KernelTooSlow { required, .. }) => Some(required),
-            Outcome::Infeasible(_) => None,
+            ModelResult::Feasible(required)
+            | ModelResult::Infeasible(Infeasible::KernelTooSlow { required, .. }) => Some(required),
+            ModelResult::Infeasible(_) => None,
         });
     let mut texts: Vec<_> = required.collect();
     texts.sort_by(|left, right| left.get().total_cmp(&right.get()));
@@ -666,7 +668,7 @@ fn kernels(rows: &[&FeasibilityRow]) -> String {
 }
 
 /// Returns a table of energies in kWh.
-pub(super) fn energy_table(rows: &[EnergyRow]) -> Table {
+pub(super) fn energy_table(rows: &[EnergyRow]) -> TextTable {
     let header = [
         "APPLICATION",
         "KERNEL",
@@ -675,12 +677,12 @@ pub(super) fn energy_table(rows: &[EnergyRow]) -> Table {
         "OFFLINE",
         "ANALYSIS NODES",
     ];
-    let mut table = Table::new(&header, &[2, 3, 4, 5]);
+    let mut table = TextTable::new(&header, &[2, 3, 4, 5]);
     let kwh = |energy: Joules| decimals(energy.kilowatt_hours(), 1);
     for row in rows {
-        let total = |outcome: &Outcome<RunEnergy>| match outcome {
-            Outcome::Feasible(energy) => kwh(energy.total_joules),
-            Outcome::Infeasible(_) => "infeasible".to_owned(),
+        let total = |outcome: &ModelResult<RunEnergy>| match outcome {
+            ModelResult::Feasible(energy) => kwh(energy.total_joules),
+            ModelResult::Infeasible(_) => "infeasible".to_owned(),
         };
         table.add_row([
             row.application.clone(),
@@ -740,7 +742,7 @@ mod tests {
         assert!(why.starts_with("does not fit: endurance"), "{why}");
     }
 
-    /// An independent calculation of S3D with fingerprinting gives these kWh (draining over the link).
+    /// An independent calculation of S3D with fingerprinting gives these kWh (staging out over the link).
     #[test]
     fn report_energies_match_independent_calculation() {
         let report = jaguar();
@@ -785,7 +787,7 @@ mod tests {
                 .unwrap()
                 > 0.0
         );
-        let text = plain(&jaguar().parts(&Section::ALL));
+        let text = plain(&jaguar().parts(&ReportSection::ALL));
         let chimera: Vec<_> = text
             .lines()
             .filter(|line| line.starts_with("CHIMERA"))
@@ -807,11 +809,11 @@ mod tests {
     fn report_section_is_a_field_and_a_part_of_the_text() {
         let report = jaguar();
         let json = serde_json::to_value(&report).unwrap();
-        let all = report.parts(&Section::ALL);
-        for section in Section::ALL {
+        let all = report.parts(&ReportSection::ALL);
+        for section in ReportSection::ALL {
             assert!(json[section.field()].is_array(), "{section:?}");
             let parts = report.parts(&[section]);
-            let tables = 1 + usize::from(section == Section::Feasibility);
+            let tables = 1 + usize::from(section == ReportSection::Feasibility);
             assert_eq!(parts.len(), 1 + 2 * tables, "one section only: {parts:?}");
             assert!(parts.iter().all(|part| all.contains(part)), "{parts:?}");
         }
@@ -836,12 +838,12 @@ mod tests {
         let site = Site::parse(&text, Path::new("site.toml")).unwrap();
         let report = report(&site, &Corrections::default());
         assert_eq!(serde_json::to_value(&report).unwrap()["currency"], "EUR");
-        let shown = plain(&report.parts(&[Section::Cost]));
+        let shown = plain(&report.parts(&[ReportSection::Cost]));
         assert!(
             shown.contains("1,818,000 EUR") && !shown.contains('$'),
             "{shown}"
         );
-        let dollars = plain(&jaguar().parts(&[Section::Cost]));
+        let dollars = plain(&jaguar().parts(&[ReportSection::Cost]));
         assert!(dollars.contains("$1,818,000"), "{dollars}");
     }
 
@@ -869,7 +871,7 @@ mod tests {
             json["feasibility"][1]["largest_ratio"]["infeasible"]["reason"],
             "ratio-too-high"
         );
-        let text = plain(&report.parts(&[Section::Feasibility]));
+        let text = plain(&report.parts(&[ReportSection::Feasibility]));
         for line in [
             "S3D  active flash  5.355  kernel  k-means",
             "S3D  active flash  20.02  endurance  mean, grep, transpose, PCA, gzip",
@@ -887,7 +889,7 @@ mod tests {
         let site = Site::parse(&crowded, Path::new("crowded.toml")).unwrap();
         let report = report(&site, &Corrections::default());
         assert!(report.cost.iter().all(|row| row.total_price.is_none()));
-        let text = plain(&report.parts(&[Section::Cost]));
+        let text = plain(&report.parts(&[ReportSection::Cost]));
         assert!(text.contains("infeasible") && !text.contains('$'), "{text}");
     }
 }

@@ -4,7 +4,7 @@ use crate::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, SecondsPerByte
 
 /// One application running on a machine. Symbols are those of the paper.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Run {
+pub struct ApplicationRun {
     /// N: number of compute nodes that simulate.
     pub nodes: f64,
     /// BW_PFS: bandwidth of the parallel file system, all nodes together.
@@ -39,14 +39,14 @@ pub struct Run {
     pub waiting: Watts,
 }
 
-impl Run {
+impl ApplicationRun {
     /// Returns λ_a + λ_c: the rate of all data that one node produces.
     pub fn produced(&self) -> BytesPerSecond {
         self.analysis + self.checkpoint
     }
 
     /// Returns α·λ_a + λ_c: the rate of one node's output to the file system after analysis.
-    pub fn drained(&self) -> BytesPerSecond {
+    pub fn staged_out(&self) -> BytesPerSecond {
         self.analysis * self.reduction + self.checkpoint
     }
 
@@ -69,7 +69,7 @@ pub enum StageKind {
 ///
 /// The paper's equations for analysis nodes are those for devices with other parameters, so there is one function for both.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stage {
+pub struct AnalysisStage {
     /// Kind of the place.
     pub kind: StageKind,
     /// C_SSD or C_mem: capacity.

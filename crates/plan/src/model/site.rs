@@ -7,8 +7,8 @@
 
 use super::corrections::Corrections;
 use super::feasible;
-use super::setting::{Run, Stage, StageKind};
-use crate::misspelt;
+use super::setting::{AnalysisStage, ApplicationRun, StageKind};
+use crate::suggestions;
 use crate::units::{
     Bytes, BytesPerSecond, Currency, JoulesPerByte, Money, MoneyPerJoule, Price, Seconds,
     SecondsPerByte, Watts,
@@ -50,7 +50,7 @@ pub enum SiteError {
         source: io::Error,
     },
     /// The file is not TOML, or has a missing, unknown or invalid key.
-    #[error("{}:{line}: {}", path.display(), misspelt::told(error.message()))]
+    #[error("{}:{line}: {}", path.display(), suggestions::with_suggestion(error.message()))]
     Content {
         /// Path of the file.
         path: PathBuf,
@@ -67,13 +67,13 @@ pub enum SiteError {
         /// Line, from 1.
         line: usize,
         /// Contradiction.
-        fault: Fault,
+        fault: SiteFault,
     },
 }
 
 /// Fault in keys that are valid one by one.
 #[derive(Debug, Clone, PartialEq, Error)]
-pub enum Fault {
+pub enum SiteFault {
     /// Two applications or two kernels have the same name; the position is that of the second.
     #[error("there are two {what} named \"{name}\"; give each its own name")]
     Duplicate {
@@ -232,22 +232,22 @@ impl Visitor<'_> for NumberVisitor<'_> {
 
 /// Name of a thing, as shown in tables and errors.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Name(String);
+pub struct SiteName(String);
 
-impl Name {
+impl SiteName {
     /// Returns the name as it is written.
     pub fn get(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for SiteName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0)
     }
 }
 
-impl<'de> Deserialize<'de> for Name {
+impl<'de> Deserialize<'de> for SiteName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
         let problem = if name.trim().is_empty() {
@@ -270,31 +270,31 @@ impl<'de> Deserialize<'de> for Name {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Site {
     /// Name of the site.
-    pub name: Name,
+    pub name: SiteName,
     /// Compute nodes and their file system.
-    pub machine: Machine,
+    pub machine: SiteMachine,
     /// Network between them.
-    pub network: Network,
+    pub network: SiteNetwork,
     /// Default run of applications.
-    pub run: Running,
+    pub run: SiteRun,
     /// Device for staging output.
     pub device: Device,
     /// Node for analysis, in the machine or offline.
     pub analysis_node: AnalysisNode,
     /// Prices that belong to no single part.
-    pub cost: Cost,
+    pub cost: SiteCost,
     /// Applications, in the file's order.
     #[serde(rename = "application")]
-    pub applications: Vec<Application>,
+    pub applications: Vec<SiteApplication>,
     /// Kernels, in the file's order.
     #[serde(rename = "kernel")]
-    pub kernels: Vec<Kernel>,
+    pub kernels: Vec<SiteKernel>,
 }
 
 /// Table `[machine]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Machine {
+pub struct SiteMachine {
     /// N: number of compute nodes that simulate.
     pub nodes: Count<NODES_MAX>,
     /// Idle power of a simulation node.
@@ -308,7 +308,7 @@ pub struct Machine {
 /// Table `[network]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Network {
+pub struct SiteNetwork {
     /// BW_busylink: bandwidth of a link when all nodes use it, if it was measured.
     pub busy_bandwidth: Option<BytesPerSecond>,
     /// BW_idlelink: bandwidth of an idle link, from which BW_busylink is computed.
@@ -330,7 +330,7 @@ pub struct Network {
 /// Table `[run]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Running {
+pub struct SiteRun {
     /// t_sim: compute time of a run.
     pub duration: Seconds,
     /// t_iter: time from one output to the next.
@@ -352,7 +352,7 @@ pub struct Running {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Device {
     /// Model of the device.
-    pub name: Name,
+    pub name: SiteName,
     /// C_SSD: capacity.
     pub capacity: Bytes,
     /// BW_sim-SSD: bandwidth of writes from simulation nodes.
@@ -394,7 +394,7 @@ pub struct AnalysisNode {
 /// Table `[cost]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Cost {
+pub struct SiteCost {
     /// Price of energy.
     pub energy_price: Spanned<Price<MoneyPerJoule>>,
     /// Number of runs of each application that are paid for.
@@ -404,8 +404,8 @@ pub struct Cost {
 /// Table `[[application]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Application {
-    name: Spanned<Name>,
+pub struct SiteApplication {
+    name: Spanned<SiteName>,
     /// λ_a: rate of data to analyse that one node produces.
     pub analysis: BytesPerSecond,
     /// λ_c: rate of checkpoint data that one node produces; `None` if the application writes no checkpoints.
@@ -416,7 +416,7 @@ pub struct Application {
     pub output_interval: Option<Spanned<Seconds>>,
 }
 
-impl Application {
+impl SiteApplication {
     /// Returns the name of the application.
     pub fn name(&self) -> &str {
         self.name.get_ref().get()
@@ -426,8 +426,8 @@ impl Application {
 /// Table `[[kernel]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Kernel {
-    name: Spanned<Name>,
+pub struct SiteKernel {
+    name: Spanned<SiteName>,
     /// T_SSD,k: throughput of the kernel on a device.
     pub device: BytesPerSecond,
     /// Throughput of the kernel on one processor of a node.
@@ -436,7 +436,7 @@ pub struct Kernel {
     pub reduction: Option<Positive>,
 }
 
-impl Kernel {
+impl SiteKernel {
     /// Returns the name of the kernel.
     pub fn name(&self) -> &str {
         self.name.get_ref().get()
@@ -502,7 +502,7 @@ impl Site {
         ];
         let wanted = network.busy_bandwidth.is_none();
         if idle_keys != [wanted; 3] {
-            return Err((tables.network.span(), Fault::Network));
+            return Err((tables.network.span(), SiteFault::Network));
         }
         let counts = (self.applications.len(), self.kernels.len());
         for (what, count, span) in [
@@ -510,9 +510,9 @@ impl Site {
             ("kernel", counts.1, tables.kernel.span()),
         ] {
             match count {
-                0 => return Err((span, Fault::Empty(what))),
+                0 => return Err((span, SiteFault::Empty(what))),
                 1..=ROWS_MAX => {}
-                _ => return Err((span, Fault::TooMany(what))),
+                _ => return Err((span, SiteFault::TooMany(what))),
             }
         }
         let applications = self.applications.iter().map(|it| &it.name);
@@ -534,7 +534,7 @@ impl Site {
         ] {
             let (span, idle) = (idle.span(), *idle.get_ref());
             if idle > busy {
-                return Err((span, Fault::IdleAboveBusy { table, idle, busy }));
+                return Err((span, SiteFault::IdleAboveBusy { table, idle, busy }));
             }
         }
         Ok(())
@@ -542,7 +542,7 @@ impl Site {
 
     fn check_times(&self) -> Result<(), Located> {
         let (interval, duration) = (&self.run.output_interval, self.run.duration);
-        let long = |interval, duration| Fault::IntervalAboveDuration { interval, duration };
+        let long = |interval, duration| SiteFault::IntervalAboveDuration { interval, duration };
         if *interval.get_ref() > duration {
             return Err((interval.span(), long(*interval.get_ref(), duration)));
         }
@@ -572,18 +572,18 @@ impl Site {
             None => Ok(()),
             Some((second, span)) => {
                 let (first, second) = (first.clone(), second.clone());
-                Err((span, Fault::Currencies { first, second }))
+                Err((span, SiteFault::Currencies { first, second }))
             }
         }
     }
 
-    fn ratio_fault(&self, ratio: f64) -> Option<Fault> {
+    fn ratio_fault(&self, ratio: f64) -> Option<SiteFault> {
         let nodes = self.machine.nodes.get();
         if ratio > nodes {
-            return Some(Fault::RatioAboveNodes(ratio, nodes));
+            return Some(SiteFault::RatioAboveNodes(ratio, nodes));
         }
         let below = ratio.is_nan() || ratio < 1.0;
-        below.then_some(Fault::RatioBelowOne(ratio))
+        below.then_some(SiteFault::RatioBelowOne(ratio))
     }
 
     /// Returns R, for which feasibility, energy and cost are computed.
@@ -595,7 +595,7 @@ impl Site {
     ///
     /// # Errors
     /// A ratio below 1 or above the number of nodes.
-    pub fn at_ratio(mut self, ratio: f64) -> Result<Self, Fault> {
+    pub fn at_ratio(mut self, ratio: f64) -> Result<Self, SiteFault> {
         if let Some(fault) = self.ratio_fault(ratio) {
             return Err(fault);
         }
@@ -623,11 +623,15 @@ impl Site {
     }
 
     /// Returns an application's run. With a kernel, the run contains the data that the kernel leaves.
-    pub fn run_of(&self, application: &Application, kernel: Option<&Kernel>) -> Run {
+    pub fn run_of(
+        &self,
+        application: &SiteApplication,
+        kernel: Option<&SiteKernel>,
+    ) -> ApplicationRun {
         let reduction = kernel
             .and_then(|kernel| kernel.reduction)
             .unwrap_or(self.run.reduction);
-        Run {
+        ApplicationRun {
             nodes: self.machine.nodes.get(),
             file_system: self.machine.file_system,
             link: self.busy_link(),
@@ -654,9 +658,9 @@ impl Site {
     }
 
     /// Returns the device as a place for staging.
-    pub fn device_stage(&self) -> Stage {
+    pub fn device_stage(&self) -> AnalysisStage {
         let device = &self.device;
-        Stage {
+        AnalysisStage {
             kind: StageKind::Device,
             capacity: device.capacity,
             bandwidth: device.bandwidth,
@@ -669,9 +673,9 @@ impl Site {
     }
 
     /// Returns the analysis node as a place for staging.
-    pub fn node_stage(&self) -> Stage {
+    pub fn node_stage(&self) -> AnalysisStage {
         let node = &self.analysis_node;
-        Stage {
+        AnalysisStage {
             kind: StageKind::Node,
             capacity: node.memory,
             bandwidth: node.memory_bandwidth,
@@ -684,7 +688,11 @@ impl Site {
     }
 
     /// Returns T_a,node,k and T_server,k: a kernel's throughput on a whole node.
-    pub fn node_throughput(&self, kernel: &Kernel, corrections: &Corrections) -> BytesPerSecond {
+    pub fn node_throughput(
+        &self,
+        kernel: &SiteKernel,
+        corrections: &Corrections,
+    ) -> BytesPerSecond {
         if corrections.all_processors {
             kernel.processor * self.analysis_node.processors.get()
         } else {
@@ -705,17 +713,17 @@ impl Site {
 }
 
 /// Fault and its position in the text.
-type Located = (Range<usize>, Fault);
+type Located = (Range<usize>, SiteFault);
 
 fn distinct<'a>(
     what: &'static str,
-    names: impl Iterator<Item = &'a Spanned<Name>>,
+    names: impl Iterator<Item = &'a Spanned<SiteName>>,
 ) -> Result<(), Located> {
     let mut seen = BTreeSet::new();
     for name in names {
         if !seen.insert(name.get_ref()) {
             let (span, name) = (name.span(), name.get_ref().get().to_owned());
-            return Err((span, Fault::Duplicate { what, name }));
+            return Err((span, SiteFault::Duplicate { what, name }));
         }
     }
     Ok(())
@@ -973,10 +981,13 @@ mod tests {
         assert_eq!(at(18_000.0), Ok(18_000.0));
         assert_eq!(
             at(18_000.5),
-            Err(Fault::RatioAboveNodes(18_000.5, 18_000.0))
+            Err(SiteFault::RatioAboveNodes(18_000.5, 18_000.0))
         );
         for none in [0.5, 0.0, -3.0, f64::NAN, f64::NEG_INFINITY] {
-            assert!(matches!(at(none), Err(Fault::RatioBelowOne(_))), "{none}");
+            assert!(
+                matches!(at(none), Err(SiteFault::RatioBelowOne(_))),
+                "{none}"
+            );
         }
         assert!(at(f64::INFINITY).is_err());
     }

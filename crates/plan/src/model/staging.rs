@@ -4,14 +4,14 @@
 //! for a device.
 
 use super::feasible::Infeasible;
-use super::setting::{Run, Stage, StageKind};
+use super::setting::{AnalysisStage, ApplicationRun, StageKind};
 use serde::Serialize;
 use std::fmt;
 
 /// Constraint of a staging ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Constraint {
+pub enum StagingConstraint {
     /// Staged output must fit.
     Capacity,
     /// Staging must not be slower than the file system.
@@ -22,7 +22,7 @@ pub enum Constraint {
     Endurance,
 }
 
-impl fmt::Display for Constraint {
+impl fmt::Display for StagingConstraint {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Capacity => "capacity",
@@ -35,52 +35,56 @@ impl fmt::Display for Constraint {
 
 /// Constraint and the largest staging ratio that it allows.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Limit {
+pub struct StagingLimit {
     /// The constraint.
-    pub constraint: Constraint,
+    pub constraint: StagingConstraint,
     /// Largest ratio, not rounded.
     pub ratio: f64,
 }
 
 /// Returns R_capacity (Eq. 1; Eq. 22 with memory for flash): the number of nodes for which a device can hold the output of one interval,
 /// with the checkpoints that are kept.
-pub fn capacity_ratio(run: &Run, stage: &Stage) -> f64 {
+pub fn capacity_ratio(run: &ApplicationRun, stage: &AnalysisStage) -> f64 {
     let held = (run.analysis + run.checkpoint * run.checkpoints_kept) * run.interval;
     stage.capacity / (held * run.overprovisioning)
 }
 
 /// Returns R_bandwidth (Eq. 2; Eq. 23 with memory's bandwidth): all devices together must receive data no slower than the file system does.
-pub fn bandwidth_ratio(run: &Run, stage: &Stage) -> f64 {
+pub fn bandwidth_ratio(run: &ApplicationRun, stage: &AnalysisStage) -> f64 {
     stage.bandwidth / run.file_system_share()
 }
 
 /// Returns R_restart (Eq. 3): a checkpoint of R nodes is read within `restart_fraction` of an interval. `None` without checkpoints.
-pub fn restart_ratio(run: &Run, stage: &Stage) -> Option<f64> {
+pub fn restart_ratio(run: &ApplicationRun, stage: &AnalysisStage) -> Option<f64> {
     (run.checkpoint.get() > 0.0).then(|| stage.bandwidth * run.restart_fraction / run.checkpoint)
 }
 
 /// Returns R_endurance (Eq. 4): the writes of R nodes until the next upgrade must not wear the device out. `None` if it does not wear.
-pub fn endurance_ratio(run: &Run, stage: &Stage) -> Option<f64> {
+pub fn endurance_ratio(run: &ApplicationRun, stage: &AnalysisStage) -> Option<f64> {
     let written = run.produced() * run.upgrade_interval;
     stage.endurance.map(|endurance| endurance / written)
 }
 
 /// Returns the ratios whose minimum is R_SSD (Eq. 5) or R_a,node (Eq. 24), in the order of Table 4.
-pub fn limits(run: &Run, stage: &Stage) -> Vec<Limit> {
-    let limit = |constraint, ratio| Limit { constraint, ratio };
+pub fn limits(run: &ApplicationRun, stage: &AnalysisStage) -> Vec<StagingLimit> {
+    let limit = |constraint, ratio| StagingLimit { constraint, ratio };
     let mut limits = vec![
-        limit(Constraint::Capacity, capacity_ratio(run, stage)),
-        limit(Constraint::Bandwidth, bandwidth_ratio(run, stage)),
+        limit(StagingConstraint::Capacity, capacity_ratio(run, stage)),
+        limit(StagingConstraint::Bandwidth, bandwidth_ratio(run, stage)),
     ];
     if stage.kind == StageKind::Device {
-        limits.extend(endurance_ratio(run, stage).map(|ratio| limit(Constraint::Endurance, ratio)));
-        limits.extend(restart_ratio(run, stage).map(|ratio| limit(Constraint::Restart, ratio)));
+        limits.extend(
+            endurance_ratio(run, stage).map(|ratio| limit(StagingConstraint::Endurance, ratio)),
+        );
+        limits.extend(
+            restart_ratio(run, stage).map(|ratio| limit(StagingConstraint::Restart, ratio)),
+        );
     }
     limits
 }
 
 /// Returns R_SSD (Eq. 5) or R_a,node (Eq. 24): the largest ratio that every constraint allows, and the binding constraint.
-pub fn largest_ratio(run: &Run, stage: &Stage) -> Limit {
+pub fn largest_ratio(run: &ApplicationRun, stage: &AnalysisStage) -> StagingLimit {
     limits(run, stage)
         .into_iter()
         .min_by(|left, right| left.ratio.total_cmp(&right.ratio))
@@ -91,8 +95,8 @@ pub fn largest_ratio(run: &Run, stage: &Stage) -> Limit {
 ///
 /// # Errors
 /// [`Infeasible::RatioTooHigh`] with the binding constraint.
-pub fn allows(run: &Run, stage: &Stage, ratio: f64) -> Result<(), Infeasible> {
-    let Limit {
+pub fn allows(run: &ApplicationRun, stage: &AnalysisStage, ratio: f64) -> Result<(), Infeasible> {
+    let StagingLimit {
         constraint,
         ratio: largest,
     } = largest_ratio(run, stage);
@@ -154,7 +158,7 @@ mod tests {
     #[test]
     fn staging_reports_the_limiting_constraint() {
         let least = largest_ratio(&run(), &device());
-        assert_eq!(least.constraint, Constraint::Endurance);
+        assert_eq!(least.constraint, StagingConstraint::Endurance);
         assert_eq!(allows(&run(), &device(), 20.0), Ok(()));
         let refused = allows(&run(), &device(), 21.0).unwrap_err();
         assert_eq!(
@@ -163,7 +167,7 @@ mod tests {
         );
         assert_eq!(
             largest_ratio(&run(), &node()).constraint,
-            Constraint::Capacity
+            StagingConstraint::Capacity
         );
     }
 

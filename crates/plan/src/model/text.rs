@@ -2,16 +2,16 @@
 
 /// Part of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum ReportPart {
     /// Lines of text, each with its line end.
     Text(String),
     /// A table.
-    Table(Table),
+    Table(TextTable),
 }
 
 /// Table of texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table {
+pub struct TextTable {
     /// Names of the columns.
     pub header: Vec<&'static str>,
     /// Indices of the columns that hold numbers and are aligned to the right.
@@ -20,7 +20,7 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     pub(super) fn new(header: &[&'static str], right: &'static [usize]) -> Self {
         Self {
             header: header.to_vec(),
@@ -50,10 +50,10 @@ pub fn decimals(value: f64, decimals: usize) -> String {
 
 /// Returns all texts, with one line for each row.
 #[cfg(test)]
-pub(super) fn plain(parts: &[Part]) -> String {
-    let lines = |part: &Part| match part {
-        Part::Text(text) => text.clone(),
-        Part::Table(table) => {
+pub(super) fn plain(parts: &[ReportPart]) -> String {
+    let lines = |part: &ReportPart| match part {
+        ReportPart::Text(text) => text.clone(),
+        ReportPart::Table(table) => {
             let rows = table.rows.iter();
             rows.map(|cells| cells.join("  ") + "\n").collect()
         }

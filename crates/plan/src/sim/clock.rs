@@ -7,7 +7,7 @@ use tidemill_core::time::Time;
 
 /// Direction of messages; messages in one direction stay in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Direction {
+pub(super) enum MessageDirection {
     /// From the server to nodes.
     Down,
     /// From nodes to the server.
@@ -16,13 +16,13 @@ pub(super) enum Direction {
 
 /// Planned event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Wake {
+pub(super) enum PlannedEvent {
     /// The end of a label's step with a fixed time.
     Step(u32),
     /// The possible end of a flow.
     Flow(FlowId),
     /// The arrival of the oldest message in this direction.
-    Mail(Direction),
+    Mail(MessageDirection),
     /// A check of the needed nodes.
     Look,
     /// The end of a node's resume.
@@ -33,7 +33,7 @@ pub(super) enum Wake {
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     now: Time,
-    planned: BinaryHeap<Reverse<(Time, u64, Wake)>>,
+    planned: BinaryHeap<Reverse<(Time, u64, PlannedEvent)>>,
     count: u64,
 }
 
@@ -42,14 +42,14 @@ impl Clock {
         self.now
     }
 
-    pub(super) fn plan(&mut self, at: Time, wake: Wake) {
+    pub(super) fn plan(&mut self, at: Time, wake: PlannedEvent) {
         debug_assert!(at >= self.now, "the clock never goes back");
         self.count += 1;
         self.planned.push(Reverse((at, self.count, wake)));
     }
 
     /// Moves to the time of the next planned event.
-    pub(super) fn next(&mut self) -> Option<Wake> {
+    pub(super) fn next(&mut self) -> Option<PlannedEvent> {
         let Reverse((at, _, wake)) = self.planned.pop()?;
         self.now = at;
         Some(wake)

@@ -2,25 +2,25 @@
 
 use super::error::SimError;
 use super::platform::Platform;
-use super::report::{Report, time};
+use super::report::{SimulationReport, time};
 use super::simulation::{Placement, Simulation};
 use super::trace::Trace;
 use super::workflow::Workflow;
 use serde::Serialize;
 use std::fmt::Write as _;
-use tidemill_core::shown::bytes;
+use tidemill_core::display::bytes;
 
 /// Prediction and measurement of a job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Comparison {
+pub struct RunComparison {
     /// Name of the job.
     pub job: String,
     /// Name of the policy that both used.
     pub policy: String,
     /// Time from submission to the end, in nanoseconds.
     pub makespan_ns: Pair,
-    /// Bytes that moved from one node to another.
-    pub moved_bytes: Pair,
+    /// Bytes that were transferred from one node to another.
+    pub transferred_bytes: Pair,
     /// Number of tasks that were predicted on the node that really ran them.
     pub same_node: usize,
     /// Mean of the absolute errors of the tasks' run times, in percent.
@@ -29,7 +29,7 @@ pub struct Comparison {
     pub tasks: Vec<TaskComparison>,
     /// Report of the whole prediction.
     #[serde(skip)]
-    pub predicted: Report,
+    pub predicted: SimulationReport,
 }
 
 /// Prediction and measurement of one task.
@@ -47,8 +47,8 @@ pub struct TaskComparison {
     pub run_ns: Pair,
     /// Time of its end, in nanoseconds since submission.
     pub end_ns: Pair,
-    /// Bytes that it pulled.
-    pub moved_bytes: Pair,
+    /// Bytes that it fetched.
+    pub transferred_bytes: Pair,
 }
 
 /// Two numbers that should be equal.
@@ -82,7 +82,7 @@ pub fn compare(
     workflow: &Workflow,
     platform: &Platform,
     seed: u64,
-) -> Result<Comparison, SimError> {
+) -> Result<RunComparison, SimError> {
     let predicted = Simulation::new(platform, workflow)
         .policy(&trace.policy)
         .placement(Placement::Recorded)
@@ -107,20 +107,20 @@ pub fn compare(
                 predicted.end_ns - predicted.start_ns,
             ),
             end_ns: pair(measured.end_ns, predicted.end_ns),
-            moved_bytes: pair(measured.moved_bytes, predicted.moved_bytes),
+            transferred_bytes: pair(measured.transferred_bytes, predicted.transferred_bytes),
         })
         .collect();
-    let moved = trace.tasks.iter().map(|task| task.moved_bytes).sum();
+    let transferred = trace.tasks.iter().map(|task| task.transferred_bytes).sum();
     let errors = tasks.iter().map(|task| task.run_ns.error_percent().abs());
     let errors: Vec<f64> = errors.filter(|error| error.is_finite()).collect();
     #[expect(clippy::cast_precision_loss, reason = "a mean for people")]
     let run_error_mean_percent = errors.iter().sum::<f64>() / errors.len().max(1) as f64;
     let same = |task: &&TaskComparison| task.node.measured == task.node.predicted;
-    Ok(Comparison {
+    Ok(RunComparison {
         job: trace.job.clone(),
         policy: trace.policy.clone(),
         makespan_ns: pair(trace.makespan_ns, predicted.makespan_ns),
-        moved_bytes: pair(moved, predicted.moved_bytes),
+        transferred_bytes: pair(transferred, predicted.transferred_bytes),
         same_node: tasks.iter().filter(same).count(),
         run_error_mean_percent,
         tasks,
@@ -128,7 +128,7 @@ pub fn compare(
     })
 }
 
-impl Comparison {
+impl RunComparison {
     /// Formats the comparison for people: the whole job, then one line per task.
     #[must_use]
     pub fn text(&self) -> String {
@@ -149,7 +149,7 @@ impl Comparison {
             );
         };
         line("makespan", self.makespan_ns, &time);
-        line("moved", self.moved_bytes, &bytes);
+        line("transferred", self.transferred_bytes, &bytes);
         for task in &self.tasks {
             let place = if task.node.measured == task.node.predicted {
                 format!("on {}", task.node.measured)
@@ -172,7 +172,7 @@ mod tests {
     use super::super::trace::{
         FORMAT, TraceFile, TraceKernelKind, TraceNode, TraceOutput, TraceTask, VERSION,
     };
-    use super::super::{Node, Reused, Task, TaskReport, job};
+    use super::super::{PlatformNode, Reused, TaskReport, WorkflowTask, job};
     use super::*;
     use tidemill_core::time::Span;
 
@@ -191,13 +191,18 @@ mod tests {
     }
 
     /// Converts a simulation's report to a trace.
-    fn trace_of(workflow: &Workflow, report: &Report, platform: &Platform, homes: &[u32]) -> Trace {
+    fn trace_of(
+        workflow: &Workflow,
+        report: &SimulationReport,
+        platform: &Platform,
+        homes: &[u32],
+    ) -> Trace {
         let file = |index: &usize| &workflow.files[*index];
         let output = |index: &usize| TraceOutput {
             path: file(index).name.clone(),
             size_bytes: file(index).size,
         };
-        let task = |(task, ran): (&Task, &TaskReport)| TraceTask {
+        let task = |(task, ran): (&WorkflowTask, &TaskReport)| TraceTask {
             name: task.name.clone(),
             kernel: task.kernel.name().to_owned(),
             kernel_kind: TraceKernelKind::Program,
@@ -223,7 +228,7 @@ mod tests {
             hash_ns: ran.hash_ns,
             cpu_ns: 0,
             reused_ns: task.reused.map(|_| ran.end_ns - ran.kernel_start_ns),
-            moved_bytes: ran.moved_bytes,
+            transferred_bytes: ran.transferred_bytes,
         };
         let there = workflow.files.iter().filter(|file| file.maker.is_none());
         let files = there.zip(homes).map(|(file, &node)| TraceFile {
@@ -237,7 +242,7 @@ mod tests {
             node: id,
             replicas: node.replicas.clone(),
             last_turn: node.last_turn,
-            host: false,
+            server_cores: false,
             memory_bytes: node.memory_bytes.unwrap_or(0),
             resources: node.resources.clone(),
             programs: node.programs.clone(),
@@ -245,7 +250,7 @@ mod tests {
             link_bytes_per_sec: node.link_assumed,
             device_bytes_per_sec: node.device_bytes_per_sec(),
             watts_milli: node.watts_milli(),
-            pulled_bytes_max: node.pulled_bytes_max,
+            input_cache_bytes_max: node.input_cache_bytes_max,
             history: [].into(),
         });
         Trace {
@@ -271,12 +276,12 @@ mod tests {
         let costs = "[files]\n1 = 1000\n2 = 5000\n[kernels]\nk = { rate = \"1 KB/s\", ratio = 0.5 }\n\
                      sum = { time = 1, output = 1000 }";
         let workflow = job::parse("j", script, "c", costs).unwrap();
-        let node = Node {
+        let node = PlatformNode {
             read_bandwidth: Some(8000),
             write_bandwidth: Some(8000),
             link_bandwidth: Some(2500),
             link_assumed: 2500,
-            ..Node::default()
+            ..PlatformNode::default()
         };
         let platform = Platform::uniform(2, &node);
         let simulation = Simulation::new(&platform, &workflow).policy("round-robin");
@@ -284,8 +289,8 @@ mod tests {
         let trace = trace_of(&workflow, &report, &platform, &[0, 1]);
         let again = trace.workflow().unwrap();
         let compared = compare(&trace, &again, &trace.platform(), 0).unwrap();
-        assert!(report.moved_bytes > 0);
-        for pair in [compared.makespan_ns, compared.moved_bytes] {
+        assert!(report.transferred_bytes > 0);
+        for pair in [compared.makespan_ns, compared.transferred_bytes] {
             assert_eq!(pair.measured, pair.predicted);
         }
         assert_eq!(compared.same_node, 3);
@@ -293,7 +298,7 @@ mod tests {
         assert!(text.contains("3 of 3 tasks"), "{text}");
     }
 
-    /// A second job reads the inputs of the first. The inputs that nodes pulled before, the next node in turn and
+    /// A second job reads the inputs of the first. The inputs that nodes fetched before, the next node in turn and
     /// the cached results decide its placement and the bytes that it moves.
     #[test]
     fn warm_run_is_replayed_exactly() {
@@ -306,12 +311,12 @@ mod tests {
         let mut workflow = job::parse("j", script, "c", costs).unwrap();
         workflow.tasks[2].reused = Some(Reused {
             time: Span::from_millis(200),
-            moved_bytes: 70,
+            transferred_bytes: 70,
         });
-        let node = Node {
+        let node = PlatformNode {
             link_bandwidth: Some(2500),
             link_assumed: 2500,
-            ..Node::default()
+            ..PlatformNode::default()
         };
         let cold = Platform::uniform(2, &node);
         let mut warm = cold.clone();
@@ -331,7 +336,7 @@ mod tests {
                 .for_each(|one| one.link_bandwidth = Some(2500));
             let again = trace.replay().unwrap();
             let compared = compare(&trace, &again, &platform, 0).unwrap();
-            for pair in [compared.makespan_ns, compared.moved_bytes] {
+            for pair in [compared.makespan_ns, compared.transferred_bytes] {
                 assert_eq!(pair.measured, pair.predicted, "{policy}");
             }
             assert_eq!(compared.same_node, 3, "{policy}");

@@ -1,9 +1,9 @@
-//! Elastic allocation: answers whether resuming nodes pays. It simulates one workflow on one cluster with more and more awake nodes in
+//! Elastic allocation: answers whether resuming nodes pays. It simulates one workflow on one cluster with more and more active nodes in
 //! three ways: these nodes alone, all nodes, and as many as a running cluster would resume (LABIOS §4.2.3, Fig. 13).
 
 use super::error::SimError;
 use super::platform::Platform;
-use super::report::Report;
+use super::report::SimulationReport;
 use super::simulation::{Allocation, Simulation};
 use super::workflow::Workflow;
 use serde::Serialize;
@@ -14,26 +14,26 @@ use tidemill_core::time::Span;
 
 /// Result of one way.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Went {
+pub struct ElasticResult {
     /// Time from submission to the end, in nanoseconds.
     pub makespan_ns: u64,
     /// Energy of all nodes until then in joules; `None` if the platform gives no power.
     pub energy_joules: Option<f64>,
     /// Number of times that nodes were resumed.
-    pub wakes: u64,
+    pub resumes: u64,
 }
 
-/// Results for one number of awake nodes.
+/// Results for one number of active nodes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Point {
-    /// Number of awake nodes.
-    pub awake: usize,
-    /// The awake nodes work alone; others are resumed only for data or programs that no awake node has.
-    pub stays: Went,
+pub struct ElasticPoint {
+    /// Number of active nodes.
+    pub active: usize,
+    /// The active nodes work alone; others are resumed only for data or programs that no active node has.
+    pub stays: ElasticResult,
     /// All others are resumed at once.
-    pub all: Went,
+    pub all: ElasticResult,
     /// As many are resumed as pays.
-    pub elastic: Went,
+    pub elastic: ElasticResult,
 }
 
 /// Returns the cluster as if each node already ran every kernel of the workflow, so that all run times are known.
@@ -55,33 +55,33 @@ pub fn known(mut platform: Platform, workflow: &Workflow) -> Platform {
 /// Returns the quarters of a cluster, as in the paper's figure.
 #[must_use]
 pub fn quarters(nodes: usize) -> Vec<usize> {
-    let mut awake: Vec<usize> = (1..=4).map(|part| (nodes * part / 4).max(1)).collect();
-    awake.dedup();
-    awake
+    let mut active: Vec<usize> = (1..=4).map(|part| (nodes * part / 4).max(1)).collect();
+    active.dedup();
+    active
 }
 
-/// Simulates each way with this number of awake nodes; `given` sets policy, placement and seed.
+/// Simulates each way with this number of active nodes; `given` sets policy, placement and seed.
 ///
 /// # Errors
 /// [`SimError`] of the first run that can't be run.
 pub fn compare<'a>(
     (platform, workflow): (&'a Platform, &'a Workflow),
-    awake: &[usize],
+    active: &[usize],
     given: impl for<'b> Fn(Simulation<'b>) -> Simulation<'b>,
-) -> Result<Vec<Point>, SimError> {
-    let mut points = Vec::with_capacity(awake.len());
-    for &awake in awake {
+) -> Result<Vec<ElasticPoint>, SimError> {
+    let mut points = Vec::with_capacity(active.len());
+    for &active in active {
         let platform = Platform {
-            asleep: platform.nodes.len().saturating_sub(awake),
+            suspended: platform.nodes.len().saturating_sub(active),
             ..platform.clone()
         };
         let went = |allocation| {
             let simulation = given(Simulation::new(&platform, workflow));
             let ran = simulation.allocation(allocation).run();
-            ran.map(|report| Went::of(&report))
+            ran.map(|report| ElasticResult::of(&report))
         };
-        points.push(Point {
-            awake,
+        points.push(ElasticPoint {
+            active,
             stays: went(Allocation::Static)?,
             all: went(Allocation::All)?,
             elastic: went(Allocation::Elastic)?,
@@ -90,12 +90,12 @@ pub fn compare<'a>(
     Ok(points)
 }
 
-impl Went {
-    fn of(report: &Report) -> Self {
+impl ElasticResult {
+    fn of(report: &SimulationReport) -> Self {
         Self {
             makespan_ns: report.makespan_ns,
             energy_joules: report.energy_joules,
-            wakes: report.nodes.iter().map(|one| one.wakes).sum(),
+            resumes: report.nodes.iter().map(|one| one.resumes).sum(),
         }
     }
 
@@ -103,11 +103,11 @@ impl Went {
         let seconds = Span(self.makespan_ns).as_secs_f64();
         let energy = self.energy_joules.map(|joules| format!("{joules:.1}"));
         let energy = energy.unwrap_or_else(|| "?".into());
-        format!("{seconds:>10.2} {energy:>10} {:>6}", self.wakes)
+        format!("{seconds:>10.2} {energy:>10} {:>6}", self.resumes)
     }
 }
 
-impl Point {
+impl ElasticPoint {
     /// Returns the best way: the one with the least energy if the platform gives power, else the one with the least time. Among equally
     /// good ways, the one with the fewest resumed nodes is chosen.
     #[must_use]
@@ -117,11 +117,11 @@ impl Point {
             ("elastic", &self.elastic),
             ("all", &self.all),
         ];
-        let cost = |went: &Went| {
+        let cost = |went: &ElasticResult| {
             let seconds = Span(went.makespan_ns).as_secs_f64();
             went.energy_joules.unwrap_or(seconds)
         };
-        let least = |best: (&'static str, f64), (name, went): (&'static str, &Went)| {
+        let least = |best: (&'static str, f64), (name, went): (&'static str, &ElasticResult)| {
             if cost(went) < best.1 {
                 (name, cost(went))
             } else {
@@ -135,20 +135,20 @@ impl Point {
 
 /// Formats the points as a table.
 #[must_use]
-pub fn table(points: &[Point]) -> String {
+pub fn table(points: &[ElasticPoint]) -> String {
     // Writing to a string never fails.
     let mut text = String::new();
-    let ways = ["static", "elastic", "all woken"];
+    let ways = ["static", "elastic", "all resumed"];
     let heads = ways.map(|way| format!("  {way:<28}"));
-    let columns = "        s          J  woken ";
+    let columns = "        s          J  resumed ";
     let _ = writeln!(text, "{:>5}{}", "", heads.concat().trim_end());
-    let _ = writeln!(text, "awake  {}  best", [columns; 3].join("  "));
+    let _ = writeln!(text, "active  {}  best", [columns; 3].join("  "));
     for point in points {
-        let ways = [&point.stays, &point.elastic, &point.all].map(Went::text);
+        let ways = [&point.stays, &point.elastic, &point.all].map(ElasticResult::text);
         let _ = writeln!(
             text,
             "{:>5}{}  {}",
-            point.awake,
+            point.active,
             ways.map(|way| format!("  {way}")).concat(),
             point.best()
         );

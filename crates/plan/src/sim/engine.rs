@@ -1,33 +1,35 @@
 //! The engine: carries out the dispatcher's decisions in virtual time.
 //!
-//! A label passes through the phases of [`Phase`], as on a running node. It holds its core while its inputs are pulled one after the
+//! A label passes through the phases of [`LabelPhase`], as on a running node. It holds its core while its inputs are fetched one after the
 //! other, and while its kernel reads, computes and writes. It releases the core after its outputs are sealed and, if hashing pays, its
 //! inputs are hashed. A run may fail after it has computed ([`super::faults`]), or because the device is full. Messages between server and
 //! nodes take the platform's label latency and stay in order. Messages to nodes also take the time that storing the decision takes.
 
-mod sleep;
-mod trouble;
+mod failures;
+mod suspend;
 
-use super::clock::{Clock, Direction, Wake};
-use super::faults::Dice;
-use super::flow::Network;
-use super::node::{Share, Station};
-use super::platform::{Node, Platform};
+use super::clock::{Clock, MessageDirection, PlannedEvent};
+use super::faults::FailureDice;
+use super::flow::FlowNetwork;
+use super::node::{ObjectState, Station};
+use super::platform::{Platform, PlatformNode};
 use super::quantity::whole;
-use super::report::{EventCounts, Lost, Times};
+use super::report::{EventCounts, Lost, TaskTimes};
 use super::simulation::Allocation;
 use super::workflow::Workflow;
-use sleep::Night;
-pub(super) use sleep::Slept;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use suspend::PowerStates;
+pub(super) use suspend::SuspendTimes;
 use tidemill_core::content;
 use tidemill_core::dispatch::Dispatcher;
 use tidemill_core::event::{Action, Event, JobState, NodeView, Origin, Role};
 use tidemill_core::id::{LabelId, NodeId, ObjectId, TaskId};
-use tidemill_core::label::{Failure, FailureKind, Input, Label, Operation, Outcome, Sealed};
+use tidemill_core::label::{
+    Failure, FailureKind, Label, LabelInput, Operation, Outcome, SealedOutput,
+};
 use tidemill_core::layout::{Layout, Part, Selection};
 use tidemill_core::object::Placed;
-use tidemill_core::policy::Memory;
+use tidemill_core::policy::PolicyState;
 use tidemill_core::time::{Span, Time};
 
 /// Capacity and free space of nodes whose devices have no limit, in bytes.
@@ -35,15 +37,15 @@ const CAPACITY_BYTES: u64 = 1 << 60;
 
 /// Phase of a label. Each phase begins when the previous one has ended; phases that take no time are skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum LabelPhase {
     /// Waits for other labels or for a core.
     Queued,
     /// Looks for its next input on another node.
     Fetch,
-    /// Waits for the latencies of a pull.
-    PullDelay,
-    /// Pulls the bytes of an input.
-    Pull,
+    /// Waits for the latencies of a fetch.
+    TransferDelay,
+    /// Fetches the bytes of an input.
+    Transfer,
     ReadDelay,
     Read,
     Compute,
@@ -60,11 +62,11 @@ enum Phase {
 
 /// State of one label.
 #[derive(Debug)]
-struct Run {
+struct LabelState {
     task: u32,
     /// Index of its node's station.
     station: u32,
-    phase: Phase,
+    phase: LabelPhase,
     /// Time since which the label is in this phase.
     since: Time,
     /// Number of labels that have to end before this one.
@@ -78,12 +80,12 @@ struct Run {
     outputs: Vec<ObjectId>,
     /// Kind of the failure, if the label failed.
     kind: FailureKind,
-    times: Times,
+    times: TaskTimes,
 }
 
 /// Work of a task in one place, because the lists of the workflow are far apart in memory.
 #[derive(Clone, Copy, Debug)]
-struct Work {
+struct TaskWork {
     /// Whether the task runs; otherwise its cached result is returned.
     ran: bool,
     inputs: u32,
@@ -97,11 +99,11 @@ struct Work {
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "most are reports, and a box for each would cost more than the room"
+    reason = "most are reports, and a box for each would cost more than the space"
 )]
-enum Message {
+enum EngineMessage {
     Labels(NodeId, Vec<Label>),
-    Recall(LabelId),
+    Reschedule(LabelId),
     Report(Event),
 }
 
@@ -110,27 +112,27 @@ enum Message {
 pub(super) struct Engine<'a> {
     platform: &'a Platform,
     workflow: &'a Workflow,
-    works: Vec<Work>,
+    works: Vec<TaskWork>,
     dispatcher: Dispatcher,
-    dice: Dice,
+    dice: FailureDice,
     clock: Clock,
-    network: Network,
+    network: FlowNetwork,
     stations: Vec<Station>,
-    runs: Vec<Run>,
+    runs: Vec<LabelState>,
     /// Messages without latency, and those on their way to nodes and to the server.
-    instant: VecDeque<Message>,
-    mail: [VecDeque<Message>; 2],
+    instant: VecDeque<EngineMessage>,
+    mail: [VecDeque<EngineMessage>; 2],
     /// Time of each station's last report of free space.
-    told: Vec<Time>,
+    reported: Vec<Time>,
     /// Last failure, and all losses on each station.
     why: Option<String>,
     lost: Vec<Lost>,
-    night: Night,
+    power_states: PowerStates,
     /// Programs that the job needs.
     programs: BTreeSet<String>,
     /// Layouts of files that consist of several objects.
     parted: BTreeMap<ObjectId, Layout>,
-    /// Pseudo objects for bytes that are pulled from a part, by the object, the selection and the part.
+    /// Pseudo objects for bytes that are fetched from a part, by the object, the selection and the part.
     gathered: BTreeMap<(ObjectId, Selection, usize), ObjectId>,
     actions: Vec<Action>,
     counts: EventCounts,
@@ -145,13 +147,13 @@ pub(super) struct Finished {
     /// Final state of the job.
     pub(super) state: Option<JobState>,
     /// Times of each task, by its index; `None` if the task did not run.
-    pub(super) times: Vec<Option<Times>>,
+    pub(super) times: Vec<Option<TaskTimes>>,
     pub(super) counts: EventCounts,
     /// Last failure, and all losses on each station.
     pub(super) why: Option<String>,
     pub(super) lost: Vec<Lost>,
     /// Suspended times of storage nodes; empty if none was suspended.
-    pub(super) slept: Vec<Slept>,
+    pub(super) suspend_times: Vec<SuspendTimes>,
 }
 
 impl<'a> Engine<'a> {
@@ -162,8 +164,8 @@ impl<'a> Engine<'a> {
         (seed, allocation): (u64, Allocation),
     ) -> Self {
         let works = works(workflow);
-        // The nodes of the platform in order, with the host's node last.
-        let nodes = platform.nodes.iter().chain(&platform.host);
+        // The nodes of the platform in order, with the server cores last.
+        let nodes = platform.nodes.iter().chain(&platform.server_cores);
         let nodes_count = nodes.clone().count();
         let stations = nodes.clone();
         let stations = stations.map(Station::new);
@@ -178,17 +180,17 @@ impl<'a> Engine<'a> {
             workflow,
             works,
             dispatcher,
-            dice: Dice::new(seed),
+            dice: FailureDice::new(seed),
             clock: Clock::default(),
-            network: Network::new(rates.chain([processors])),
+            network: FlowNetwork::new(rates.chain([processors])),
             stations: stations.collect(),
             runs: Vec::with_capacity(workflow.tasks.len()),
             instant: VecDeque::new(),
             mail: Default::default(),
-            told: vec![Time(0); nodes_count],
+            reported: vec![Time(0); nodes_count],
             why: None,
             lost: vec![Lost::default(); nodes_count],
-            night: Night::new(platform, allocation),
+            power_states: PowerStates::new(platform, allocation),
             programs: BTreeSet::new(),
             parted: BTreeMap::new(),
             gathered: BTreeMap::new(),
@@ -208,7 +210,7 @@ impl<'a> Engine<'a> {
             self.feed(Event::NodeUp { node: id, view });
             self.tell_programs(index);
         }
-        self.begin_night();
+        self.begin_power_states();
         self.parted = parted.iter().cloned().collect();
         self.resume(&submitted);
         for (object, layout) in parted {
@@ -237,15 +239,15 @@ impl<'a> Engine<'a> {
         for run in self
             .runs
             .into_iter()
-            .filter(|run| run.phase == Phase::Ended)
+            .filter(|run| run.phase == LabelPhase::Ended)
         {
             times[run.task as usize] = Some(run.times);
         }
-        let ends = times.iter().flatten().map(|times: &Times| times.end);
+        let ends = times.iter().flatten().map(|times: &TaskTimes| times.end);
         let end = ends.max().unwrap_or_default();
         Finished {
             end,
-            slept: self.night.ended(end),
+            suspend_times: self.power_states.ended(end),
             state: self.ended,
             times,
             counts: self.counts,
@@ -289,10 +291,10 @@ impl<'a> Engine<'a> {
             let layout = layout.unwrap_or_else(|| one_object(placed.object, placed));
             for part in layout.parts() {
                 let station = self.station_index(part.replicas[0].node) as usize;
-                self.stations[station].room.holds(part.size);
+                self.stations[station].space.holds(part.size);
             }
         }
-        let mut memory = Memory {
+        let mut memory = PolicyState {
             last: None,
             source: None,
         };
@@ -312,15 +314,17 @@ impl<'a> Engine<'a> {
                 let Some(layout) = self.parted.get(&placed.object).cloned() else {
                     if placed.node != id {
                         replicas.push((id, placed.object, placed.size));
-                        self.stations[index].pulled.keep(placed.object, placed.size);
+                        self.stations[index]
+                            .input_cache
+                            .keep(placed.object, placed.size);
                     }
                     continue;
                 };
                 replicas.push((id, placed.object, placed.size));
                 for (part, of) in layout.parts().iter().enumerate() {
                     if of.replicas[0].node != id {
-                        let object = self.pulled_as(placed.object, &Selection::WHOLE, part);
-                        self.stations[index].pulled.keep(object, of.size);
+                        let object = self.fetched_as(placed.object, &Selection::WHOLE, part);
+                        self.stations[index].input_cache.keep(object, of.size);
                     }
                 }
             }
@@ -328,25 +332,25 @@ impl<'a> Engine<'a> {
         self.dispatcher.resume(memory, &replicas);
     }
 
-    fn on_wake(&mut self, wake: Wake) {
+    fn on_wake(&mut self, wake: PlannedEvent) {
         match wake {
-            Wake::Step(label) => {
+            PlannedEvent::Step(label) => {
                 self.counts.clock += 1;
                 self.step(label);
             }
-            Wake::Flow(id) => {
+            PlannedEvent::Flow(id) => {
                 let (label, counts) = self.network.on_due(id, &mut self.clock);
                 self.counts.clock += u64::from(counts);
                 if let Some(label) = label {
                     self.step(label);
                 }
             }
-            Wake::Look => self.look(),
-            Wake::Up(station) => {
+            PlannedEvent::Look => self.look(),
+            PlannedEvent::Up(station) => {
                 self.counts.clock += 1;
-                self.on_awake(station);
+                self.on_active(station);
             }
-            Wake::Mail(direction) => {
+            PlannedEvent::Mail(direction) => {
                 self.counts.clock += 1;
                 if let Some(message) = self.mail[direction as usize].pop_front() {
                     self.on_message(message);
@@ -355,38 +359,38 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn send(&mut self, message: Message) {
+    fn send(&mut self, message: EngineMessage) {
         let way = self.platform.label_latency;
         let (direction, latency) = match message {
-            Message::Labels(..) | Message::Recall(_) => {
-                (Direction::Down, way + self.platform.commit_latency)
+            EngineMessage::Labels(..) | EngineMessage::Reschedule(_) => {
+                (MessageDirection::Down, way + self.platform.commit_latency)
             }
-            Message::Report(_) => (Direction::Up, way),
+            EngineMessage::Report(_) => (MessageDirection::Up, way),
         };
         if latency == Span(0) {
             return self.instant.push_back(message);
         }
         self.mail[direction as usize].push_back(message);
         let at = self.clock.now() + latency;
-        self.clock.plan(at, Wake::Mail(direction));
+        self.clock.plan(at, PlannedEvent::Mail(direction));
     }
 
-    fn on_message(&mut self, message: Message) {
+    fn on_message(&mut self, message: EngineMessage) {
         match message {
-            Message::Labels(node, labels) => {
+            EngineMessage::Labels(node, labels) => {
                 let station = self.station_index(node);
                 for label in labels {
                     self.accept(node, station, label);
                 }
                 self.begin(station);
             }
-            Message::Recall(label) => {
+            EngineMessage::Reschedule(label) => {
                 let label = index_of(label.0);
-                if self.runs[label as usize].phase == Phase::Queued {
-                    self.abandon(label, FailureKind::Recalled);
+                if self.runs[label as usize].phase == LabelPhase::Queued {
+                    self.abandon(label, FailureKind::Rescheduled);
                 }
             }
-            Message::Report(event) => self.feed(event),
+            EngineMessage::Report(event) => self.feed(event),
         }
     }
 
@@ -397,11 +401,11 @@ impl<'a> Engine<'a> {
         self.dispatcher.on(event, self.clock.now(), &mut actions);
         for action in actions.drain(..) {
             match action {
-                Action::Send { node, labels } => self.send(Message::Labels(node, labels)),
-                Action::Recall { label, .. } => self.send(Message::Recall(label)),
+                Action::Send { node, labels } => self.send(EngineMessage::Labels(node, labels)),
+                Action::Reschedule { label, .. } => self.send(EngineMessage::Reschedule(label)),
                 Action::Job { state, .. } => self.ended = Some(state),
                 // Names, explanations and states belong to the server. No job is cancelled here and no node is lost, so nothing is
-                // discarded. Only labels that follow a recalled or failed label are aborted, and their node has aborted them already.
+                // discarded. Only labels that follow a rescheduled or failed label are aborted, and their node has aborted them already.
                 Action::Abort { .. }
                 | Action::Decided(_)
                 | Action::Publish { .. }
@@ -434,32 +438,33 @@ impl<'a> Engine<'a> {
         let mut orphan = false;
         for before in label.after {
             let before = &mut self.runs[index_of(before.0) as usize];
-            orphan |= matches!(before.phase, Phase::Abandoned | Phase::Failed);
-            if before.phase != Phase::Ended {
+            orphan |= matches!(before.phase, LabelPhase::Abandoned | LabelPhase::Failed);
+            if before.phase != LabelPhase::Ended {
                 before.followers.push(index);
                 missing += 1;
             }
         }
         let now = self.clock.now();
         let outputs = analysis.outputs.iter().map(|output| output.object);
-        let run = Run {
+        let run = LabelState {
             task,
             station,
             since: now,
             missing,
             remote,
             outputs: outputs.collect(),
-            times: Times {
+            times: TaskTimes {
                 node,
                 sent: now,
-                moved_bytes: reused.map_or(0, |reused| reused.moved_bytes),
-                ..Times::default()
+                transferred_bytes: reused.map_or(0, |reused| reused.transferred_bytes),
+                ..TaskTimes::default()
             },
-            ..Run::default()
+            ..LabelState::default()
         };
         // Labels of one event are numbered across nodes but arrive by node.
         if self.runs.len() <= index as usize {
-            self.runs.resize_with(index as usize + 1, Run::default);
+            self.runs
+                .resize_with(index as usize + 1, LabelState::default);
         }
         self.runs[index as usize] = run;
         if orphan {
@@ -472,7 +477,7 @@ impl<'a> Engine<'a> {
     /// Adds the parts of an input on other nodes: object, station that holds it, bytes.
     fn add_remote(
         &mut self,
-        input: &Input,
+        input: &LabelInput,
         size: u64,
         here: NodeId,
         remote: &mut Vec<(ObjectId, u32, u64)>,
@@ -496,20 +501,20 @@ impl<'a> Engine<'a> {
             let object = match &input.selection {
                 selection if *selection == Selection::part(number(index)) => part.object,
                 selection if layout.parts().len() > 1 || !selection.is_whole() => {
-                    self.pulled_as(input.object, selection, index)
+                    self.fetched_as(input.object, selection, index)
                 }
                 _ => input.object,
             };
             remote.push((object, self.station_index(holder), bytes));
         }
-        // An empty file is pulled like any other.
+        // An empty file is fetched like any other.
         if layout.size() == 0 && input.selection.is_whole() && input.node != here {
             remote.push((input.object, self.station_index(input.node), 0));
         }
     }
 
     /// Returns the pseudo object for selected bytes of an object in one of its parts.
-    fn pulled_as(&mut self, object: ObjectId, selection: &Selection, part: usize) -> ObjectId {
+    fn fetched_as(&mut self, object: ObjectId, selection: &Selection, part: usize) -> ObjectId {
         let next = ObjectId(GATHERED - self.gathered.len() as u64);
         let known = (object, selection.clone(), part);
         *self.gathered.entry(known).or_insert(next)
@@ -527,10 +532,10 @@ impl<'a> Engine<'a> {
         let mut pending = vec![(label, kind)];
         while let Some((label, kind)) = pending.pop() {
             let run = &mut self.runs[label as usize];
-            if run.phase == Phase::Abandoned {
+            if run.phase == LabelPhase::Abandoned {
                 continue;
             }
-            run.phase = Phase::Abandoned;
+            run.phase = LabelPhase::Abandoned;
             self.counts.abandoned += 1;
             let followers = std::mem::take(&mut run.followers);
             pending.extend(
@@ -543,7 +548,7 @@ impl<'a> Engine<'a> {
             self.stations[station as usize].remove(label, needs);
             let message = String::new();
             let outcome = Outcome::at(self.clock.now(), Err(Failure { kind, message }));
-            self.send(Message::Report(Event::Finished {
+            self.send(EngineMessage::Report(Event::Finished {
                 node,
                 label: LabelId(label.into()),
                 outcome: Box::new(outcome),
@@ -562,10 +567,10 @@ impl<'a> Engine<'a> {
             let run = &mut self.runs[label as usize];
             run.times.cores = cores;
             run.times.start = self.clock.now();
-            run.phase = Phase::Fetch;
+            run.phase = LabelPhase::Fetch;
             run.since = self.clock.now();
             let (node, label_id) = (run.times.node, LabelId(label.into()));
-            self.send(Message::Report(Event::Started {
+            self.send(EngineMessage::Report(Event::Started {
                 node,
                 label: label_id,
             }));
@@ -584,8 +589,8 @@ impl<'a> Engine<'a> {
         while !self.takes_time(label) {
             self.leave_phase(label);
             match self.runs[label as usize].phase {
-                Phase::Ended => return self.on_ended(label),
-                Phase::Failed => return self.on_failed(label),
+                LabelPhase::Ended => return self.on_ended(label),
+                LabelPhase::Failed => return self.on_failed(label),
                 _ => {}
             }
         }
@@ -598,32 +603,35 @@ impl<'a> Engine<'a> {
         let work = self.works[run.task as usize];
         let here = run.station * RESOURCES;
         match run.phase {
-            Phase::Queued | Phase::Ended | Phase::Failed | Phase::Abandoned => false,
-            Phase::Fetch => self.fetch(label),
-            Phase::PullDelay => {
+            LabelPhase::Queued | LabelPhase::Ended | LabelPhase::Failed | LabelPhase::Abandoned => {
+                false
+            }
+            LabelPhase::Fetch => self.fetch(label),
+            LabelPhase::TransferDelay => {
                 let (_, holder, _) = run.remote[run.fetched];
                 let holder = node_at(self.platform, holder as usize);
                 let link = holder.link_latency + node.link_latency;
                 self.wait(label, holder.read_latency + link + node.write_latency)
             }
-            Phase::Pull => {
+            LabelPhase::Transfer => {
                 let (_, holder, bytes) = run.remote[run.fetched];
                 let there = holder * RESOURCES;
                 let crossed = [there + READ, there + LINK_OUT, here + LINK_IN, here + WRITE];
                 self.flow(label, bytes, &crossed)
             }
-            Phase::ReadDelay => self.wait(label, times(node.read_latency, work.inputs)),
-            Phase::Read => self.flow(label, work.input_bytes, &[here + READ]),
-            Phase::Compute => self.compute(label, slowed(work.compute, node.core_speed)),
-            Phase::WriteDelay => self.wait(label, times(node.write_latency, work.outputs)),
-            Phase::Write => self.flow(label, work.output_bytes, &[here + WRITE]),
-            Phase::Hash => self.compute(label, hashing(node, &work)),
+            LabelPhase::ReadDelay => self.wait(label, times(node.read_latency, work.inputs)),
+            LabelPhase::Read => self.flow(label, work.input_bytes, &[here + READ]),
+            LabelPhase::Compute => self.compute(label, slowed(work.compute, node.core_speed)),
+            LabelPhase::WriteDelay => self.wait(label, times(node.write_latency, work.outputs)),
+            LabelPhase::Write => self.flow(label, work.output_bytes, &[here + WRITE]),
+            LabelPhase::Hash => self.compute(label, hashing(node, &work)),
         }
     }
 
     fn wait(&mut self, label: u32, span: Span) -> bool {
         if span > Span(0) {
-            self.clock.plan(self.clock.now() + span, Wake::Step(label));
+            self.clock
+                .plan(self.clock.now() + span, PlannedEvent::Step(label));
         }
         span > Span(0)
     }
@@ -649,21 +657,21 @@ impl<'a> Engine<'a> {
             .start(processors, work, &[machine], &mut self.clock)
     }
 
-    /// Looks for the next input on another node. Returns whether the label now waits, for its own pull or for that of another label.
+    /// Looks for the next input on another node. Returns whether the label now waits, for its own fetch or for that of another label.
     fn fetch(&mut self, label: u32) -> bool {
         let run = &mut self.runs[label as usize];
         let station = &mut self.stations[run.station as usize];
         while let Some(&(object, _, size)) = run.remote.get(run.fetched) {
-            if !station.pulled.has(object) && station.free().is_some_and(|free| size > free) {
-                run.phase = Phase::Failed;
-                self.why = Some(trouble::full(run.times.node, size));
+            if !station.input_cache.has(object) && station.free().is_some_and(|free| size > free) {
+                run.phase = LabelPhase::Failed;
+                self.why = Some(failures::full(run.times.node, size));
                 return false;
             }
-            match station.pulled.share(object, size, label) {
-                Share::Waits => return true,
-                Share::Here => run.fetched += 1,
-                Share::Pull => {
-                    run.phase = Phase::PullDelay;
+            match station.input_cache.share(object, size, label) {
+                ObjectState::Waits => return true,
+                ObjectState::Here => run.fetched += 1,
+                ObjectState::Fetch => {
+                    run.phase = LabelPhase::TransferDelay;
                     return self.takes_time(label);
                 }
             }
@@ -679,37 +687,37 @@ impl<'a> Engine<'a> {
         run.since = now;
         let times = &mut run.times;
         run.phase = match run.phase {
-            // A label that waited for another label's pull looks again.
-            Phase::Queued => Phase::Fetch,
-            Phase::Fetch if run.fetched < run.remote.len() => Phase::Fetch,
-            Phase::Fetch => {
+            // A label that waited for another label's fetch looks again.
+            LabelPhase::Queued => LabelPhase::Fetch,
+            LabelPhase::Fetch if run.fetched < run.remote.len() => LabelPhase::Fetch,
+            LabelPhase::Fetch => {
                 times.kernel_start = now;
-                Phase::ReadDelay
+                LabelPhase::ReadDelay
             }
-            Phase::PullDelay => Phase::Pull,
-            Phase::Pull => {
+            LabelPhase::TransferDelay => LabelPhase::Transfer,
+            LabelPhase::Transfer => {
                 let (object, _, size) = run.remote[run.fetched];
                 run.fetched += 1;
-                times.moved_bytes += size;
+                times.transferred_bytes += size;
                 let station = &mut self.stations[run.station as usize];
-                for waiting in station.pulled.arrived(object) {
-                    self.clock.plan(now, Wake::Step(waiting));
+                for waiting in station.input_cache.arrived(object) {
+                    self.clock.plan(now, PlannedEvent::Step(waiting));
                 }
-                Phase::Fetch
+                LabelPhase::Fetch
             }
-            Phase::ReadDelay => {
+            LabelPhase::ReadDelay => {
                 times.read = spent;
-                Phase::Read
+                LabelPhase::Read
             }
-            Phase::Read => {
+            LabelPhase::Read => {
                 times.read = times.read + spent;
-                Phase::Compute
+                LabelPhase::Compute
             }
-            Phase::Compute => {
+            LabelPhase::Compute => {
                 times.compute = spent;
                 let station = &mut self.stations[run.station as usize];
                 for (object, ..) in std::mem::take(&mut run.remote) {
-                    station.pulled.give_back(object);
+                    station.input_cache.give_back(object);
                 }
                 let work = self.works[run.task as usize];
                 let node = node_at(self.platform, run.station as usize);
@@ -717,28 +725,31 @@ impl<'a> Engine<'a> {
                     run.kind = FailureKind::Exit(1);
                     let task = &self.workflow.tasks[run.task as usize].name;
                     self.why = Some(format!("task `{task}` failed again and again"));
-                    Phase::Failed
-                } else if !station.room.take(work.output_bytes, station.pulled.bytes()) {
-                    self.why = Some(trouble::full(run.times.node, work.output_bytes));
-                    Phase::Failed
+                    LabelPhase::Failed
+                } else if !station
+                    .space
+                    .take(work.output_bytes, station.input_cache.bytes())
+                {
+                    self.why = Some(failures::full(run.times.node, work.output_bytes));
+                    LabelPhase::Failed
                 } else {
-                    Phase::WriteDelay
+                    LabelPhase::WriteDelay
                 }
             }
-            Phase::WriteDelay => {
+            LabelPhase::WriteDelay => {
                 times.write = spent;
-                Phase::Write
+                LabelPhase::Write
             }
-            Phase::Abandoned => Phase::Abandoned,
-            Phase::Failed => Phase::Failed,
-            Phase::Write => {
+            LabelPhase::Abandoned => LabelPhase::Abandoned,
+            LabelPhase::Failed => LabelPhase::Failed,
+            LabelPhase::Write => {
                 times.write = times.write + spent;
-                Phase::Hash
+                LabelPhase::Hash
             }
-            Phase::Hash | Phase::Ended => {
+            LabelPhase::Hash | LabelPhase::Ended => {
                 times.hash = times.hash + spent;
                 times.end = now;
-                Phase::Ended
+                LabelPhase::Ended
             }
         };
     }
@@ -755,11 +766,11 @@ impl<'a> Engine<'a> {
         let sealed = outputs
             .into_iter()
             .zip(files)
-            .map(|(object, &file)| Sealed::file(object, self.workflow.files[file].size));
+            .map(|(object, &file)| SealedOutput::file(object, self.workflow.files[file].size));
         let outcome = Outcome {
             kernel_start: times.kernel_start,
             end: times.end,
-            moved_bytes: times.moved_bytes,
+            transferred_bytes: times.transferred_bytes,
             read_bytes: work.input_bytes,
             written_bytes: work.output_bytes,
             cpu: times.compute,
@@ -775,25 +786,25 @@ impl<'a> Engine<'a> {
                 self.add(follower);
             }
         }
-        self.send(Message::Report(Event::Finished {
+        self.send(EngineMessage::Report(Event::Finished {
             node: times.node,
             label: LabelId(label.into()),
             outcome: Box::new(outcome),
         }));
-        self.tell_room(station);
+        self.tell_space(station);
         self.begin(station);
     }
 
     fn station_index(&self, node: NodeId) -> u32 {
         let last = self.stations.len() - 1;
-        if self.platform.host.is_some() && node == self.platform.host_id() {
+        if self.platform.server_cores.is_some() && node == self.platform.server_cores_id() {
             return u32::try_from(last).unwrap_or(u32::MAX);
         }
         node.0
     }
 }
 
-/// Id of the first pseudo object of pulled bytes; the ids of the others count down from it.
+/// Id of the first pseudo object of fetched bytes; the ids of the others count down from it.
 const GATHERED: u64 = u64::MAX;
 
 fn number(part: usize) -> u32 {
@@ -815,12 +826,12 @@ const WRITE: u32 = 1;
 const LINK_OUT: u32 = 2;
 const LINK_IN: u32 = 3;
 
-impl Default for Run {
+impl Default for LabelState {
     fn default() -> Self {
         Self {
             task: 0,
             station: 0,
-            phase: Phase::Queued,
+            phase: LabelPhase::Queued,
             since: Time(0),
             missing: 0,
             followers: Vec::new(),
@@ -828,15 +839,15 @@ impl Default for Run {
             fetched: 0,
             outputs: Vec::new(),
             kind: FailureKind::Device,
-            times: Times::default(),
+            times: TaskTimes::default(),
         }
     }
 }
 
 /// Returns the node of a station.
-fn node_at(platform: &Platform, station: usize) -> &Node {
-    let host = || platform.host.as_ref().unwrap_or(&platform.nodes[0]);
-    platform.nodes.get(station).unwrap_or_else(host)
+fn node_at(platform: &Platform, station: usize) -> &PlatformNode {
+    let server_cores = || platform.server_cores.as_ref().unwrap_or(&platform.nodes[0]);
+    platform.nodes.get(station).unwrap_or_else(server_cores)
 }
 
 fn id_of(platform: &Platform, station: usize) -> (NodeId, Role) {
@@ -844,10 +855,10 @@ fn id_of(platform: &Platform, station: usize) -> (NodeId, Role) {
         let id = u32::try_from(station).unwrap_or(u32::MAX);
         return (NodeId(id), Role::Store);
     }
-    (platform.host_id(), Role::Host)
+    (platform.server_cores_id(), Role::ServerCores)
 }
 
-fn view(node: &Node, role: Role) -> NodeView {
+fn view(node: &PlatformNode, role: Role) -> NodeView {
     NodeView {
         role,
         offers: node.offers(),
@@ -878,10 +889,10 @@ fn programs_of(submitted: &Event) -> BTreeSet<String> {
 }
 
 /// Returns the work of each task.
-fn works(workflow: &Workflow) -> Vec<Work> {
+fn works(workflow: &Workflow) -> Vec<TaskWork> {
     let works = workflow.tasks.iter().enumerate().map(|(index, task)| {
         let ran = task.reused.is_none();
-        Work {
+        TaskWork {
             ran,
             inputs: count(task.inputs.len()),
             outputs: count(task.outputs.len()),
@@ -898,7 +909,7 @@ fn count(number: usize) -> u32 {
 }
 
 /// Returns the time that hashing the inputs of a run takes; zero if hashing does not pay.
-fn hashing(node: &Node, work: &Work) -> Span {
+fn hashing(node: &PlatformNode, work: &TaskWork) -> Span {
     let cpu = slowed(work.compute, node.core_speed);
     let files = work.inputs as usize;
     match node.hash_bandwidth {

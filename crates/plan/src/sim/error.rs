@@ -1,6 +1,6 @@
 //! Errors in the simulator's input and in its request.
 
-use crate::misspelt::perhaps;
+use crate::suggestions::perhaps;
 use tidemill_core::id::NodeId;
 use tidemill_core::policy::UnknownPolicy;
 
@@ -12,11 +12,11 @@ pub struct InputError {
     /// Line, from 1; 0 for an error that concerns the whole file.
     pub line: u32,
     /// Fault in the file.
-    pub problem: Problem,
+    pub problem: FileProblem,
 }
 
 impl InputError {
-    pub(super) fn new(file: &str, line: u32, problem: Problem) -> Self {
+    pub(super) fn new(file: &str, line: u32, problem: FileProblem) -> Self {
         Self {
             file: file.to_owned(),
             line,
@@ -27,7 +27,7 @@ impl InputError {
 
 impl std::fmt::Display for InputError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if let Problem::Script(errors) = &self.problem {
+        if let FileProblem::Script(errors) = &self.problem {
             return f.write_str(errors);
         }
         match self.line {
@@ -41,7 +41,7 @@ impl std::error::Error for InputError {}
 
 /// Fault in a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
+pub enum FileProblem {
     /// A line is neither a section nor a setting.
     #[error("expected `[section]` or `key = value`, found `{0}`")]
     NotIni(String),
@@ -58,8 +58,8 @@ pub enum Problem {
     },
     /// A section is unknown.
     #[error(
-        "there is no section [{}]{}; a platform has [AFE], [SERVER], [HOST] and classes of nodes as [AFE:name]",
-        .0, perhaps(.0, &["AFE", "SERVER", "HOST"])
+        "there is no section [{}]{}; a platform has [AFE], [SERVER], [SERVER_CORES] and classes of nodes as [AFE:name]",
+        .0, perhaps(.0, &["AFE", "SERVER", "SERVER_CORES"])
     )]
     UnknownSection(String),
     /// A setting is unknown.

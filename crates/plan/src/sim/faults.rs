@@ -1,18 +1,18 @@
 //! Faults in a simulation: runs that fail at a rate, and devices that are full.
 
-use super::platform::Node;
-use tidemill_core::random::Source;
+use super::platform::PlatformNode;
+use tidemill_core::random::RandomSource;
 
 /// Constant that separates the random numbers of faults from those of a policy with the same seed.
 const FAULTS: u64 = 0x6661_756c_7473;
 
 /// Decides which runs fail: a given share on average, depending only on the seed.
 #[derive(Debug)]
-pub(super) struct Dice(Source);
+pub(super) struct FailureDice(RandomSource);
 
-impl Dice {
+impl FailureDice {
     pub(super) fn new(seed: u64) -> Self {
-        Self(Source::seeded(seed ^ FAULTS))
+        Self(RandomSource::seeded(seed ^ FAULTS))
     }
 
     /// Returns whether a run on this node fails. No random number is drawn for a node without failures.
@@ -20,7 +20,7 @@ impl Dice {
         clippy::cast_precision_loss,
         reason = "a share of 2^64 is not asked for more exactly"
     )]
-    pub(super) fn fails(&mut self, node: &Node) -> bool {
+    pub(super) fn fails(&mut self, node: &PlatformNode) -> bool {
         let rate = node.failure_rate;
         rate > 0.0 && (self.0.next_u64() as f64) < rate * u64::MAX as f64
     }
@@ -28,13 +28,13 @@ impl Dice {
 
 /// Used space of a node's device, not counting replicas of other nodes' objects.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(super) struct UsedSpace {
     capacity: Option<u64>,
     used: u64,
 }
 
-impl Room {
-    pub(super) fn of(node: &Node) -> Self {
+impl UsedSpace {
+    pub(super) fn of(node: &PlatformNode) -> Self {
         Self {
             capacity: node.capacity,
             used: 0,
@@ -69,11 +69,11 @@ mod tests {
     #[test]
     fn runs_fail_at_their_rate_and_reproducibly_by_seed() {
         let count = |rate, seed| {
-            let node = Node {
+            let node = PlatformNode {
                 failure_rate: rate,
-                ..Node::default()
+                ..PlatformNode::default()
             };
-            let mut dice = Dice::new(seed);
+            let mut dice = FailureDice::new(seed);
             (0..10_000).filter(|_| dice.fails(&node)).count()
         };
         assert_eq!((count(0.0, 1), count(1.0, 1)), (0, 10_000));
@@ -82,15 +82,15 @@ mod tests {
     }
 
     #[test]
-    fn room_refuses_bytes_beyond_capacity() {
-        let mut room = Room::of(&Node {
+    fn space_refuses_bytes_beyond_capacity() {
+        let mut space = UsedSpace::of(&PlatformNode {
             capacity: Some(100),
-            ..Node::default()
+            ..PlatformNode::default()
         });
-        assert!(room.take(60, 0));
-        assert!(!room.take(41, 0) && !room.take(40, 1));
-        assert!(room.take(40, 0));
-        assert_eq!(room.free(5), Some(0));
-        assert!(Room::default().take(u64::MAX, u64::MAX));
+        assert!(space.take(60, 0));
+        assert!(!space.take(41, 0) && !space.take(40, 1));
+        assert!(space.take(40, 0));
+        assert_eq!(space.free(5), Some(0));
+        assert!(UsedSpace::default().take(u64::MAX, u64::MAX));
     }
 }

@@ -1,6 +1,6 @@
 //! Flows of bytes through shared devices and links.
 //!
-//! A flow uses up to four resources at once: a pull uses its source's device and link and its target's link and device; a read or write
+//! A flow uses up to four resources at once: a fetch uses its source's device and link and its target's link and device; a read or write
 //! uses one device. Every resource gives equal shares to all flows that use it, and the rate of a flow is the least of its shares. The
 //! unused part of a share, for a flow that is slower elsewhere, is not given to other flows. So no resource is allocated twice, and a
 //! change at one resource concerns only the flows that use it; with full max-min fairness it would affect the whole cluster.
@@ -8,7 +8,7 @@
 //! All numbers are integers: remaining bytes are kept in billionths, so that rates in bytes per second and times in nanoseconds multiply
 //! exactly.
 
-use super::clock::{Clock, Wake};
+use super::clock::{Clock, PlannedEvent};
 use tidemill_core::time::Time;
 
 const BILLION: u128 = 1_000_000_000;
@@ -25,9 +25,9 @@ pub(super) struct FlowId {
 
 /// All resources and flows of a cluster.
 #[derive(Debug)]
-pub(super) struct Network {
+pub(super) struct FlowNetwork {
     resources: Vec<Resource>,
-    flows: Vec<Flow>,
+    flows: Vec<ResourceFlow>,
     free: Vec<u32>,
 }
 
@@ -39,7 +39,7 @@ struct Resource {
 }
 
 #[derive(Debug)]
-struct Flow {
+struct ResourceFlow {
     use_count: u32,
     /// Label of the flow.
     label: u32,
@@ -57,7 +57,7 @@ struct Flow {
     due: Time,
 }
 
-impl Flow {
+impl ResourceFlow {
     fn crossed(&self) -> &[(u32, u32)] {
         &self.crossed[..self.crossed_count]
     }
@@ -79,7 +79,7 @@ impl Flow {
     }
 }
 
-impl Network {
+impl FlowNetwork {
     /// Returns one resource for each rate in bytes per second, named by its index; `None` has no limit.
     pub(super) fn new(rates: impl Iterator<Item = Option<u64>>) -> Self {
         let resource = |bytes_per_sec| Resource {
@@ -126,7 +126,7 @@ impl Network {
     }
 
     fn slot(&mut self, label: u32, bytes: u64, now: Time) -> u32 {
-        let flow = Flow {
+        let flow = ResourceFlow {
             use_count: 0,
             label,
             rate_max: u64::MAX,
@@ -140,7 +140,7 @@ impl Network {
         if let Some(slot) = self.free.pop() {
             let old = &mut self.flows[slot as usize];
             let use_count = old.use_count.wrapping_add(1);
-            *old = Flow { use_count, ..flow };
+            *old = ResourceFlow { use_count, ..flow };
             return slot;
         }
         self.flows.push(flow);
@@ -157,7 +157,7 @@ impl Network {
         let end = flow.end();
         if end > now {
             flow.due = end;
-            clock.plan(end, Wake::Flow(id));
+            clock.plan(end, PlannedEvent::Flow(id));
             return (None, true);
         }
         let label = flow.label;
@@ -219,7 +219,7 @@ impl Network {
                 slot,
                 use_count: flow.use_count,
             };
-            clock.plan(end, Wake::Flow(id));
+            clock.plan(end, PlannedEvent::Flow(id));
         }
     }
 }
@@ -235,26 +235,26 @@ mod tests {
 
     /// Runs flows with a bound on the rate of each.
     fn run_bounded(rates: &[Option<u64>], flows: &[(u64, u64, &[u32])], rate_max: u64) -> Vec<u64> {
-        let mut network = Network::new(rates.iter().copied());
+        let mut network = FlowNetwork::new(rates.iter().copied());
         let mut clock = Clock::default();
         let mut ends = vec![0; flows.len()];
         for (index, (start, ..)) in (0..).zip(flows) {
-            clock.plan(Time(start * 1_000_000_000), Wake::Step(index));
+            clock.plan(Time(start * 1_000_000_000), PlannedEvent::Step(index));
         }
         while let Some(wake) = clock.next() {
             match wake {
-                Wake::Step(index) => {
+                PlannedEvent::Step(index) => {
                     let (_, bytes, crossed) = flows[index as usize];
                     if !network.start((index, rate_max), bytes, crossed, &mut clock) {
                         ends[index as usize] = clock.now().0 / 1_000_000;
                     }
                 }
-                Wake::Flow(id) => {
+                PlannedEvent::Flow(id) => {
                     if let (Some(label), _) = network.on_due(id, &mut clock) {
                         ends[label as usize] = clock.now().0 / 1_000_000;
                     }
                 }
-                Wake::Mail(_) | Wake::Look | Wake::Up(_) => {}
+                PlannedEvent::Mail(_) | PlannedEvent::Look | PlannedEvent::Up(_) => {}
             }
         }
         assert!(network.resources.iter().all(|one| one.flows.is_empty()));

@@ -1,11 +1,11 @@
 //! Gantt chart of a simulation in SVG: a lane for every core, and a bar for every task on each of its cores, coloured by kernel. The pale
-//! head of a bar is the pulling of inputs, its pale tail the writing of outputs, as the legend shows. Bars show their task's name where it
+//! head of a bar is the fetching of inputs, its pale tail the writing of outputs, as the legend shows. Bars show their task's name where it
 //! is legible, and tooltips contain the details.
 
-use super::report::{Report, TaskReport, time};
+use super::report::{SimulationReport, TaskReport, time};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use tidemill_core::shown::bytes;
+use tidemill_core::display::bytes;
 use tidemill_core::xml::escaped;
 
 /// Maximum number of lanes; the chart shows the number of omitted lanes.
@@ -20,7 +20,7 @@ const COLOURS: [&str; KERNELS_MAX] = [
 ];
 const OTHER_COLOUR: &str = "#8b929b";
 /// Names of the parts of a bar, and their opacity.
-const PULLING: (&str, f64) = ("pulling inputs", 0.35);
+const FETCHING: (&str, f64) = ("fetching inputs", 0.35);
 const RUNNING: (&str, f64) = ("running", 1.0);
 const WRITING: (&str, f64) = ("writing outputs", 0.6);
 const HASHING: (&str, f64) = ("hashing inputs", 0.2);
@@ -36,7 +36,7 @@ const AXIS_HEIGHT: f64 = 36.0;
 const LEGEND_LINE: f64 = 20.0;
 
 /// Cores in the order in which they are drawn.
-struct Lanes {
+struct GanttLanes {
     /// Top of the lane of each (node, core).
     tops: BTreeMap<(u32, u32), f64>,
     /// Node, top and bottom of each block of lanes.
@@ -48,7 +48,7 @@ struct Lanes {
 
 /// Draws a report.
 #[must_use]
-pub fn svg(report: &Report) -> String {
+pub fn svg(report: &SimulationReport) -> String {
     let lanes = lanes(report);
     let colours = colours(report);
     let legend = legend(&colours);
@@ -88,14 +88,14 @@ pub fn svg(report: &Report) -> String {
     svg
 }
 
-fn lanes(report: &Report) -> Lanes {
+fn lanes(report: &SimulationReport) -> GanttLanes {
     let count: usize = report.nodes.iter().map(|one| one.cores as usize).sum();
     let height = match count.min(LANES_MAX) {
         ..=16 => 20.0,
         17..=40 => 13.0,
         _ => 9.0,
     };
-    let mut lanes = Lanes {
+    let mut lanes = GanttLanes {
         tops: BTreeMap::new(),
         blocks: Vec::new(),
         height,
@@ -121,7 +121,7 @@ fn lanes(report: &Report) -> Lanes {
 }
 
 /// Returns the kernels with the most time, and their colours.
-fn colours(report: &Report) -> Vec<(&str, &'static str)> {
+fn colours(report: &SimulationReport) -> Vec<(&str, &'static str)> {
     let mut times: BTreeMap<&str, u64> = BTreeMap::new();
     for task in &report.tasks {
         *times.entry(&task.kernel).or_default() += task.end_ns - task.start_ns;
@@ -136,23 +136,23 @@ fn colours(report: &Report) -> Vec<(&str, &'static str)> {
     colours
 }
 
-fn heading(svg: &mut String, report: &Report) {
+fn heading(svg: &mut String, report: &SimulationReport) {
     let _ = writeln!(
         svg,
         "<text x=\"24\" y=\"36\" font-size=\"20\" font-weight=\"600\">{}</text>\n\
-         <text x=\"24\" y=\"60\" font-size=\"13\" fill=\"#4a5562\">{} tasks in {} · policy {} · {} moved · write \
+         <text x=\"24\" y=\"60\" font-size=\"13\" fill=\"#4a5562\">{} tasks in {} · policy {} · {} transferred · write \
          amplification {:.2}</text>",
         escaped(&report.workflow),
         report.tasks.len(),
         time(report.makespan_ns),
         escaped(&report.policy),
-        bytes(report.moved_bytes),
+        bytes(report.transferred_bytes),
         report.write_amplification
     );
 }
 
 /// Draws lines of time and the background of the lanes.
-fn axis(svg: &mut String, report: &Report, lanes: &Lanes) {
+fn axis(svg: &mut String, report: &SimulationReport, lanes: &GanttLanes) {
     for &top in lanes.tops.values() {
         let _ = writeln!(
             svg,
@@ -184,12 +184,18 @@ fn axis(svg: &mut String, report: &Report, lanes: &Lanes) {
     }
 }
 
-fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), colour: &str) {
+fn bar(
+    svg: &mut String,
+    report: &SimulationReport,
+    task: &TaskReport,
+    lane: (f64, f64),
+    colour: &str,
+) {
     let (top, height) = lane;
     let written = task.end_ns.saturating_sub(task.hash_ns);
     let write_start = written.saturating_sub(task.write_ns);
     let parts = [
-        (task.start_ns, task.kernel_start_ns, PULLING.1),
+        (task.start_ns, task.kernel_start_ns, FETCHING.1),
         (task.kernel_start_ns, write_start, RUNNING.1),
         (write_start, written, WRITING.1),
         (written, task.end_ns, HASHING.1),
@@ -219,7 +225,7 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
     name(svg, report, task, lane);
     let _ = writeln!(
         svg,
-        "<title>{} ({}) on node {}, {}\n{} to {}: pulled {} in {}, read {}, computed {}, wrote {}, hashed {}</title></g>",
+        "<title>{} ({}) on node {}, {}\n{} to {}: fetched {} in {}, read {}, computed {}, wrote {}, hashed {}</title></g>",
         escaped(&task.name),
         escaped(&task.kernel),
         task.node,
@@ -229,7 +235,7 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
         },
         time(task.start_ns),
         time(task.end_ns),
-        bytes(task.moved_bytes),
+        bytes(task.transferred_bytes),
         time(task.kernel_start_ns - task.start_ns),
         time(task.read_ns),
         time(task.compute_ns),
@@ -240,7 +246,7 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
 
 /// Draws the name of a task on its bar, complete or without its middle, where there is space. The text is dark with a pale outline, which
 /// is legible on every colour and on its pale parts.
-fn name(svg: &mut String, report: &Report, task: &TaskReport, (top, height): (f64, f64)) {
+fn name(svg: &mut String, report: &SimulationReport, task: &TaskReport, (top, height): (f64, f64)) {
     if height < 13.0 {
         return;
     }
@@ -251,12 +257,12 @@ fn name(svg: &mut String, report: &Report, task: &TaskReport, (top, height): (f6
         clippy::cast_sign_loss,
         reason = "how many letters fit on paper"
     )]
-    let room = ((wide - 8.0) / (size * 0.58)).max(0.0) as usize;
+    let space = ((wide - 8.0) / (size * 0.58)).max(0.0) as usize;
     let letters = task.name.chars().count();
-    let shown: String = if letters <= room {
+    let shown: String = if letters <= space {
         task.name.clone()
-    } else if room >= LETTERS_MIN {
-        let (head, tail) = ((room - 1) / 2, room - 1 - (room - 1) / 2);
+    } else if space >= LETTERS_MIN {
+        let (head, tail) = ((space - 1) / 2, space - 1 - (space - 1) / 2);
         let start = task.name.chars().take(head);
         let end = task.name.chars().skip(letters - tail);
         start.chain(['\u{2026}']).chain(end).collect()
@@ -279,7 +285,7 @@ fn legend(colours: &[(&str, &str)]) -> (String, f64) {
         .iter()
         .map(|&(kernel, colour)| (kernel, colour, 1.0));
     let parts =
-        [PULLING, RUNNING, WRITING, HASHING].map(|(part, opacity)| (part, OTHER_COLOUR, opacity));
+        [FETCHING, RUNNING, WRITING, HASHING].map(|(part, opacity)| (part, OTHER_COLOUR, opacity));
     let mut legend = String::new();
     let mut y = 0.0;
     for row in [kernels.collect::<Vec<_>>(), parts.to_vec()] {
@@ -308,7 +314,7 @@ fn legend(colours: &[(&str, &str)]) -> (String, f64) {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a place on paper")]
-fn place(report: &Report, at_ns: u64) -> f64 {
+fn place(report: &SimulationReport, at_ns: u64) -> f64 {
     let whole = report.makespan_ns.max(1) as f64;
     LEFT + (WIDTH - LEFT - RIGHT) * (at_ns as f64 / whole)
 }
@@ -339,18 +345,18 @@ fn tick_label(at_ns: u64, step_ns: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Node, Platform, Simulation, job};
+    use super::super::{Platform, PlatformNode, Simulation, job};
     use super::*;
 
-    fn report(cores: u32) -> Report {
+    fn report(cores: u32) -> SimulationReport {
         let script = r#"name = "a<b"; workdir = "/"; tasks = (
             { name = "one & only"; kernel = "k"; output = [ "x" ]; },
             { name = "two"; kernel = "k2"; input = [ "x" ]; output = [ "y" ]; } );"#;
         let costs = "[kernels]\nk = { time = 1, output = 9 }\nk2 = { time = 1, output = 0 }";
         let workflow = job::parse("j", script, "c", costs).unwrap();
-        let node = Node {
+        let node = PlatformNode {
             cores,
-            ..Node::default()
+            ..PlatformNode::default()
         };
         Simulation::new(&Platform::uniform(2, &node), &workflow)
             .run()
@@ -369,7 +375,7 @@ mod tests {
     #[test]
     fn gantt_legend_explains_pale_parts() {
         let svg = svg(&report(1));
-        for (part, opacity) in [PULLING, RUNNING, WRITING] {
+        for (part, opacity) in [FETCHING, RUNNING, WRITING] {
             assert!(svg.contains(&format!(">{part}</text>")), "{part}: {svg}");
             let swatch = format!("fill=\"{OTHER_COLOUR}\" fill-opacity=\"{opacity}\"");
             assert!(svg.contains(&swatch), "{part}: {svg}");

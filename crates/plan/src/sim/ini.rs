@@ -1,30 +1,30 @@
 //! Parser of INI files that keeps all lines: sections, `key = value`, comments from `#` or `;` to the end of the line, white space anywhere
 //! around. Values have no quotes and no escapes.
 
-use super::error::{InputError, Problem};
+use super::error::{FileProblem, InputError};
 
 /// Section of a file.
 #[derive(Debug)]
-pub(super) struct Section {
+pub(super) struct IniSection {
     /// Name between the brackets.
     pub(super) name: String,
     /// Line of its begin.
     pub(super) line: u32,
     /// Keys in their order, each once.
-    pub(super) keys: Vec<Key>,
+    pub(super) keys: Vec<IniSetting>,
 }
 
 /// Setting `name = value`.
 #[derive(Debug)]
-pub(super) struct Key {
+pub(super) struct IniSetting {
     pub(super) name: String,
     pub(super) value: String,
     pub(super) line: u32,
 }
 
 /// Parses a file's text.
-pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Section>, InputError> {
-    let mut sections: Vec<Section> = Vec::new();
+pub(super) fn parse(file: &str, text: &str) -> Result<Vec<IniSection>, InputError> {
+    let mut sections: Vec<IniSection> = Vec::new();
     for (line, full) in (1..).zip(text.lines()) {
         let error = |problem| InputError::new(file, line, problem);
         let content = full.split(['#', ';']).next().unwrap_or("").trim();
@@ -36,14 +36,14 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Section>, InputError> 
                 .strip_suffix(']')
                 .map(str::trim)
                 .filter(|name| !name.is_empty())
-                .ok_or_else(|| error(Problem::NotIni(content.to_owned())))?;
+                .ok_or_else(|| error(FileProblem::NotIni(content.to_owned())))?;
             if let Some(first) = sections.iter().find(|section| section.name == name) {
-                return Err(error(Problem::Twice {
+                return Err(error(FileProblem::Twice {
                     what: format!("section [{name}]"),
                     first: first.line,
                 }));
             }
-            sections.push(Section {
+            sections.push(IniSection {
                 name: name.to_owned(),
                 line,
                 keys: Vec::new(),
@@ -52,17 +52,17 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Section>, InputError> 
         }
         let (name, value) = content
             .split_once('=')
-            .ok_or_else(|| error(Problem::NotIni(content.to_owned())))?;
-        let key = Key {
+            .ok_or_else(|| error(FileProblem::NotIni(content.to_owned())))?;
+        let key = IniSetting {
             name: name.trim().to_owned(),
             value: value.trim().to_owned(),
             line,
         };
         let section = sections
             .last_mut()
-            .ok_or_else(|| error(Problem::OutsideSection(key.name.clone())))?;
+            .ok_or_else(|| error(FileProblem::OutsideSection(key.name.clone())))?;
         if let Some(first) = section.keys.iter().find(|other| other.name == key.name) {
-            return Err(error(Problem::Twice {
+            return Err(error(FileProblem::Twice {
                 what: format!("`{}`", key.name),
                 first: first.line,
             }));

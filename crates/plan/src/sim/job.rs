@@ -5,34 +5,34 @@
 //! and sizes of outputs by the name of a kernel or task; the costs of a task take precedence over those of its kernel. `docs/planning.md`
 //! describes every key.
 
-use super::error::{InputError, Problem};
-use super::quantity::{self, Kind, whole};
-use super::workflow::{Fault, File, Task, Workflow};
-use crate::misspelt;
+use super::error::{FileProblem, InputError};
+use super::quantity::{self, QuantityKind, whole};
+use super::workflow::{GraphFault, Workflow, WorkflowFile, WorkflowTask};
+use crate::suggestions;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::job::{self, Job, KernelKind, Source};
-use tidemill_core::label::{Kernel, Stack, Stage};
-use tidemill_core::nearest::nearest;
+use tidemill_core::job::{self, InputOrigin, Job, KernelKind};
+use tidemill_core::label::{Kernel, Pipeline, Stage};
 use tidemill_core::script::Position;
+use tidemill_core::similar_names::nearest;
 use tidemill_core::time::Span;
 use toml::Spanned;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Costs {
+struct CostTable {
     #[serde(default)]
     files: BTreeMap<Spanned<String>, Spanned<Amount>>,
     #[serde(default)]
-    kernels: BTreeMap<Spanned<String>, Cost>,
+    kernels: BTreeMap<Spanned<String>, RunCost>,
     #[serde(default)]
-    tasks: BTreeMap<Spanned<String>, Cost>,
+    tasks: BTreeMap<Spanned<String>, RunCost>,
 }
 
 /// Costs and outputs of a run.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Cost {
+struct RunCost {
     /// Time of every run, independent of its input.
     time: Option<Spanned<Amount>>,
     /// Rate at which the kernel processes its input, in bytes per second.
@@ -64,17 +64,17 @@ pub fn parse(
 ) -> Result<Workflow, InputError> {
     let job = Job::parse(script_file, script.as_bytes()).map_err(|errors| {
         // The report names file and line of every error itself.
-        InputError::new(script_file, 0, Problem::Script(errors.to_string()))
+        InputError::new(script_file, 0, FileProblem::Script(errors.to_string()))
     })?;
     let read = toml::from_str(costs).map_err(|error| {
         let line = error.span().map_or(0, |span| line_of(costs, span.start));
         InputError::new(
             costs_file,
             line,
-            Problem::Toml(misspelt::told(error.message())),
+            FileProblem::Toml(suggestions::with_suggestion(error.message())),
         )
     })?;
-    let reader = Reader {
+    let reader = JobReader {
         job: &job,
         costs: read,
         costs_file,
@@ -89,14 +89,14 @@ fn line_of(text: &str, offset: usize) -> u32 {
     u32::try_from(breaks + 1).unwrap_or(u32::MAX)
 }
 
-struct Reader<'a> {
+struct JobReader<'a> {
     job: &'a Job,
-    costs: Costs,
+    costs: CostTable,
     costs_file: &'a str,
     costs_text: &'a str,
 }
 
-impl Reader<'_> {
+impl JobReader<'_> {
     fn workflow(&self) -> Result<Workflow, InputError> {
         self.check_names()?;
         let mut files = BTreeMap::new();
@@ -107,7 +107,7 @@ impl Reader<'_> {
             files: Vec::new(),
         };
         // Dependencies come before their dependents, so that the sizes of inputs are known when the sizes of outputs are computed.
-        let mut tasks: BTreeMap<usize, Task> = BTreeMap::new();
+        let mut tasks: BTreeMap<usize, WorkflowTask> = BTreeMap::new();
         for &index in &self.job.dag.order {
             let task = &self.job.tasks[index];
             let mut inputs = Vec::new();
@@ -124,7 +124,7 @@ impl Reader<'_> {
                 let size = || self.size_of_output(task, output, data_bytes);
                 outputs.push(file(&mut workflow.files, &mut files, &output.path, size)?);
             }
-            let made = Task {
+            let made = WorkflowTask {
                 name: task.name.clone(),
                 kernel,
                 inputs,
@@ -138,7 +138,7 @@ impl Reader<'_> {
             tasks.insert(index, made);
         }
         workflow.tasks = tasks.into_values().collect();
-        workflow.link().map_err(|Fault { task, problem }| {
+        workflow.link().map_err(|GraphFault { task, problem }| {
             self.script_error(self.job.tasks[task].at, problem)
         })?;
         Ok(workflow)
@@ -192,7 +192,7 @@ impl Reader<'_> {
             return Ok(());
         };
         let left = shown.iter().filter(|name| !given.contains_key(**name));
-        let problem = Problem::NotInJob {
+        let problem = FileProblem::NotInJob {
             table,
             what,
             name: name.get_ref().clone(),
@@ -204,9 +204,9 @@ impl Reader<'_> {
 
     fn kernel(
         &self,
-        task: &job::Task,
+        task: &job::ScriptTask,
         inputs: &mut Vec<usize>,
-        files: &mut Vec<File>,
+        files: &mut Vec<WorkflowFile>,
         by_path: &mut BTreeMap<String, usize>,
     ) -> Result<Kernel, InputError> {
         let mut stages = Vec::with_capacity(task.stages.len());
@@ -219,22 +219,22 @@ impl Reader<'_> {
             return self.single(task, &task.kernel, inputs, files, by_path);
         }
         let text = task.kernel.name.clone();
-        Ok(Kernel::Stack(Box::new(Stack { text, stages })))
+        Ok(Kernel::Pipeline(Box::new(Pipeline { text, stages })))
     }
 
     /// The kernel's code counts as a file if the script lists it, the job writes it, or it has a size.
     fn single(
         &self,
-        task: &job::Task,
+        task: &job::ScriptTask,
         kernel: &job::KernelName,
         inputs: &mut Vec<usize>,
-        files: &mut Vec<File>,
+        files: &mut Vec<WorkflowFile>,
         by_path: &mut BTreeMap<String, usize>,
     ) -> Result<Kernel, InputError> {
         let name = kernel.name.clone();
         let kind = kernel.kind;
         let code = kernel.file.as_ref().filter(|code| {
-            let made = matches!(code.source, Source::Task(..));
+            let made = matches!(code.source, InputOrigin::Task(..));
             kind.is_some() || made || self.given(&code.path, &code.name).is_some()
         });
         let Some(code) = code else {
@@ -267,61 +267,82 @@ impl Reader<'_> {
     }
 
     /// Returns a cost of a task, or else of its kernel.
-    fn cost<'a, T>(&'a self, task: &job::Task, get: impl Fn(&'a Cost) -> Option<T>) -> Option<T> {
+    fn cost<'a, T>(
+        &'a self,
+        task: &job::ScriptTask,
+        get: impl Fn(&'a RunCost) -> Option<T>,
+    ) -> Option<T> {
         let own = self.costs.tasks.get(task.name.as_str());
         let kernel = self.costs.kernels.get(task.kernel.name.as_str());
         own.into_iter().chain(kernel).find_map(get)
     }
 
-    fn size_of_input(&self, task: &job::Task, input: &job::Input) -> Result<u64, InputError> {
+    fn size_of_input(
+        &self,
+        task: &job::ScriptTask,
+        input: &job::ScriptInput,
+    ) -> Result<u64, InputError> {
         match self.given(&input.path, &input.name) {
-            Some(size) => Ok(whole(self.amount("a file's size", size, Kind::Size)?)),
+            Some(size) => Ok(whole(self.amount(
+                "a file's size",
+                size,
+                QuantityKind::Size,
+            )?)),
             None => Err(self.no_size(task, &input.path, input.at)),
         }
     }
 
     fn size_of_output(
         &self,
-        task: &job::Task,
-        output: &job::Output,
+        task: &job::ScriptTask,
+        output: &job::ScriptOutput,
         data_bytes: u64,
     ) -> Result<u64, InputError> {
         if let Some(size) = self.given(&output.path, &output.name) {
-            return Ok(whole(self.amount("a file's size", size, Kind::Size)?));
+            return Ok(whole(self.amount(
+                "a file's size",
+                size,
+                QuantityKind::Size,
+            )?));
         }
         if let Some(size) = self.cost(task, |cost| cost.output.as_ref()) {
-            return Ok(whole(self.amount("output", size, Kind::Size)?));
+            return Ok(whole(self.amount("output", size, QuantityKind::Size)?));
         }
         let Some(ratio) = self.cost(task, |cost| cost.ratio.as_ref()) else {
             return Err(self.no_size(task, &output.path, output.at));
         };
-        let ratio = self.amount("ratio", ratio, Kind::Factor)?;
+        let ratio = self.amount("ratio", ratio, QuantityKind::Factor)?;
         Ok(whole(ratio * float(data_bytes)) / task.outputs.len().max(1) as u64)
     }
 
-    fn compute(&self, task: &job::Task, data_bytes: u64) -> Result<Span, InputError> {
+    fn compute(&self, task: &job::ScriptTask, data_bytes: u64) -> Result<Span, InputError> {
         let time = self.cost(task, |cost| cost.time.as_ref());
         let rate = self.cost(task, |cost| cost.rate.as_ref());
         if time.is_none() && rate.is_none() {
-            let problem = Problem::NoRunTime(task.name.clone());
+            let problem = FileProblem::NoRunTime(task.name.clone());
             return Err(self.script_error(task.at, problem));
         }
         let mut ns = 0.0;
         if let Some(time) = time {
-            ns += self.amount("time", time, Kind::Duration)?;
+            ns += self.amount("time", time, QuantityKind::Duration)?;
         }
         if let Some(rate) = rate {
-            let per_s = self.amount("rate", rate, Kind::Bandwidth)?;
+            let per_s = self.amount("rate", rate, QuantityKind::Bandwidth)?;
             if per_s <= 0.0 {
                 let what = "rate".to_owned();
-                return Err(self.costs_error(rate, Problem::Zero { what }));
+                return Err(self.costs_error(rate, FileProblem::Zero { what }));
             }
             ns += float(data_bytes) / per_s * 1e9;
         }
         Ok(Span(whole(ns)))
     }
 
-    fn amount(&self, what: &str, amount: &Spanned<Amount>, kind: Kind) -> Result<f64, InputError> {
+    fn amount(
+        &self,
+        what: &str,
+        amount: &Spanned<Amount>,
+        kind: QuantityKind,
+    ) -> Result<f64, InputError> {
         let text = match amount.get_ref() {
             Amount::Integer(number) => number.to_string(),
             Amount::Float(number) => number.to_string(),
@@ -330,16 +351,16 @@ impl Reader<'_> {
         quantity::read(what, &text, kind).map_err(|problem| self.costs_error(amount, problem))
     }
 
-    fn no_size(&self, task: &job::Task, path: &str, at: Position) -> InputError {
+    fn no_size(&self, task: &job::ScriptTask, path: &str, at: Position) -> InputError {
         let (task, file) = (task.name.clone(), path.to_owned());
-        self.script_error(at, Problem::NoSize { task, file })
+        self.script_error(at, FileProblem::NoSize { task, file })
     }
 
-    fn script_error(&self, at: Position, problem: Problem) -> InputError {
+    fn script_error(&self, at: Position, problem: FileProblem) -> InputError {
         InputError::new(&self.job.file, at.line, problem)
     }
 
-    fn costs_error(&self, at: &Spanned<Amount>, problem: Problem) -> InputError {
+    fn costs_error(&self, at: &Spanned<Amount>, problem: FileProblem) -> InputError {
         let line = line_of(self.costs_text, at.span().start);
         InputError::new(self.costs_file, line, problem)
     }
@@ -347,7 +368,7 @@ impl Reader<'_> {
 
 /// Returns the index of a file, and adds the file with `size` if it is new.
 fn file(
-    files: &mut Vec<File>,
+    files: &mut Vec<WorkflowFile>,
     by_path: &mut BTreeMap<String, usize>,
     path: &str,
     size: impl FnOnce() -> Result<u64, InputError>,
@@ -355,7 +376,7 @@ fn file(
     if let Some(&known) = by_path.get(path) {
         return Ok(known);
     }
-    files.push(File {
+    files.push(WorkflowFile {
         name: path.to_owned(),
         size: size()?,
         maker: None,
@@ -366,7 +387,7 @@ fn file(
     Ok(files.len() - 1)
 }
 
-fn bytes(files: &[File], given: &[job::Input], inputs: &[usize]) -> u64 {
+fn bytes(files: &[WorkflowFile], given: &[job::ScriptInput], inputs: &[usize]) -> u64 {
     let read = given.iter().zip(inputs);
     let sizes = read.map(|(given, &input)| given.selection.bytes_of(files[input].size));
     sizes.fold(0, u64::saturating_add)

@@ -1,16 +1,16 @@
 //! JSON files with the line of every part of a list, for errors that are only found after the whole file is parsed.
 
-use super::error::{InputError, Problem};
-use crate::misspelt;
+use super::error::{FileProblem, InputError};
+use crate::suggestions;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
-use tidemill_core::nearest::nearest;
+use tidemill_core::similar_names::nearest;
 
 /// Keys of an object in a format that allows additional keys.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Keys {
+pub(super) struct JsonKeys {
     /// Name of the object, with its article.
     pub(super) place: &'static str,
     /// Keys that are read.
@@ -20,12 +20,12 @@ pub(super) struct Keys {
 }
 
 /// Reader that knows the lines of the parts of a text.
-pub(super) struct Reader<'a> {
+pub(super) struct JsonReader<'a> {
     pub(super) file: &'a str,
     pub(super) text: &'a str,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JsonReader<'a> {
     /// Returns the line, from 1, on which a part of the text begins.
     pub(super) fn line(&self, part: &RawValue) -> u32 {
         let offset = (part.get().as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize);
@@ -34,7 +34,7 @@ impl<'a> Reader<'a> {
         u32::try_from(breaks + 1).unwrap_or(u32::MAX)
     }
 
-    pub(super) fn error(&self, line: u32, problem: Problem) -> InputError {
+    pub(super) fn error(&self, line: u32, problem: FileProblem) -> InputError {
         InputError::new(self.file, line, problem)
     }
 
@@ -43,11 +43,14 @@ impl<'a> Reader<'a> {
         let line = u32::try_from(error.line()).unwrap_or(u32::MAX);
         let full = error.to_string();
         let text = full.split(" at line ").next().unwrap_or(&full);
-        self.error(lines + line, Problem::Json(misspelt::told(text)))
+        self.error(
+            lines + line,
+            FileProblem::Json(suggestions::with_suggestion(text)),
+        )
     }
 
     /// Refuses an unknown key if it resembles a known key that is missing. Extensions of a format are ignored.
-    pub(super) fn check_keys(&self, part: &RawValue, keys: Keys) -> Result<(), InputError> {
+    pub(super) fn check_keys(&self, part: &RawValue, keys: JsonKeys) -> Result<(), InputError> {
         let Ok(given) = serde_json::from_str::<BTreeMap<String, IgnoredAny>>(part.get()) else {
             // The part is no valid object: its reader reports this.
             return Ok(());
@@ -62,7 +65,7 @@ impl<'a> Reader<'a> {
             let before = part.get().split(&format!("\"{key}\"")).next().unwrap_or("");
             let breaks = before.bytes().filter(|&byte| byte == b'\n').count();
             let line = self.line(part) + u32::try_from(breaks).unwrap_or(u32::MAX);
-            let problem = Problem::Misspelt {
+            let problem = FileProblem::Misspelt {
                 place: keys.place,
                 key: key.clone(),
                 meant,
@@ -81,7 +84,7 @@ impl<'a> Reader<'a> {
     pub(super) fn list<T: Deserialize<'a>>(
         &self,
         parts: &[&'a RawValue],
-        keys: Keys,
+        keys: JsonKeys,
     ) -> Result<Vec<(u32, T)>, InputError> {
         let mut line = 1;
         let mut seen = self.text.as_ptr() as usize;

@@ -1,7 +1,7 @@
 //! The simulator: runs jobs on a cluster under a virtual clock, with the dispatcher of a running cluster.
 //!
 //! [`Platform`] is the cluster, and [`Workflow`] is the job with run times and sizes; [`Simulation`] runs the job on the cluster and returns a
-//! [`Report`]. The dispatcher, its policies and the ledger of free resources are those of `tidemill_core`: this module only carries out
+//! [`SimulationReport`]. The dispatcher, its policies and the ledger of free resources are those of `tidemill_core`: this module only carries out
 //! their decisions in virtual time. `docs/planning.md` is the user's page, and describes the model.
 //!
 //! ```
@@ -27,7 +27,7 @@
 //!     .placement(Placement::RoundRobin)
 //!     .run()?;
 //! assert_eq!(report.tasks.len(), 2);
-//! assert_eq!(report.moved_bytes, 0);
+//! assert_eq!(report.transferred_bytes, 0);
 //! println!("{}", report.text());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -54,9 +54,9 @@ pub mod trace;
 pub mod wfformat;
 mod workflow;
 
-pub use error::{InputError, Problem, SimError};
-pub use platform::{CORES_MAX, LINK_ASSUMED_BYTES_PER_SEC, NODES_MAX, Node, Platform};
-pub use report::{EventCounts, NodeReport, Report, TaskReport};
+pub use error::{FileProblem, InputError, SimError};
+pub use platform::{CORES_MAX, LINK_ASSUMED_BYTES_PER_SEC, NODES_MAX, Platform, PlatformNode};
+pub use report::{EventCounts, NodeReport, SimulationReport, TaskReport};
 pub use simulation::{Allocation, Placement, Simulation};
-pub use source::{Source, source};
-pub use workflow::{File, Reused, StripedFile, Task, Workflow};
+pub use source::{SourceKind, source};
+pub use workflow::{Reused, StripedFile, Workflow, WorkflowFile, WorkflowTask};

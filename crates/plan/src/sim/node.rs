@@ -1,40 +1,40 @@
-//! One node in virtual time: its labels, its cores and resources, and the objects that it pulled.
+//! One node in virtual time: its labels, its cores and resources, and the objects that it fetched.
 //!
 //! It behaves like `tidemill-node` and uses the same ledger of free resources. Labels run first come, first served, but none before the
-//! labels that it follows, and none before all its needs are free. A label holds its resources from its first pull to its last write.
-//! Pulled objects are shared while they are in use and are kept up to a bound, and the oldest is dropped first.
+//! labels that it follows, and none before all its needs are free. A label holds its resources from its first fetch to its last write.
+//! Fetched objects are shared while they are in use and are kept up to a bound, and the oldest is dropped first.
 
-use super::faults::Room;
-use super::platform::Node;
+use super::faults::UsedSpace;
+use super::platform::PlatformNode;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tidemill_core::id::ObjectId;
-use tidemill_core::resources::{Ledger, Needs, first_to_start};
+use tidemill_core::resources::{Needs, ResourceLedger, first_to_start};
 
 /// State of a node. Labels are named by their index in the engine.
 #[derive(Debug)]
 pub(super) struct Station {
-    ledger: Ledger,
+    ledger: ResourceLedger,
     /// Labels that may run, and the number of those that need no core.
     ready: BTreeSet<u32>,
     light: usize,
     /// Free cores, by their numbers.
     free: BTreeSet<u32>,
-    pub(super) pulled: Pulled,
-    pub(super) room: Room,
+    pub(super) input_cache: InputCache,
+    pub(super) space: UsedSpace,
 }
 
 impl Station {
-    pub(super) fn new(node: &Node) -> Self {
+    pub(super) fn new(node: &PlatformNode) -> Self {
         Self {
-            ledger: Ledger::new(node.offers()),
+            ledger: ResourceLedger::new(node.offers()),
             ready: BTreeSet::new(),
             light: 0,
             free: (0..node.cores.max(1)).collect(),
-            pulled: Pulled {
-                bytes_max: node.pulled_bytes_max,
-                ..Pulled::default()
+            input_cache: InputCache {
+                bytes_max: node.input_cache_bytes_max,
+                ..InputCache::default()
             },
-            room: Room::of(node),
+            space: UsedSpace::of(node),
         }
     }
 
@@ -65,7 +65,7 @@ impl Station {
 
     /// Returns the free space of its device; `None` if there is no bound.
     pub(super) fn free(&self) -> Option<u64> {
-        self.room.free(self.pulled.bytes)
+        self.space.free(self.input_cache.bytes)
     }
 
     /// Ends a label that used these cores.
@@ -77,11 +77,11 @@ impl Station {
 
 /// Objects of other nodes.
 #[derive(Debug, Default)]
-pub(super) struct Pulled {
+pub(super) struct InputCache {
     bytes_max: u64,
-    /// Size of all objects that were pulled or are being pulled, in bytes.
+    /// Size of all objects that were fetched or are being fetched, in bytes.
     bytes: u64,
-    slots: HashMap<ObjectId, Slot>,
+    slots: HashMap<ObjectId, ObjectSlot>,
     /// Objects that no label uses, the least recently used first.
     idle: BTreeMap<u64, ObjectId>,
     idle_bytes: u64,
@@ -89,7 +89,7 @@ pub(super) struct Pulled {
 }
 
 #[derive(Debug)]
-struct Slot {
+struct ObjectSlot {
     size: u64,
     users: u32,
     here: bool,
@@ -101,19 +101,19 @@ struct Slot {
 
 /// State of a requested object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Share {
+pub(super) enum ObjectState {
     /// The object is on the node and stays until the label returns it.
     Here,
-    /// Another label pulls the object; this label is woken afterwards.
+    /// Another label fetches the object; this label is woken afterwards.
     Waits,
-    /// This label has to pull the object.
-    Pull,
+    /// This label has to fetch the object.
+    Fetch,
 }
 
-impl Pulled {
-    /// Adds an object that was pulled before and that no label uses.
+impl InputCache {
+    /// Adds an object that was fetched before and that no label uses.
     pub(super) fn keep(&mut self, object: ObjectId, size: u64) {
-        let slot = Slot {
+        let slot = ObjectSlot {
             size,
             users: 1,
             here: true,
@@ -125,20 +125,20 @@ impl Pulled {
         self.give_back(object);
     }
 
-    /// Returns the size of all objects that were pulled or are being pulled, in bytes.
+    /// Returns the size of all objects that were fetched or are being fetched, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns whether the object was pulled or is being pulled.
+    /// Returns whether the object was fetched or is being fetched.
     pub(super) fn has(&self, object: ObjectId) -> bool {
         self.slots.contains_key(&object)
     }
 
     /// Requests an object. A label that waited requests it again.
-    pub(super) fn share(&mut self, object: ObjectId, size: u64, label: u32) -> Share {
+    pub(super) fn share(&mut self, object: ObjectId, size: u64, label: u32) -> ObjectState {
         let Some(slot) = self.slots.get_mut(&object) else {
-            let slot = Slot {
+            let slot = ObjectSlot {
                 size,
                 users: 1,
                 here: false,
@@ -147,21 +147,21 @@ impl Pulled {
             };
             self.bytes += size;
             self.slots.insert(object, slot);
-            return Share::Pull;
+            return ObjectState::Fetch;
         };
         if !slot.here {
             slot.waiting.push(label);
-            return Share::Waits;
+            return ObjectState::Waits;
         }
         if slot.users == 0 {
             self.idle.remove(&slot.idle);
             self.idle_bytes -= slot.size;
         }
         slot.users += 1;
-        Share::Here
+        ObjectState::Here
     }
 
-    /// Records the end of a pull. Returns the labels that waited for it.
+    /// Records the end of a fetch. Returns the labels that waited for it.
     pub(super) fn arrived(&mut self, object: ObjectId) -> Vec<u32> {
         let Some(slot) = self.slots.get_mut(&object) else {
             return Vec::new();
@@ -200,9 +200,9 @@ mod tests {
 
     #[test]
     fn station_gives_labels_free_cores_and_waits_for_enough() {
-        let node = Node {
+        let node = PlatformNode {
             cores: 2,
-            ..Node::default()
+            ..PlatformNode::default()
         };
         let mut station = Station::new(&node);
         let cores = |cores| Needs {
@@ -230,24 +230,24 @@ mod tests {
     }
 
     #[test]
-    fn pulled_object_is_shared_and_kept_until_evicted_by_limit() {
-        let mut pulled = Pulled {
+    fn fetched_object_is_shared_and_kept_until_evicted_by_limit() {
+        let mut input_cache = InputCache {
             bytes_max: 10,
-            ..Pulled::default()
+            ..InputCache::default()
         };
         let (one, other) = (ObjectId(1), ObjectId(2));
-        assert_eq!(pulled.share(one, 6, 7), Share::Pull);
-        assert_eq!(pulled.share(one, 6, 8), Share::Waits);
-        assert_eq!(pulled.arrived(one), [8]);
-        assert_eq!(pulled.share(one, 6, 8), Share::Here);
-        pulled.give_back(one);
-        pulled.give_back(one);
-        assert_eq!(pulled.share(one, 6, 9), Share::Here);
-        pulled.give_back(one);
-        assert_eq!(pulled.share(other, 5, 9), Share::Pull);
-        pulled.arrived(other);
-        pulled.give_back(other);
-        assert_eq!(pulled.share(one, 6, 9), Share::Pull);
-        assert_eq!(pulled.share(other, 5, 9), Share::Here);
+        assert_eq!(input_cache.share(one, 6, 7), ObjectState::Fetch);
+        assert_eq!(input_cache.share(one, 6, 8), ObjectState::Waits);
+        assert_eq!(input_cache.arrived(one), [8]);
+        assert_eq!(input_cache.share(one, 6, 8), ObjectState::Here);
+        input_cache.give_back(one);
+        input_cache.give_back(one);
+        assert_eq!(input_cache.share(one, 6, 9), ObjectState::Here);
+        input_cache.give_back(one);
+        assert_eq!(input_cache.share(other, 5, 9), ObjectState::Fetch);
+        input_cache.arrived(other);
+        input_cache.give_back(other);
+        assert_eq!(input_cache.share(one, 6, 9), ObjectState::Fetch);
+        assert_eq!(input_cache.share(other, 5, 9), ObjectState::Here);
     }
 }

@@ -3,13 +3,13 @@
 //!
 //! The paper's file can be used unchanged. `docs/planning.md` lists every setting.
 
-use super::error::{InputError, Problem};
-use super::ini::{self, Key, Section};
-use super::quantity::{self, Kind, whole};
+use super::error::{FileProblem, InputError};
+use super::ini::{self, IniSection, IniSetting};
+use super::quantity::{self, QuantityKind, whole};
 use crate::units::significant;
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::dispatch::REPLICAS_BYTES_MAX;
-use tidemill_core::elastic::WAKE_UNKNOWN;
+use tidemill_core::elastic::RESUME_UNKNOWN;
 use tidemill_core::event::History;
 use tidemill_core::id::NodeId;
 use tidemill_core::job::{DEFAULT_RETRIES, MAX_RETRIES};
@@ -24,17 +24,17 @@ pub const CORES_MAX: u32 = 65_536;
 /// it has measured one.
 pub const LINK_ASSUMED_BYTES_PER_SEC: u64 = 125_000_000;
 /// Maximum of the time that a node takes to resume, and of the time until it is suspended: 30 days. Messages show it in seconds.
-const SLEEP_MAX: Span = Span::from_secs(30 * 86_400);
-/// Lowest id of the host's node.
-const HOST_ID_MIN: usize = 1000;
+const SUSPEND_MAX: Span = Span::from_secs(30 * 86_400);
+/// Lowest id of the server cores.
+const SERVER_CORES_ID_MIN: usize = 1000;
 
 /// Simulated cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Platform {
     /// Storage nodes; their ids are their indices.
-    pub nodes: Vec<Node>,
-    /// Node of the server's own cores, if it may run tasks.
-    pub host: Option<Node>,
+    pub nodes: Vec<PlatformNode>,
+    /// Node of the server cores, if it may run tasks.
+    pub server_cores: Option<PlatformNode>,
     /// Latency of labels and reports, from the server to a node and from a node to the server.
     pub label_latency: Span,
     /// Time that storing a decision takes before nodes are informed.
@@ -44,15 +44,15 @@ pub struct Platform {
     /// Number of processors of the one machine that all nodes share; `None` if each has its own.
     pub processors: Option<u32>,
     /// Number of storage nodes that are suspended when the job is submitted, counted from the last one.
-    pub asleep: usize,
+    pub suspended: usize,
     /// Idle time after which a node is suspended; `None` if no node is suspended.
     pub suspend_after: Option<Span>,
 }
 
 /// One node.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Node {
-    /// Class of the node: `AFE`, `AFE:name` or `HOST`.
+pub struct PlatformNode {
+    /// Class of the node: `AFE`, `AFE:name` or `SERVER_CORES`.
     pub class: String,
     /// Number of cores.
     pub cores: u32,
@@ -83,8 +83,8 @@ pub struct Node {
     /// Power at full load that a policy assumes, in thousandths of a watt, 0 if no power is configured; `None` for the power with all cores
     /// busy.
     pub watts_milli_assumed: Option<u64>,
-    /// Maximum size of pulled objects that it keeps after their last use, in bytes.
-    pub pulled_bytes_max: u64,
+    /// Maximum size of fetched objects that it keeps after their last use, in bytes.
+    pub input_cache_bytes_max: u64,
     /// Capacity of its device for files, outputs and replicas, in bytes; `None` for no limit.
     pub capacity: Option<u64>,
     /// Share of runs that fail after they have computed, from 0 to 1.
@@ -99,7 +99,7 @@ pub struct Node {
     /// Power when suspended, in watts.
     pub power_suspended_watts: f64,
     /// Time that it takes to resume.
-    pub wake: Span,
+    pub resume: Span,
     /// Run times that are known before the simulation begins, by kernel.
     pub history: BTreeMap<String, History>,
     /// Names of files on other nodes that it has replicas of, oldest first.
@@ -108,7 +108,7 @@ pub struct Node {
     pub last_turn: bool,
 }
 
-impl Default for Node {
+impl Default for PlatformNode {
     /// Returns one core of speed 1 with a device and a link without limits and latencies.
     fn default() -> Self {
         Self {
@@ -127,14 +127,14 @@ impl Default for Node {
             link_assumed: LINK_ASSUMED_BYTES_PER_SEC,
             device_assumed: None,
             watts_milli_assumed: None,
-            pulled_bytes_max: REPLICAS_BYTES_MAX,
+            input_cache_bytes_max: REPLICAS_BYTES_MAX,
             capacity: None,
             failure_rate: 0.0,
             hash_bandwidth: None,
             power_busy_watts: 0.0,
             power_idle_watts: 0.0,
             power_suspended_watts: 0.0,
-            wake: WAKE_UNKNOWN,
+            resume: RESUME_UNKNOWN,
             history: BTreeMap::new(),
             replicas: Vec::new(),
             last_turn: false,
@@ -142,7 +142,7 @@ impl Default for Node {
     }
 }
 
-impl Node {
+impl PlatformNode {
     /// Returns the rate of its device in its status.
     #[must_use]
     pub fn device_bytes_per_sec(&self) -> u64 {
@@ -169,7 +169,7 @@ impl Node {
     }
 }
 
-/// Settings of both nodes and the host's cores.
+/// Settings of both nodes and the server cores.
 const SHARED_KEYS: [&str; 17] = [
     "read_bandwidth",
     "write_bandwidth",
@@ -179,7 +179,7 @@ const SHARED_KEYS: [&str; 17] = [
     "link_bandwidth",
     "link_latency",
     "link_assumed",
-    "pulled",
+    "input_cache",
     "capacity",
     "failure_rate",
     "hash_bandwidth",
@@ -202,32 +202,32 @@ const SERVER_KEYS: [&str; 7] = [
     "commit_latency",
     "retries",
     "processors",
-    "asleep",
+    "suspended",
     "suspend_after",
 ];
 /// Returns the settings of `[AFE]`.
 fn node_keys() -> Vec<&'static str> {
-    let own = ["cores_per_afe", "power_suspended", "wake"];
+    let own = ["cores_per_afe", "power_suspended", "resume"];
     own.into_iter().chain(SHARED_KEYS).collect()
 }
 
-/// Returns the settings of `[HOST]`.
-fn host_keys() -> Vec<&'static str> {
+/// Returns the settings of `[SERVER_CORES]`.
+fn server_cores_keys() -> Vec<&'static str> {
     ["cores"].into_iter().chain(SHARED_KEYS).collect()
 }
 
 impl Platform {
-    /// Returns a platform of equal nodes without a host.
+    /// Returns a platform of equal nodes without server cores.
     #[must_use]
-    pub fn uniform(count: usize, node: &Node) -> Self {
+    pub fn uniform(count: usize, node: &PlatformNode) -> Self {
         Self {
             nodes: vec![node.clone(); count],
-            host: None,
+            server_cores: None,
             label_latency: Span(0),
             commit_latency: Span(0),
             retries: DEFAULT_RETRIES,
             processors: None,
-            asleep: 0,
+            suspended: 0,
             suspend_after: None,
         }
     }
@@ -239,16 +239,16 @@ impl Platform {
     pub fn parse(file: &str, text: &str) -> Result<Self, InputError> {
         let sections = ini::parse(file, text)?;
         for section in &sections {
-            let known = matches!(section.name.as_str(), "AFE" | "SERVER" | "HOST")
+            let known = matches!(section.name.as_str(), "AFE" | "SERVER" | "SERVER_CORES")
                 || class_name(section).is_some();
             if !known {
-                let problem = Problem::UnknownSection(section.name.clone());
+                let problem = FileProblem::UnknownSection(section.name.clone());
                 return Err(InputError::new(file, section.line, problem));
             }
         }
         let find = |name: &str| sections.iter().find(|section| section.name == name);
         let plain = find("AFE").ok_or_else(|| missing(file, 0, "the platform", "[AFE]"))?;
-        let (base, _) = node(file, plain, &Node::default(), &node_keys())?;
+        let (base, _) = node(file, plain, &PlatformNode::default(), &node_keys())?;
         for key in NEEDED_KEYS {
             if !plain.keys.iter().any(|given| given.name == key) {
                 return Err(missing(file, plain.line, "[AFE]", key));
@@ -285,20 +285,29 @@ impl Platform {
         }
         if platform.nodes.is_empty() {
             let line = find("SERVER").map_or(0, |section| section.line);
-            return Err(InputError::new(file, line, Problem::NoNodes));
+            return Err(InputError::new(file, line, FileProblem::NoNodes));
         }
-        platform.check_asleep(file, find("SERVER"))?;
-        if let Some(host) = find("HOST") {
-            let (node, _) = node(file, host, &Node::default(), &host_keys())?;
-            if !host.keys.iter().any(|key| key.name == "cores") {
-                return Err(missing(file, host.line, "[HOST]", "cores"));
+        platform.check_suspended(file, find("SERVER"))?;
+        if let Some(server_cores) = find("SERVER_CORES") {
+            let (node, _) = node(
+                file,
+                server_cores,
+                &PlatformNode::default(),
+                &server_cores_keys(),
+            )?;
+            if !server_cores.keys.iter().any(|key| key.name == "cores") {
+                return Err(missing(file, server_cores.line, "[SERVER_CORES]", "cores"));
             }
-            platform.host = Some(node);
+            platform.server_cores = Some(node);
         }
         Ok(platform)
     }
 
-    fn read_server(&mut self, file: &str, section: &Section) -> Result<Option<usize>, InputError> {
+    fn read_server(
+        &mut self,
+        file: &str,
+        section: &IniSection,
+    ) -> Result<Option<usize>, InputError> {
         let mut count = None;
         for key in &section.keys {
             let at = |problem| InputError::new(file, key.line, problem);
@@ -307,7 +316,7 @@ impl Platform {
                 "processors" => self.processors = Some(cores(key).map_err(at)?),
                 "commit_latency" => self.commit_latency = latency(key).map_err(at)?,
                 "retries" => self.retries = integer(key, MAX_RETRIES).map_err(at)?,
-                "asleep" => self.asleep = number_of_nodes(key).map_err(at)?,
+                "suspended" => self.suspended = number_of_nodes(key).map_err(at)?,
                 "suspend_after" => self.suspend_after = Some(seconds(key).map_err(at)?),
                 "label_latency" => self.label_latency = latency(key).map_err(at)?,
                 _ => return Err(at(unknown(section, key, &SERVER_KEYS))),
@@ -317,13 +326,13 @@ impl Platform {
     }
 
     /// Checks that the number of suspended nodes does not exceed the number of nodes.
-    fn check_asleep(&self, file: &str, server: Option<&Section>) -> Result<(), InputError> {
+    fn check_suspended(&self, file: &str, server: Option<&IniSection>) -> Result<(), InputError> {
         let mut keys = server.iter().flat_map(|section| &section.keys);
-        let key = keys.find(|key| key.name == "asleep");
+        let key = keys.find(|key| key.name == "suspended");
         match key {
-            Some(key) if self.asleep > self.nodes.len() => {
+            Some(key) if self.suspended > self.nodes.len() => {
                 let (what, max) = (key.name.clone(), self.nodes.len() as u64);
-                let problem = Problem::TooMany { what, max };
+                let problem = FileProblem::TooMany { what, max };
                 Err(InputError::new(file, key.line, problem))
             }
             _ => Ok(()),
@@ -332,22 +341,22 @@ impl Platform {
 
     /// Returns the node of an id.
     #[must_use]
-    pub fn node(&self, id: NodeId) -> Option<&Node> {
-        if self.host.is_some() && id == self.host_id() {
-            return self.host.as_ref();
+    pub fn node(&self, id: NodeId) -> Option<&PlatformNode> {
+        if self.server_cores.is_some() && id == self.server_cores_id() {
+            return self.server_cores.as_ref();
         }
         self.nodes.get(usize::try_from(id.0).ok()?)
     }
 
-    /// Returns the id of the host's node: above those of all others, as in a running cluster.
+    /// Returns the id of the server cores: above those of all others, as in a running cluster.
     #[must_use]
-    pub fn host_id(&self) -> NodeId {
-        let id = self.nodes.len().max(HOST_ID_MIN);
+    pub fn server_cores_id(&self) -> NodeId {
+        let id = self.nodes.len().max(SERVER_CORES_ID_MIN);
         NodeId(u32::try_from(id).unwrap_or(u32::MAX))
     }
 }
 
-fn class_name(section: &Section) -> Option<&str> {
+fn class_name(section: &IniSection) -> Option<&str> {
     section
         .name
         .strip_prefix("AFE:")
@@ -358,11 +367,11 @@ fn class_name(section: &Section) -> Option<&str> {
 /// Returns a node with the settings of a section, based on `base`, and the number of such nodes if the section sets one.
 fn node(
     file: &str,
-    section: &Section,
-    base: &Node,
+    section: &IniSection,
+    base: &PlatformNode,
     known: &[&'static str],
-) -> Result<(Node, Option<usize>), InputError> {
-    let mut node = Node {
+) -> Result<(PlatformNode, Option<usize>), InputError> {
+    let mut node = PlatformNode {
         class: section.name.clone(),
         ..base.clone()
     };
@@ -377,7 +386,7 @@ fn node(
         match key.name.as_str() {
             "number_afes" => number_of_nodes(key).map(|number| count = Some(number)),
             "cores_per_afe" | "cores" => cores(key).map(|cores| node.cores = cores),
-            "core_speed" => quantity::positive(&key.name, &key.value, Kind::Factor)
+            "core_speed" => quantity::positive(&key.name, &key.value, QuantityKind::Factor)
                 .map(|speed| node.core_speed = speed),
             "read_bandwidth" => bandwidth(key).map(|rate| node.read_bandwidth = rate),
             "write_bandwidth" => bandwidth(key).map(|rate| node.write_bandwidth = rate),
@@ -386,23 +395,23 @@ fn node(
             "read_latency" => set(&mut node.read_latency),
             "write_latency" => set(&mut node.write_latency),
             "link_latency" => set(&mut node.link_latency),
-            "pulled" => quantity::read(&key.name, &key.value, Kind::Size)
-                .map(|bytes| node.pulled_bytes_max = whole(bytes)),
-            "capacity" => quantity::read(&key.name, &key.value, Kind::Size)
+            "input_cache" => quantity::read(&key.name, &key.value, QuantityKind::Size)
+                .map(|bytes| node.input_cache_bytes_max = whole(bytes)),
+            "capacity" => quantity::read(&key.name, &key.value, QuantityKind::Size)
                 .map(|bytes| node.capacity = Some(whole(bytes))),
             "failure_rate" => share(key).map(|rate| node.failure_rate = rate),
             "hash_bandwidth" => bandwidth(key).map(|rate| node.hash_bandwidth = rate),
-            "memory" => quantity::positive(&key.name, &key.value, Kind::Size)
+            "memory" => quantity::positive(&key.name, &key.value, QuantityKind::Size)
                 .map(|bytes| node.memory_bytes = Some(whole(bytes))),
             "resources" => resources::parse(&key.value)
                 .map(|named| node.resources = named)
-                .map_err(Problem::Resources),
+                .map_err(FileProblem::Resources),
             "programs" => {
                 node.programs = Some(words(&key.value));
                 Ok(())
             }
             "power_suspended" => watts(key).map(|power| node.power_suspended_watts = power),
-            "wake" => seconds(key).map(|span| node.wake = span),
+            "resume" => seconds(key).map(|span| node.resume = span),
             "power_busy" => watts(key).map(|power| node.power_busy_watts = power),
             _ => watts(key).map(|power| node.power_idle_watts = power),
         }
@@ -422,14 +431,14 @@ fn node(
 
 /// Checks that idle power does not exceed busy power. The error is reported at one of the two settings; a class may inherit the other one
 /// from [AFE].
-fn check_powers(file: &str, section: &Section, node: &Node) -> Result<(), InputError> {
+fn check_powers(file: &str, section: &IniSection, node: &PlatformNode) -> Result<(), InputError> {
     if node.power_idle_watts <= node.power_busy_watts {
         return Ok(());
     }
     let powers = ["power_idle", "power_busy"];
     let mut keys = section.keys.iter();
     let line = keys.find(|key| powers.contains(&key.name.as_str()));
-    let problem = Problem::IdleAboveBusy {
+    let problem = FileProblem::IdleAboveBusy {
         place: format!("[{}]", section.name),
         idle: significant(node.power_idle_watts),
         busy: significant(node.power_busy_watts),
@@ -439,15 +448,15 @@ fn check_powers(file: &str, section: &Section, node: &Node) -> Result<(), InputE
 }
 
 fn missing(file: &str, line: u32, place: &str, key: &str) -> InputError {
-    let problem = Problem::Missing {
+    let problem = FileProblem::Missing {
         place: place.to_owned(),
         key: key.to_owned(),
     };
     InputError::new(file, line, problem)
 }
 
-fn unknown(section: &Section, key: &Key, known: &[&'static str]) -> Problem {
-    Problem::UnknownKey {
+fn unknown(section: &IniSection, key: &IniSetting, known: &[&'static str]) -> FileProblem {
+    FileProblem::UnknownKey {
         place: format!("[{}]", section.name),
         key: key.name.clone(),
         known: known.to_vec(),
@@ -455,11 +464,11 @@ fn unknown(section: &Section, key: &Key, known: &[&'static str]) -> Problem {
 }
 
 /// Parses `unlimited` or bytes per second.
-fn bandwidth(key: &Key) -> Result<Option<u64>, Problem> {
+fn bandwidth(key: &IniSetting) -> Result<Option<u64>, FileProblem> {
     if key.value == "unlimited" {
         return Ok(None);
     }
-    let rate = quantity::positive(&key.name, &key.value, Kind::Bandwidth)?;
+    let rate = quantity::positive(&key.name, &key.value, QuantityKind::Bandwidth)?;
     Ok(Some(whole(rate).max(1)))
 }
 
@@ -470,59 +479,60 @@ fn words(text: &str) -> BTreeSet<String> {
     words.map(str::to_owned).collect()
 }
 
-fn latency(key: &Key) -> Result<Span, Problem> {
-    quantity::read(&key.name, &key.value, Kind::Latency).map(|ns| Span(whole(ns)))
+fn latency(key: &IniSetting) -> Result<Span, FileProblem> {
+    quantity::read(&key.name, &key.value, QuantityKind::Latency).map(|ns| Span(whole(ns)))
 }
 
-fn seconds(key: &Key) -> Result<Span, Problem> {
-    let span = quantity::read(&key.name, &key.value, Kind::Duration).map(|ns| Span(whole(ns)))?;
-    if span > SLEEP_MAX {
+fn seconds(key: &IniSetting) -> Result<Span, FileProblem> {
+    let span =
+        quantity::read(&key.name, &key.value, QuantityKind::Duration).map(|ns| Span(whole(ns)))?;
+    if span > SUSPEND_MAX {
         let what = key.name.clone();
-        let max = SLEEP_MAX.0 / 1_000_000_000;
-        return Err(Problem::TooMany { what, max });
+        let max = SUSPEND_MAX.0 / 1_000_000_000;
+        return Err(FileProblem::TooMany { what, max });
     }
     Ok(span)
 }
 
 /// Parses a share from 0 to 1.
-fn share(key: &Key) -> Result<f64, Problem> {
-    let rate = quantity::read(&key.name, &key.value, Kind::Factor)?;
+fn share(key: &IniSetting) -> Result<f64, FileProblem> {
+    let rate = quantity::read(&key.name, &key.value, QuantityKind::Factor)?;
     if rate > 1.0 {
         let what = key.name.clone();
-        return Err(Problem::TooMany { what, max: 1 });
+        return Err(FileProblem::TooMany { what, max: 1 });
     }
     Ok(rate)
 }
 
-fn watts(key: &Key) -> Result<f64, Problem> {
-    quantity::read(&key.name, &key.value, Kind::Power)
+fn watts(key: &IniSetting) -> Result<f64, FileProblem> {
+    quantity::read(&key.name, &key.value, QuantityKind::Power)
 }
 
-fn cores(key: &Key) -> Result<u32, Problem> {
+fn cores(key: &IniSetting) -> Result<u32, FileProblem> {
     match integer(key, CORES_MAX)? {
-        0 => Err(Problem::Zero {
+        0 => Err(FileProblem::Zero {
             what: key.name.clone(),
         }),
         cores => Ok(cores),
     }
 }
 
-fn number_of_nodes(key: &Key) -> Result<usize, Problem> {
+fn number_of_nodes(key: &IniSetting) -> Result<usize, FileProblem> {
     integer(key, NODES_MAX).map(|count| usize::try_from(count).unwrap_or(usize::MAX))
 }
 
-fn integer(key: &Key, max: u32) -> Result<u32, Problem> {
+fn integer(key: &IniSetting, max: u32) -> Result<u32, FileProblem> {
     let what = || key.name.clone();
-    let number: i64 = key.value.parse().map_err(|_| Problem::Number {
+    let number: i64 = key.value.parse().map_err(|_| FileProblem::Number {
         what: what(),
         text: key.value.clone(),
     })?;
     if number < 0 {
         let text = key.value.clone();
-        return Err(Problem::Negative { what: what(), text });
+        return Err(FileProblem::Negative { what: what(), text });
     }
     let number = u32::try_from(number).ok().filter(|&number| number <= max);
-    number.ok_or_else(|| Problem::TooMany {
+    number.ok_or_else(|| FileProblem::TooMany {
         what: what(),
         max: max.into(),
     })
@@ -550,13 +560,13 @@ number_afes       = 4      # AFEs in cluster
     #[test]
     fn platform_parses_figure_9_of_the_paper() {
         let platform = Platform::parse("a.ini", FIG_9).unwrap();
-        let afe = Node {
+        let afe = PlatformNode {
             cores: 4,
             read_bandwidth: Some(550_000_000),
             write_bandwidth: Some(450_000_000),
             read_latency: Span::from_millis(15),
             write_latency: Span::from_millis(15),
-            ..Node::default()
+            ..PlatformNode::default()
         };
         assert_eq!(platform, Platform::uniform(4, &afe));
     }
@@ -569,7 +579,7 @@ number_afes       = 4      # AFEs in cluster
              [AFE:fast]\n number_afes = 2\n core_speed = 2.5\n read_bandwidth = unlimited\n
              link_bandwidth = 1 GB/s\n power_busy = 10 W\n capacity = 2 GB\n failure_rate = 0.01\n
              hash_bandwidth = 2 GB/s\n
-             [HOST]\n cores = 8\n link_assumed = 2 GB/s\n"
+             [SERVER_CORES]\n cores = 8\n link_assumed = 2 GB/s\n"
         );
         let platform = Platform::parse("a.ini", &text).unwrap();
         let [.., plain, fast, _] = &platform.nodes[..] else {
@@ -592,8 +602,11 @@ number_afes       = 4      # AFEs in cluster
         assert_eq!((fast.capacity, plain.capacity), (Some(2_000_000_000), None));
         assert_eq!(fast.hash_bandwidth, Some(2_000_000_000));
         assert!((fast.failure_rate - 0.01).abs() < 1e-12);
-        let host = platform.node(NodeId(1000)).unwrap();
-        assert_eq!((host.cores, host.link_assumed), (8, 2_000_000_000));
+        let server_cores = platform.node(NodeId(1000)).unwrap();
+        assert_eq!(
+            (server_cores.cores, server_cores.link_assumed),
+            (8, 2_000_000_000)
+        );
         assert_eq!(platform.node(NodeId(6)), None);
     }
 
@@ -703,12 +716,12 @@ number_afes       = 4      # AFEs in cluster
                 "a.ini:10: [AFE:x] needs `number_afes`",
             ),
             (
-                error(&format!("{FIG_9}[HOST]\n")),
-                "a.ini:10: [HOST] needs `cores`",
+                error(&format!("{FIG_9}[SERVER_CORES]\n")),
+                "a.ini:10: [SERVER_CORES] needs `cores`",
             ),
             (
-                error(&format!("{FIG_9}[HOST]\ncore = 2\n")),
-                "a.ini:11: [HOST] has no setting `core`; did you mean `cores`?",
+                error(&format!("{FIG_9}[SERVER_CORES]\ncore = 2\n")),
+                "a.ini:11: [SERVER_CORES] has no setting `core`; did you mean `cores`?",
             ),
             (
                 error(&FIG_9[..FIG_9.find("[SERVER]").unwrap()]),

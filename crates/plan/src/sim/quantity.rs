@@ -2,13 +2,13 @@
 //!
 //! Units of bytes, rates and powers are those of [`crate::units`].
 
-use super::error::Problem;
+use super::error::FileProblem;
 use crate::units::{Bytes, BytesPerSecond, Quantity, Unit, Watts};
 use tidemill_core::time::Span;
 
 /// Kind of a number, which determines its possible units and its default unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum QuantityKind {
     /// Bytes per second; MB/s without a unit.
     Bandwidth,
     /// Milliseconds without a unit, as in the paper's platform files.
@@ -23,7 +23,7 @@ pub(super) enum Kind {
     Factor,
 }
 
-impl Kind {
+impl QuantityKind {
     /// Returns the default unit.
     fn usual(self) -> &'static str {
         match self {
@@ -62,7 +62,7 @@ impl Kind {
 const MAX: f64 = 9.2e18;
 
 /// Parses a number with a unit into the base unit of its kind. `what` is the name used in errors.
-pub(super) fn read(what: &str, text: &str, kind: Kind) -> Result<f64, Problem> {
+pub(super) fn read(what: &str, text: &str, kind: QuantityKind) -> Result<f64, FileProblem> {
     let text = text.trim();
     let end = text
         .find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-' | '+' | '_')))
@@ -73,7 +73,7 @@ pub(super) fn read(what: &str, text: &str, kind: Kind) -> Result<f64, Problem> {
     let number: f64 = number
         .replace('_', "")
         .parse()
-        .map_err(|_| Problem::Number {
+        .map_err(|_| FileProblem::Number {
             what: what.to_owned(),
             text: text.to_owned(),
         })?;
@@ -81,20 +81,20 @@ pub(super) fn read(what: &str, text: &str, kind: Kind) -> Result<f64, Problem> {
     let units = kind.units();
     let wanted = if unit.is_empty() { kind.usual() } else { unit };
     let known = units.iter().find(|(name, _)| *name == wanted);
-    let (_, factor) = known.ok_or_else(|| Problem::Unit {
+    let (_, factor) = known.ok_or_else(|| FileProblem::Unit {
         what: what.to_owned(),
         unit: unit.to_owned(),
         known: units.iter().map(|(name, _)| *name).collect(),
     })?;
     let value = number * factor;
     if value < 0.0 {
-        return Err(Problem::Negative {
+        return Err(FileProblem::Negative {
             what: what.to_owned(),
             text: text.to_owned(),
         });
     }
     if !value.is_finite() || value > MAX {
-        return Err(Problem::Number {
+        return Err(FileProblem::Number {
             what: what.to_owned(),
             text: text.to_owned(),
         });
@@ -118,12 +118,12 @@ fn exponent_end(text: &str, end: usize) -> usize {
 }
 
 /// Parses a number that must not be zero.
-pub(super) fn positive(what: &str, text: &str, kind: Kind) -> Result<f64, Problem> {
+pub(super) fn positive(what: &str, text: &str, kind: QuantityKind) -> Result<f64, FileProblem> {
     let value = read(what, text, kind)?;
     if value > 0.0 {
         Ok(value)
     } else {
-        Err(Problem::Zero {
+        Err(FileProblem::Zero {
             what: what.to_owned(),
         })
     }
@@ -149,23 +149,29 @@ pub(super) fn seconds(seconds: f64) -> Option<Span> {
 mod tests {
     use super::*;
 
-    fn value(text: &str, kind: Kind) -> Option<u64> {
+    fn value(text: &str, kind: QuantityKind) -> Option<u64> {
         read("x", text, kind).ok().map(whole)
     }
 
     #[test]
     fn quantity_has_unit_of_its_kind_unless_given() {
-        assert_eq!(value("550", Kind::Bandwidth), Some(550_000_000));
-        assert_eq!(value("1.5 GiB/s", Kind::Bandwidth), Some(1_610_612_736));
-        assert_eq!(value("15", Kind::Latency), Some(15_000_000));
-        assert_eq!(value("15us", Kind::Latency), Some(15_000));
-        assert_eq!(value("2", Kind::Duration), Some(2_000_000_000));
-        assert_eq!(value("1e3 B", Kind::Size), Some(1000));
-        assert_eq!(value("2.5e-1 KB", Kind::Size), Some(250));
-        assert_eq!(value("2 kB", Kind::Size), Some(2000));
-        assert_eq!(value("1 MiB", Kind::Size), Some(1_048_576));
-        assert_eq!(value("1 Gbit/s", Kind::Bandwidth), Some(125_000_000));
-        assert_eq!(value("1_000", Kind::Size), Some(1000));
+        assert_eq!(value("550", QuantityKind::Bandwidth), Some(550_000_000));
+        assert_eq!(
+            value("1.5 GiB/s", QuantityKind::Bandwidth),
+            Some(1_610_612_736)
+        );
+        assert_eq!(value("15", QuantityKind::Latency), Some(15_000_000));
+        assert_eq!(value("15us", QuantityKind::Latency), Some(15_000));
+        assert_eq!(value("2", QuantityKind::Duration), Some(2_000_000_000));
+        assert_eq!(value("1e3 B", QuantityKind::Size), Some(1000));
+        assert_eq!(value("2.5e-1 KB", QuantityKind::Size), Some(250));
+        assert_eq!(value("2 kB", QuantityKind::Size), Some(2000));
+        assert_eq!(value("1 MiB", QuantityKind::Size), Some(1_048_576));
+        assert_eq!(
+            value("1 Gbit/s", QuantityKind::Bandwidth),
+            Some(125_000_000)
+        );
+        assert_eq!(value("1_000", QuantityKind::Size), Some(1000));
     }
 
     #[test]
@@ -178,10 +184,12 @@ mod tests {
             ("5 MB", "B/s, kB/s, MB/s"),
             ("-5", "negative"),
         ] {
-            let error = read("read_bandwidth", text, Kind::Bandwidth).unwrap_err();
+            let error = read("read_bandwidth", text, QuantityKind::Bandwidth).unwrap_err();
             assert!(error.to_string().contains(part), "{text}: {error}");
         }
-        let error = positive("x", "0", Kind::Size).unwrap_err().to_string();
+        let error = positive("x", "0", QuantityKind::Size)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("more than 0"), "{error}");
     }
 }

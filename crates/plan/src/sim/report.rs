@@ -1,18 +1,18 @@
-//! Report of a simulation: the time and node of each task, the moved data, and the resources used.
+//! Report of a simulation: the time and node of each task, the transferred data, and the resources used.
 
-use super::engine::Slept;
-use super::platform::{Node, Platform};
+use super::engine::SuspendTimes;
+use super::platform::{Platform, PlatformNode};
 use super::workflow::Workflow;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
+use tidemill_core::display::bytes;
 use tidemill_core::id::NodeId;
 use tidemill_core::policy::write_amplification;
-use tidemill_core::shown::bytes;
 use tidemill_core::time::{Span, Time};
 
 /// Times of one task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Times {
+pub(super) struct TaskTimes {
     pub(super) node: NodeId,
     /// Numbers of the task's cores.
     pub(super) cores: Vec<u32>,
@@ -24,12 +24,12 @@ pub(super) struct Times {
     pub(super) compute: Span,
     pub(super) write: Span,
     pub(super) hash: Span,
-    pub(super) moved_bytes: u64,
+    pub(super) transferred_bytes: u64,
 }
 
 /// Result of a simulation. Times are nanoseconds of virtual time since the job was submitted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct SimulationReport {
     /// Name of the workflow.
     pub workflow: String,
     /// Name of the policy.
@@ -44,13 +44,13 @@ pub struct Report {
     pub input_bytes: u64,
     /// Size of all tasks' outputs, in bytes.
     pub output_bytes: u64,
-    /// Bytes that moved from one node to another.
-    pub moved_bytes: u64,
-    /// (input + moved) / input, 1 without input (AnalyzeThis Eq. 1).
+    /// Bytes that were transferred from one node to another.
+    pub transferred_bytes: u64,
+    /// (input + transferred) / input, 1 without input (AnalyzeThis Eq. 1).
     pub write_amplification: f64,
     /// Energy of all nodes in joules; `None` if the platform gives no power.
     pub energy_joules: Option<f64>,
-    /// Reports of the nodes, the host's last.
+    /// Reports of the nodes, the server cores last.
     pub nodes: Vec<NodeReport>,
     /// Reports of the tasks, in the workflow's order.
     pub tasks: Vec<TaskReport>,
@@ -76,8 +76,8 @@ pub struct NodeReport {
     pub busy_ns: u64,
     /// Time in which cores were not taken, until the job's end.
     pub idle_ns: u64,
-    /// Bytes that it pulled from other nodes.
-    pub pulled_bytes: u64,
+    /// Bytes that it fetched from other nodes.
+    pub fetched_bytes: u64,
     /// Size of its tasks' outputs, in bytes.
     pub written_bytes: u64,
     /// Time in which it was suspended.
@@ -85,10 +85,10 @@ pub struct NodeReport {
     pub suspended_ns: u64,
     /// Time in which it was resuming.
     #[serde(default)]
-    pub waking_ns: u64,
+    pub resuming_ns: u64,
     /// Number of times that it was resumed.
     #[serde(default)]
-    pub wakes: u64,
+    pub resumes: u64,
     /// Energy in joules; 0 if the platform gives no power.
     pub energy_joules: f64,
 }
@@ -106,7 +106,7 @@ pub struct TaskReport {
     pub cores: Vec<u32>,
     /// Time at which its node received it.
     pub sent_ns: u64,
-    /// Time at which it got a core and the pull of its inputs began.
+    /// Time at which it got a core and the fetch of its inputs began.
     pub start_ns: u64,
     /// Time at which all its inputs were on the node.
     pub kernel_start_ns: u64,
@@ -121,8 +121,8 @@ pub struct TaskReport {
     /// Time of hashing its inputs, while it still held its core.
     #[serde(default)]
     pub hash_ns: u64,
-    /// Bytes that it pulled.
-    pub moved_bytes: u64,
+    /// Bytes that it fetched.
+    pub transferred_bytes: u64,
 }
 
 /// Numbers of events of a simulation.
@@ -156,22 +156,22 @@ pub(super) struct Setup {
     pub(super) seed: u64,
 }
 
-impl Report {
+impl SimulationReport {
     pub(super) fn new(
         platform: &Platform,
         workflow: &Workflow,
         setup: Setup,
         end: Time,
-        times: Vec<Times>,
-        (events, failed, slept): (EventCounts, &[Lost], &[Slept]),
+        times: Vec<TaskTimes>,
+        (events, failed, suspend_times): (EventCounts, &[Lost], &[SuspendTimes]),
     ) -> Self {
         let all = 0..workflow.tasks.len();
         let sum = |bytes: &dyn Fn(usize) -> u64| all.clone().map(bytes).sum();
         let input_bytes = sum(&|task| workflow.input_bytes(task));
         let output_bytes = sum(&|task| workflow.output_bytes(task));
-        let moved_bytes = times.iter().map(|one| one.moved_bytes).sum();
-        let nodes = nodes(platform, workflow, end, &times, (failed, slept));
-        let powered = platform.nodes.iter().chain(&platform.host);
+        let transferred_bytes = times.iter().map(|one| one.transferred_bytes).sum();
+        let nodes = nodes(platform, workflow, end, &times, (failed, suspend_times));
+        let powered = platform.nodes.iter().chain(&platform.server_cores);
         let powered = powered
             .into_iter()
             .any(|one| one.power_busy_watts > 0.0 || one.power_idle_watts > 0.0);
@@ -189,7 +189,7 @@ impl Report {
             compute_ns: times.compute.0,
             write_ns: times.write.0,
             hash_ns: times.hash.0,
-            moved_bytes: times.moved_bytes,
+            transferred_bytes: times.transferred_bytes,
         });
         Self {
             workflow: workflow.name.clone(),
@@ -199,8 +199,8 @@ impl Report {
             makespan_ns: end.0,
             input_bytes,
             output_bytes,
-            moved_bytes,
-            write_amplification: write_amplification(input_bytes, moved_bytes),
+            transferred_bytes,
+            write_amplification: write_amplification(input_bytes, transferred_bytes),
             energy_joules: powered.then(|| nodes.iter().map(|one| one.energy_joules).sum()),
             tasks: tasks.collect(),
             nodes,
@@ -227,7 +227,7 @@ impl Report {
         );
         line("makespan", time(self.makespan_ns));
         line("input", bytes(self.input_bytes));
-        line("moved", bytes(self.moved_bytes));
+        line("transferred", bytes(self.transferred_bytes));
         line(
             "write amplification",
             format!("{:.3}", self.write_amplification),
@@ -235,9 +235,9 @@ impl Report {
         if self.events.failed > 0 {
             line("failed runs", self.events.failed.to_string());
         }
-        let woken: u64 = self.nodes.iter().map(|one| one.wakes).sum();
+        let resumed: u64 = self.nodes.iter().map(|one| one.resumes).sum();
         if self.nodes.iter().any(|one| one.suspended_ns > 0) {
-            line("woken", format!("{woken} times"));
+            line("resumed", format!("{resumed} times"));
         }
         let powered = self.energy_joules.is_some();
         if let Some(joules) = self.energy_joules {
@@ -253,7 +253,7 @@ impl Report {
             "busy",
             "idle",
             "used",
-            "pulled",
+            "fetched",
             "written",
             if powered { "      energy" } else { "" }
         );
@@ -268,7 +268,7 @@ impl Report {
                 time(one.busy_ns),
                 time(one.idle_ns),
                 100.0 * share(one.busy_ns, one.busy_ns + one.idle_ns),
-                bytes(one.pulled_bytes),
+                bytes(one.fetched_bytes),
                 bytes(one.written_bytes),
                 if powered {
                     format!(" {:>9.1} J", one.energy_joules)
@@ -285,10 +285,10 @@ fn nodes(
     platform: &Platform,
     workflow: &Workflow,
     end: Time,
-    times: &[Times],
-    (failed, slept): (&[Lost], &[Slept]),
+    times: &[TaskTimes],
+    (failed, suspend_times): (&[Lost], &[SuspendTimes]),
 ) -> Vec<NodeReport> {
-    let blank = |id: u32, node: &Node| NodeReport {
+    let blank = |id: u32, node: &PlatformNode| NodeReport {
         node: id,
         class: node.class.clone(),
         cores: node.cores,
@@ -296,20 +296,20 @@ fn nodes(
         failed: 0,
         busy_ns: 0,
         idle_ns: 0,
-        pulled_bytes: 0,
+        fetched_bytes: 0,
         written_bytes: 0,
         suspended_ns: 0,
-        waking_ns: 0,
-        wakes: 0,
+        resuming_ns: 0,
+        resumes: 0,
         energy_joules: 0.0,
     };
     let stores = (0..).zip(&platform.nodes);
     let mut reports: Vec<NodeReport> = stores.map(|(id, one)| blank(id, one)).collect();
     reports.extend(
         platform
-            .host
+            .server_cores
             .iter()
-            .map(|host| blank(platform.host_id().0, host)),
+            .map(|server_cores| blank(platform.server_cores_id().0, server_cores)),
     );
     let last = reports.len() - 1;
     for (task, times) in times.iter().enumerate() {
@@ -317,39 +317,41 @@ fn nodes(
         let report = &mut reports[index];
         report.tasks += 1;
         report.busy_ns += times.end.since(times.start).0 * times.cores.len() as u64;
-        report.pulled_bytes += times.moved_bytes;
+        report.fetched_bytes += times.transferred_bytes;
         report.written_bytes += workflow.output_bytes(task);
     }
     for (report, lost) in reports.iter_mut().zip(failed) {
         report.failed = lost.runs;
         report.busy_ns += lost.time.0;
     }
-    for (report, slept) in reports.iter_mut().zip(slept) {
-        report.suspended_ns = slept.suspended.0;
-        report.waking_ns = slept.waking.0;
-        report.wakes = slept.wakes;
+    for (report, suspend_times) in reports.iter_mut().zip(suspend_times) {
+        report.suspended_ns = suspend_times.suspended.0;
+        report.resuming_ns = suspend_times.resuming.0;
+        report.resumes = suspend_times.resumes;
     }
     for (report, node) in reports
         .iter_mut()
-        .zip(platform.nodes.iter().chain(&platform.host))
+        .zip(platform.nodes.iter().chain(&platform.server_cores))
     {
-        let awake = end.0.saturating_sub(report.suspended_ns + report.waking_ns);
-        let whole = awake.saturating_mul(u64::from(report.cores));
+        let active = end
+            .0
+            .saturating_sub(report.suspended_ns + report.resuming_ns);
+        let whole = active.saturating_mul(u64::from(report.cores));
         report.idle_ns = whole.saturating_sub(report.busy_ns);
-        report.energy_joules = energy(node, awake, report);
+        report.energy_joules = energy(node, active, report);
     }
     reports
 }
 
-/// Returns the energy of a node. It draws idle power while it is awake, and for every busy core its share of the difference to busy
+/// Returns the energy of a node. It draws idle power while it is active, and for every busy core its share of the difference to busy
 /// power. While it resumes, it draws busy power.
-fn energy(node: &Node, awake_ns: u64, report: &NodeReport) -> f64 {
+fn energy(node: &PlatformNode, active_ns: u64, report: &NodeReport) -> f64 {
     let more = node.power_busy_watts - node.power_idle_watts;
     let seconds = |ns: u64| Span(ns).as_secs_f64();
     let busy = seconds(report.busy_ns) / f64::from(node.cores.max(1));
-    node.power_idle_watts * seconds(awake_ns)
+    node.power_idle_watts * seconds(active_ns)
         + more * busy
-        + node.power_busy_watts * seconds(report.waking_ns)
+        + node.power_busy_watts * seconds(report.resuming_ns)
         + node.power_suspended_watts * seconds(report.suspended_ns)
 }
 

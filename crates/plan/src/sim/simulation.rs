@@ -2,21 +2,21 @@
 
 use super::engine::Engine;
 use super::error::SimError;
-use super::platform::{Node, Platform};
-use super::report::{Report, Setup, Times};
-use super::workflow::{Task, Workflow};
+use super::platform::{Platform, PlatformNode};
+use super::report::{Setup, SimulationReport, TaskTimes};
+use super::workflow::{Workflow, WorkflowTask};
 use std::collections::BTreeMap;
 use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{
-    Event, IdSource, InputSpec, JobSpec, JobState, Origin, OutputSpec, Share, TaskSpec,
+    Event, IdSource, InputSpec, JobSpec, JobState, Origin, OutputSpec, TaskRole, TaskSpec,
 };
 use tidemill_core::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Limits, Owner};
 use tidemill_core::layout::Layout;
 use tidemill_core::object::Placed;
 use tidemill_core::policy;
-use tidemill_core::random::Source;
-use tidemill_core::resources::{Place, Wants, why_nowhere};
+use tidemill_core::random::RandomSource;
+use tidemill_core::resources::{NodeOffer, TaskRequirements, why_nowhere};
 
 /// Placement of the files that exist before the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +116,7 @@ impl<'a> Simulation<'a> {
     ///
     /// # Errors
     /// [`SimError`] if a name is not known, or a task or file is bound to a node that the platform lacks.
-    pub fn run(&self) -> Result<Report, SimError> {
+    pub fn run(&self) -> Result<SimulationReport, SimError> {
         let config = Config {
             policy: self.policy.clone(),
             seed: self.seed,
@@ -134,7 +134,7 @@ impl<'a> Simulation<'a> {
         );
         let finished = engine.run(parted, submitted);
         let tasks = finished.times.len();
-        let times: Vec<Times> = finished.times.into_iter().flatten().collect();
+        let times: Vec<TaskTimes> = finished.times.into_iter().flatten().collect();
         if times.len() < tasks || finished.state != Some(JobState::Done) {
             let left = tasks - times.len();
             let why = finished.why;
@@ -145,13 +145,13 @@ impl<'a> Simulation<'a> {
             placement: self.placement.name(),
             seed: self.seed,
         };
-        Ok(Report::new(
+        Ok(SimulationReport::new(
             self.platform,
             self.workflow,
             setup,
             finished.end,
             times,
-            (finished.counts, &finished.lost, &finished.slept),
+            (finished.counts, &finished.lost, &finished.suspend_times),
         ))
     }
 
@@ -177,7 +177,7 @@ impl<'a> Simulation<'a> {
                     path: String::new(),
                     origin,
                     selection: task.selection(index).clone(),
-                    pipelined: false,
+                    streaming: false,
                 }
             };
             let output = |_: &usize| OutputSpec {
@@ -201,8 +201,9 @@ impl<'a> Simulation<'a> {
                 needs: task.needs.clone(),
                 programs: self.programs(task),
                 limits: Limits::default(),
-                surroundings: tidemill_core::surroundings::Surroundings::default(),
-                share: Share::All,
+                runtime_environment:
+                    tidemill_core::runtime_environment::RuntimeEnvironment::default(),
+                share: TaskRole::All,
                 ended: None,
             });
         }
@@ -215,8 +216,12 @@ impl<'a> Simulation<'a> {
     }
 
     /// Returns the programs that a task needs; empty if all nodes have all programs.
-    fn programs(&self, task: &Task) -> Vec<String> {
-        let mut nodes = self.platform.nodes.iter().chain(&self.platform.host);
+    fn programs(&self, task: &WorkflowTask) -> Vec<String> {
+        let mut nodes = self
+            .platform
+            .nodes
+            .iter()
+            .chain(&self.platform.server_cores);
         match nodes.any(|node| node.programs.is_some()) {
             true => task.kernel.programs(),
             false => Vec::new(),
@@ -225,36 +230,37 @@ impl<'a> Simulation<'a> {
 
     /// Checks that every task can run on some node: a cluster refuses a job with a task that can't.
     fn check_wants(&self) -> Result<(), SimError> {
-        let place = |node: NodeId, one: &Node, host: bool| Place {
+        let place = |node: NodeId, one: &PlatformNode, server_cores: bool| NodeOffer {
             node,
-            host,
+            server_cores,
             offers: one.offers(),
             programs: None,
         };
         let stores = (0..).zip(&self.platform.nodes);
-        let mut places: Vec<Place> = stores
+        let mut places: Vec<NodeOffer> = stores
             .map(|(id, one)| place(NodeId(id), one, false))
             .collect();
-        let host = self.platform.host.as_ref();
-        places.extend(host.map(|one| place(self.platform.host_id(), one, true)));
+        let server_cores = self.platform.server_cores.as_ref();
+        places.extend(server_cores.map(|one| place(self.platform.server_cores_id(), one, true)));
         let mut known = BTreeMap::new();
         for task in &self.workflow.tasks {
-            let wants = Wants {
+            let wants = TaskRequirements {
                 needs: task.needs.clone(),
                 programs: self.programs(task),
             };
-            if wants == Wants::default() {
+            if wants == TaskRequirements::default() {
                 continue;
             }
             let why = known.entry((wants, task.node));
             let why = why.or_insert_with_key(|(wants, pinned)| {
-                let open =
-                    |place: &&Place| pinned.is_some() || !place.host || self.policy == "advised";
+                let open = |place: &&NodeOffer| {
+                    pinned.is_some() || !place.server_cores || self.policy == "advised"
+                };
                 let open = places.iter().filter(open).map(|place| {
                     let node = self.platform.node(place.node);
                     let has = node.and_then(|one| one.programs.clone());
                     let all = || wants.programs.iter().cloned().collect();
-                    Place {
+                    NodeOffer {
                         programs: Some(has.unwrap_or_else(all)),
                         ..place.clone()
                     }
@@ -273,7 +279,7 @@ impl<'a> Simulation<'a> {
     fn place_files(&self) -> Result<Vec<Placed>, SimError> {
         let count = self.platform.nodes.len() as u64;
         let mut turn = 0;
-        let mut dice = Source::seeded(self.seed);
+        let mut dice = RandomSource::seeded(self.seed);
         let mut placed = Vec::with_capacity(self.workflow.files.len());
         for (object, file) in (1..).zip(&self.workflow.files) {
             let node = match self.placement {

@@ -1,14 +1,14 @@
 //! Kinds of input files for planning: a job script, a trace or a workflow of WfCommons. The content of the file determines its kind.
 
-use super::error::{InputError, Problem};
-use super::json::Reader;
+use super::error::{FileProblem, InputError};
+use super::json::JsonReader;
 use super::trace;
 use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
 
 /// Kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum SourceKind {
     /// A job script, for [`super::job::parse`].
     Script,
     /// A trace, for [`trace::Trace::parse`].
@@ -21,38 +21,38 @@ pub enum Source {
 ///
 /// # Errors
 /// The file is empty, or is JSON that is neither a trace nor a workflow. Other faults are reported by the parsers.
-pub fn source(file: &str, text: &str) -> Result<Source, InputError> {
+pub fn source(file: &str, text: &str) -> Result<SourceKind, InputError> {
     /// Number of bytes at the begin that determine the kind: a truncated trace is still a trace.
     const BEGIN: usize = 1024;
-    let reader = Reader { file, text };
+    let reader = JsonReader { file, text };
     if text.trim().is_empty() {
-        return Err(reader.error(0, Problem::EmptyFile));
+        return Err(reader.error(0, FileProblem::EmptyFile));
     }
     // No job script begins like this, and none is a single word or number.
     let is_json = text.trim_start().starts_with(['{', '[', '"'])
         || serde_json::from_str::<IgnoredAny>(text).is_ok();
     if !is_json {
-        return Ok(Source::Script);
+        return Ok(SourceKind::Script);
     }
     let begin = &text.as_bytes()[..text.len().min(BEGIN)];
     if String::from_utf8_lossy(begin).contains(trace::FORMAT) {
-        return Ok(Source::Trace);
+        return Ok(SourceKind::Trace);
     }
     if !text.trim_start().starts_with('{') {
-        return Err(reader.error(1, Problem::NotPlanned(String::new())));
+        return Err(reader.error(1, FileProblem::NotPlanned(String::new())));
     }
     let keys: BTreeMap<String, IgnoredAny> =
         serde_json::from_str(text).map_err(|error| reader.json(0, &error))?;
     if keys.contains_key("schemaVersion") || keys.contains_key("workflow") {
-        return Ok(Source::WfFormat);
+        return Ok(SourceKind::WfFormat);
     }
     let mut meant = keys.keys().map(|key| {
-        let perhaps = crate::misspelt::perhaps(key, &["schemaVersion", "workflow", "format"]);
+        let perhaps = crate::suggestions::perhaps(key, &["schemaVersion", "workflow", "format"]);
         (key, perhaps)
     });
     let meant = meant.find(|(key, perhaps)| !perhaps.is_empty() && *key != "format");
     let meant = meant.map_or_else(String::new, |(key, perhaps)| format!(": `{key}`{perhaps}"));
-    Err(reader.error(1, Problem::NotPlanned(meant)))
+    Err(reader.error(1, FileProblem::NotPlanned(meant)))
 }
 
 #[cfg(test)]
@@ -62,22 +62,22 @@ mod tests {
     #[test]
     fn source_kind_follows_from_content() {
         for (text, expected) in [
-            ("name = \"x\"; workdir = \"/\";", Source::Script),
-            ("# a comment only", Source::Script),
-            ("", Source::Script),
+            ("name = \"x\"; workdir = \"/\";", SourceKind::Script),
+            ("# a comment only", SourceKind::Script),
+            ("", SourceKind::Script),
             (
                 "{ \"format\": \"tidemill-trace\", \"version\": 1,",
-                Source::Trace,
+                SourceKind::Trace,
             ),
             (
                 "{ \"name\": \"w\", \"schemaVersion\": \"1.5\" }",
-                Source::WfFormat,
+                SourceKind::WfFormat,
             ),
-            ("{ \"workflow\": {} }", Source::WfFormat),
+            ("{ \"workflow\": {} }", SourceKind::WfFormat),
         ] {
             match source("f", text) {
                 Ok(found) => assert_eq!(found, expected, "{text}"),
-                Err(error) => assert_eq!((text, error.problem), ("", Problem::EmptyFile)),
+                Err(error) => assert_eq!((text, error.problem), ("", FileProblem::EmptyFile)),
             }
         }
     }

@@ -1,10 +1,10 @@
 //! Sweep: runs one workflow on clusters of many shapes, nodes × cores × policies, as in AnalyzeThis Fig. 10.
 
 use super::error::SimError;
-use super::platform::{Node, Platform};
+use super::platform::{Platform, PlatformNode};
 use super::simulation::{Placement, Simulation};
 use super::workflow::Workflow;
-use crate::chart::{self, Axis, Line, LineChart};
+use crate::chart::{self, ChartAxis, Line, LineChart};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
@@ -40,7 +40,7 @@ impl Default for Shapes {
 
 /// One run of a sweep.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Point {
+pub struct SweepPoint {
     /// Name of the policy.
     pub policy: String,
     /// Number of nodes of the cluster.
@@ -49,16 +49,16 @@ pub struct Point {
     pub cores: u32,
     /// Time from submission to the end, in nanoseconds.
     pub makespan_ns: u64,
-    /// Bytes that moved from one node to another.
-    pub moved_bytes: u64,
-    /// (input + moved) / input.
+    /// Bytes that were transferred from one node to another.
+    pub transferred_bytes: u64,
+    /// (input + transferred) / input.
     pub write_amplification: f64,
     /// Energy in joules, if the node has power.
     pub energy_joules: Option<f64>,
 }
 
 /// Runs a workflow on clusters of all shapes and returns the points by policy, nodes, cores. The nodes are like the first node of
-/// `like`; its host and label latency are kept.
+/// `like`; its server cores and label latency are kept.
 ///
 /// # Errors
 /// [`SimError`] of the first run that can't be run.
@@ -66,13 +66,13 @@ pub fn sweep(
     like: &Platform,
     workflow: &Workflow,
     shapes: &Shapes,
-) -> Result<Vec<Point>, SimError> {
+) -> Result<Vec<SweepPoint>, SimError> {
     let mut points = Vec::new();
     let node = like.nodes.first().cloned().unwrap_or_default();
     for policy in &shapes.policies {
         for nodes in shapes.nodes.clone() {
             for cores in shapes.cores.clone() {
-                let node = Node {
+                let node = PlatformNode {
                     cores,
                     ..node.clone()
                 };
@@ -85,12 +85,12 @@ pub fn sweep(
                     .placement(shapes.placement)
                     .seed(shapes.seed)
                     .run()?;
-                points.push(Point {
+                points.push(SweepPoint {
                     policy: policy.clone(),
                     nodes,
                     cores,
                     makespan_ns: report.makespan_ns,
-                    moved_bytes: report.moved_bytes,
+                    transferred_bytes: report.transferred_bytes,
                     write_amplification: report.write_amplification,
                     energy_joules: report.energy_joules,
                 });
@@ -103,11 +103,11 @@ pub fn sweep(
 /// Draws the points as an SVG document, the paper's Fig. 10: one chart per policy, all with the same scale, with one line per number of
 /// nodes over the cores of each.
 #[must_use]
-pub fn svg(workflow: &str, points: &[Point]) -> String {
-    let seconds = |one: &Point| Span(one.makespan_ns).as_secs_f64();
+pub fn svg(workflow: &str, points: &[SweepPoint]) -> String {
+    let seconds = |one: &SweepPoint| Span(one.makespan_ns).as_secs_f64();
     let least = points.iter().map(seconds).fold(f64::INFINITY, f64::min);
     let most = points.iter().map(seconds).fold(0.0, f64::max);
-    let y = Axis::log("makespan in seconds");
+    let y = ChartAxis::log("makespan in seconds");
     // Separate scales would hide the differences of the policies on the same cluster.
     let y = if least > 0.0 && least < most {
         y.from_to(least * 0.9, most * 1.1)
@@ -117,7 +117,7 @@ pub fn svg(workflow: &str, points: &[Point]) -> String {
     let policies = points.chunk_by(|a, b| a.policy == b.policy);
     let charts = policies.map(|points| LineChart {
         title: format!("{workflow}, {}", points[0].policy),
-        x: Axis::linear("cores of each node"),
+        x: ChartAxis::linear("cores of each node"),
         y: y.clone(),
         lines: lines(points),
         levels: Vec::new(),
@@ -126,10 +126,10 @@ pub fn svg(workflow: &str, points: &[Point]) -> String {
 }
 
 /// Returns one line for each number of nodes.
-fn lines(points: &[Point]) -> Vec<Line> {
+fn lines(points: &[SweepPoint]) -> Vec<Line> {
     let lines = points.chunk_by(|a, b| a.nodes == b.nodes);
-    let line = |line: &[Point]| {
-        let point = |one: &Point| {
+    let line = |line: &[SweepPoint]| {
+        let point = |one: &SweepPoint| {
             let makespan = Span(one.makespan_ns);
             (f64::from(one.cores), makespan.as_secs_f64())
         };
@@ -143,7 +143,7 @@ fn lines(points: &[Point]) -> Vec<Line> {
 
 /// Formats the points as one table of makespans in seconds: one row per policy and number of nodes, one column per number of cores.
 #[must_use]
-pub fn table(points: &[Point]) -> String {
+pub fn table(points: &[SweepPoint]) -> String {
     let mut text = String::new();
     let mut cores: Vec<u32> = points.iter().map(|one| one.cores).collect();
     cores.sort_unstable();
@@ -189,7 +189,12 @@ mod tests {
             cores: 1..=3,
             ..Shapes::default()
         };
-        let points = sweep(&Platform::uniform(1, &Node::default()), &workflow, &shapes).unwrap();
+        let points = sweep(
+            &Platform::uniform(1, &PlatformNode::default()),
+            &workflow,
+            &shapes,
+        )
+        .unwrap();
         let seconds: Vec<u64> = points
             .iter()
             .map(|one| one.makespan_ns / 1_000_000_000)

@@ -4,19 +4,19 @@
 //! `tidemill jobs --export-trace` writes a trace; `docs/planning.md` describes it field by field. Times of tasks are nanoseconds since the
 //! job's submission, by the clocks of the nodes that ran them.
 
-mod pulls;
+mod fetches;
 
-use super::error::{InputError, Problem};
-use super::json::Reader;
-use super::platform::{CORES_MAX, Node, Platform};
+use super::error::{FileProblem, InputError};
+use super::json::JsonReader;
+use super::platform::{CORES_MAX, Platform, PlatformNode};
 use super::quantity::whole;
-use super::workflow::{Fault, File, Reused, StripedFile, Task, Workflow};
+use super::workflow::{GraphFault, Reused, StripedFile, Workflow, WorkflowFile, WorkflowTask};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::event::History;
 use tidemill_core::id::NodeId;
-use tidemill_core::label::{Kernel, Stack};
+use tidemill_core::label::{Kernel, Pipeline};
 use tidemill_core::layout::{Selection, SelectionError};
 use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
@@ -59,9 +59,9 @@ pub struct Trace {
 pub struct TraceNode {
     /// Id of the node.
     pub node: u32,
-    /// Whether this is the host's node, which only lends cores.
+    /// Whether this is the server cores, which only lends cores.
     #[serde(default)]
-    pub host: bool,
+    pub server_cores: bool,
     /// Number of cores.
     pub cores: u32,
     /// Memory for tasks that specify their need, in bytes; 0 means unlimited.
@@ -73,7 +73,7 @@ pub struct TraceNode {
     /// Programs of the job's tasks that the node's host has; `None` means all.
     #[serde(default)]
     pub programs: Option<BTreeSet<String>>,
-    /// Rate of pulls that the node reported, in bytes per second.
+    /// Rate of fetches that the node reported, in bytes per second.
     pub link_bytes_per_sec: u64,
     /// Configured rate of its device, in bytes per second; 0 if none is configured.
     #[serde(default)]
@@ -81,8 +81,8 @@ pub struct TraceNode {
     /// Configured power at full load, in thousandths of a watt; 0 if none is configured.
     #[serde(default)]
     pub watts_milli: u64,
-    /// Maximum size of pulled objects that the node keeps after their last use, in bytes.
-    pub pulled_bytes_max: u64,
+    /// Maximum size of fetched objects that the node keeps after their last use, in bytes.
+    pub input_cache_bytes_max: u64,
     /// Learned run times by kernel.
     #[serde(default)]
     pub history: BTreeMap<String, TraceHistory>,
@@ -149,7 +149,7 @@ pub enum TraceKernelKind {
     /// A program of the nodes' hosts.
     Program,
     /// A pipeline of kernels.
-    Stack,
+    Pipeline,
 }
 
 /// Record of a task: its last try, which succeeded.
@@ -186,7 +186,7 @@ pub struct TraceTask {
     pub node: u32,
     /// Time at which the task was sent to the node.
     pub sent_ns: u64,
-    /// Time at which the task got a core and the pull of its inputs began.
+    /// Time at which the task got a core and the fetch of its inputs began.
     pub start_ns: u64,
     /// Time at which its kernel began.
     pub kernel_start_ns: u64,
@@ -210,8 +210,8 @@ pub struct TraceTask {
     /// Processor time of its kernel, in nanoseconds; 0 if it was not measured.
     #[serde(default)]
     pub cpu_ns: u64,
-    /// Bytes that the task pulled from other nodes.
-    pub moved_bytes: u64,
+    /// Bytes that the task fetched from other nodes.
+    pub transferred_bytes: u64,
 }
 
 /// File that a task wrote.
@@ -232,16 +232,16 @@ impl Trace {
     /// writes, tasks that depend on each other in a circle, or a list without nodes.
     pub fn parse(file: &str, text: &str) -> Result<Self, InputError> {
         #[derive(Deserialize)]
-        struct Header {
+        struct TraceHeader {
             #[serde(default)]
             format: String,
             #[serde(default)]
             version: u32,
         }
-        let reader = Reader { file, text };
-        let header: Header = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
+        let reader = JsonReader { file, text };
+        let header: TraceHeader = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
         if header.format != FORMAT || header.version != VERSION {
-            let problem = Problem::Version {
+            let problem = FileProblem::Version {
                 format: FORMAT,
                 found: format!("{} of `{}`", header.version, header.format),
                 known: "1",
@@ -249,11 +249,11 @@ impl Trace {
             return Err(reader.error(0, problem));
         }
         let trace: Self = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
-        if !trace.nodes.iter().any(|node| !node.host) {
-            return Err(reader.error(0, Problem::NoNodes));
+        if !trace.nodes.iter().any(|node| !node.server_cores) {
+            return Err(reader.error(0, FileProblem::NoNodes));
         }
         if trace.tasks.is_empty() {
-            return Err(reader.error(0, Problem::NoTasks));
+            return Err(reader.error(0, FileProblem::NoTasks));
         }
         trace.check_lists(&reader)?;
         match trace.build() {
@@ -263,9 +263,9 @@ impl Trace {
     }
 
     /// Checks that each node and each file is listed once and that their values are valid.
-    fn check_lists(&self, reader: &Reader<'_>) -> Result<(), InputError> {
+    fn check_lists(&self, reader: &JsonReader<'_>) -> Result<(), InputError> {
         if self.job.trim().is_empty() {
-            return Err(reader.error(0, Problem::NoName("the job".to_owned())));
+            return Err(reader.error(0, FileProblem::NoName("the job".to_owned())));
         }
         let mut seen = BTreeMap::new();
         for (at, one) in self.nodes.iter().enumerate() {
@@ -273,28 +273,28 @@ impl Trace {
             if let Some(first) = seen.insert(one.node, at) {
                 let first = line(reader, "nodes", first);
                 let node = one.node;
-                return error(Problem::SameNode { node, first });
+                return error(FileProblem::SameNode { node, first });
             }
             let what = || format!("`cores` of node {}", one.node);
             if one.cores > CORES_MAX {
                 let (what, max) = (what(), CORES_MAX.into());
-                return error(Problem::TooMany { what, max });
+                return error(FileProblem::TooMany { what, max });
             }
-            // The host's node of a cluster that lends no cores has none.
-            if one.cores == 0 && !one.host {
-                return error(Problem::Zero { what: what() });
+            // The server of a cluster that lends no cores counts as a node without cores.
+            if one.cores == 0 && !one.server_cores {
+                return error(FileProblem::Zero { what: what() });
             }
         }
         let mut seen = BTreeMap::new();
         for (at, one) in self.files.iter().enumerate() {
             let error = |problem| Err(reader.error(line(reader, "files", at), problem));
             if one.path.trim().is_empty() {
-                return error(Problem::NoName("a file".to_owned()));
+                return error(FileProblem::NoName("a file".to_owned()));
             }
             if let Some(first) = seen.insert(&one.path, at) {
                 let first = line(reader, "files", first);
                 let file = one.path.clone();
-                return error(Problem::SameFile { file, first });
+                return error(FileProblem::SameFile { file, first });
             }
         }
         Ok(())
@@ -318,13 +318,13 @@ impl Trace {
         for (task, traced) in workflow.tasks.iter_mut().zip(&self.tasks) {
             task.reused = traced.reused_ns.map(|ns| Reused {
                 time: Span(ns),
-                moved_bytes: traced.moved_bytes,
+                transferred_bytes: traced.transferred_bytes,
             });
         }
         Ok(workflow)
     }
 
-    fn build(&self) -> Result<Workflow, Fault> {
+    fn build(&self) -> Result<Workflow, GraphFault> {
         let mut files = Vec::new();
         let mut index: BTreeMap<&str, usize> = BTreeMap::new();
         for file in &self.files {
@@ -338,8 +338,8 @@ impl Trace {
                 if let Some(&known) = index.get(output.path.as_str()) {
                     let (task, file) = (task.name.clone(), output.path.clone());
                     let other = self.maker_of(known, &outputs);
-                    let problem = Problem::SameOutput { task, file, other };
-                    return Err(Fault {
+                    let problem = FileProblem::SameOutput { task, file, other };
+                    return Err(GraphFault {
                         task: number,
                         problem,
                     });
@@ -355,18 +355,18 @@ impl Trace {
             let find = |path: &String| {
                 index.get(path.as_str()).copied().ok_or_else(|| {
                     let (task, file) = (task.name.clone(), path.clone());
-                    let problem = Problem::DanglingFile { task, file };
-                    Fault {
+                    let problem = FileProblem::DanglingFile { task, file };
+                    GraphFault {
                         task: number,
                         problem,
                     }
                 })
             };
-            tasks.push(Task {
+            tasks.push(WorkflowTask {
                 name: task.name.clone(),
                 kernel: kernel(task),
                 inputs: task.inputs.iter().map(find).collect::<Result<_, _>>()?,
-                selections: selections(task).map_err(|problem| Fault {
+                selections: selections(task).map_err(|problem| GraphFault {
                     task: number,
                     problem,
                 })?,
@@ -392,8 +392,8 @@ impl Trace {
     }
 
     /// Converts a file that existed before the job.
-    fn file(&self, file: &TraceFile) -> File {
-        File {
+    fn file(&self, file: &TraceFile) -> WorkflowFile {
+        WorkflowFile {
             name: file.path.clone(),
             size: file.size_bytes,
             maker: None,
@@ -422,7 +422,7 @@ impl Trace {
     }
 
     /// Returns the cluster as far as the trace describes it: the cores, histories and rates that nodes reported. Links and devices are as
-    /// fast as tasks really pulled, read and wrote, and labels are as fast as the fastest label was. Devices that were not measured apart
+    /// fast as tasks really fetched, read and wrote, and labels are as fast as the fastest label was. Devices that were not measured apart
     /// from computing have no limit here. Links that transferred nothing large are as fast as their nodes reported.
     #[must_use]
     pub fn platform(&self) -> Platform {
@@ -433,24 +433,31 @@ impl Trace {
                 .map_or(0, |workflow| bytes(workflow, task))
         };
         let all = || self.tasks.iter().enumerate();
-        let pulls = self.pulls();
+        let fetches = self.fetches();
         let read = rate(all().map(|(at, task)| (size(Workflow::input_bytes, at), task.read_ns)));
         let write = rate(all().map(|(at, task)| (size(Workflow::output_bytes, at), task.write_ns)));
-        let node = |one: &TraceNode| Node {
-            class: if one.host { "HOST" } else { "AFE" }.to_owned(),
+        let node = |one: &TraceNode| PlatformNode {
+            class: if one.server_cores {
+                "SERVER_CORES"
+            } else {
+                "AFE"
+            }
+            .to_owned(),
             cores: one.cores,
             memory_bytes: Some(one.memory_bytes).filter(|bytes| *bytes > 0),
             resources: one.resources.clone(),
             programs: one.programs.clone(),
             read_bandwidth: read,
             write_bandwidth: write,
-            link_bandwidth: pulls.bytes_per_sec.or(Some(one.link_bytes_per_sec.max(1))),
-            // A pull waits for the latency of both ends.
-            link_latency: Span(pulls.latency.0 / 2),
+            link_bandwidth: fetches
+                .bytes_per_sec
+                .or(Some(one.link_bytes_per_sec.max(1))),
+            // A fetch waits for the latency of both ends.
+            link_latency: Span(fetches.latency.0 / 2),
             link_assumed: one.link_bytes_per_sec,
             device_assumed: Some(one.device_bytes_per_sec),
             watts_milli_assumed: Some(one.watts_milli),
-            pulled_bytes_max: one.pulled_bytes_max,
+            input_cache_bytes_max: one.input_cache_bytes_max,
             history: one
                 .history
                 .iter()
@@ -458,11 +465,11 @@ impl Trace {
                 .collect(),
             replicas: one.replicas.clone(),
             last_turn: one.last_turn,
-            ..Node::default()
+            ..PlatformNode::default()
         };
-        let mut platform = Platform::uniform(0, &Node::default());
+        let mut platform = Platform::uniform(0, &PlatformNode::default());
         platform.nodes = self.stores().map(node).collect();
-        platform.host = self.nodes.iter().find(|one| one.host).map(node);
+        platform.server_cores = self.nodes.iter().find(|one| one.server_cores).map(node);
         let delays = self
             .tasks
             .iter()
@@ -477,7 +484,7 @@ impl Trace {
     ///
     /// # Errors
     /// The first task that `earlier` does not have.
-    pub fn measured_in(&self, earlier: &Self) -> Result<Self, Problem> {
+    pub fn measured_in(&self, earlier: &Self) -> Result<Self, FileProblem> {
         let known: BTreeMap<&str, &TraceTask> = earlier
             .tasks
             .iter()
@@ -486,9 +493,9 @@ impl Trace {
         let task = |task: &TraceTask| {
             let before = known.get(task.name.as_str()).ok_or_else(|| {
                 let (task, job) = (task.name.clone(), earlier.job.clone());
-                Problem::NotInTrace { task, job }
+                FileProblem::NotInTrace { task, job }
             })?;
-            Ok::<_, Problem>(TraceTask {
+            Ok::<_, FileProblem>(TraceTask {
                 inputs: task.inputs.clone(),
                 selections: task.selections.clone(),
                 outputs: task.outputs.clone(),
@@ -506,7 +513,7 @@ impl Trace {
             .tasks
             .iter()
             .map(task)
-            .collect::<Result<_, Problem>>()?;
+            .collect::<Result<_, FileProblem>>()?;
         Ok(Self {
             tasks,
             makespan_ns: earlier.makespan_ns,
@@ -514,18 +521,18 @@ impl Trace {
         })
     }
 
-    /// Converts run times on the host's node, which were measured on a core of `speed`, into those of a core of speed 1. A simulation of
-    /// the result must give the host's node that speed.
+    /// Converts run times on the server cores, which were measured on a core of `speed`, into those of a core of speed 1. A simulation of
+    /// the result must give the server cores that speed.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
         reason = "run times are far from 2^53 ns, 104 days"
     )]
-    pub fn with_host_speed(mut self, speed: f64) -> Self {
-        let hosts = self.nodes.iter().filter(|one| one.host);
-        let hosts: Vec<u32> = hosts.map(|one| one.node).collect();
+    pub fn with_server_core_speed(mut self, speed: f64) -> Self {
+        let server_cores = self.nodes.iter().filter(|one| one.server_cores);
+        let server_cores: Vec<u32> = server_cores.map(|one| one.node).collect();
         let there = self.tasks.iter_mut();
-        for task in there.filter(|task| hosts.contains(&task.node)) {
+        for task in there.filter(|task| server_cores.contains(&task.node)) {
             task.compute_ns = whole(task.compute_ns as f64 * speed);
         }
         self
@@ -533,7 +540,8 @@ impl Trace {
 
     /// Returns the storage nodes, ordered by id.
     fn stores(&self) -> impl Iterator<Item = &TraceNode> {
-        let mut stores: Vec<&TraceNode> = self.nodes.iter().filter(|one| !one.host).collect();
+        let mut stores: Vec<&TraceNode> =
+            self.nodes.iter().filter(|one| !one.server_cores).collect();
         stores.sort_by_key(|one| one.node);
         stores.into_iter()
     }
@@ -542,21 +550,21 @@ impl Trace {
     #[must_use]
     pub fn planned_id(&self, node: u32) -> NodeId {
         let position = self.stores().position(|one| one.node == node);
-        let host = || self.platform_host_id();
-        position.map_or_else(host, |index| {
+        let server_cores = || self.platform_server_cores_id();
+        position.map_or_else(server_cores, |index| {
             NodeId(u32::try_from(index).unwrap_or(u32::MAX))
         })
     }
 
-    fn platform_host_id(&self) -> NodeId {
+    fn platform_server_cores_id(&self) -> NodeId {
         let count = self.stores().count();
-        Platform::uniform(count, &Node::default()).host_id()
+        Platform::uniform(count, &PlatformNode::default()).server_cores_id()
     }
 }
 
 /// Converts a file that a task wrote.
-fn made_file(output: &TraceOutput) -> File {
-    File {
+fn made_file(output: &TraceOutput) -> WorkflowFile {
+    WorkflowFile {
         name: output.path.clone(),
         size: output.size_bytes,
         maker: None,
@@ -566,10 +574,10 @@ fn made_file(output: &TraceOutput) -> File {
 }
 
 /// Parses the selections of a task's inputs.
-fn selections(task: &TraceTask) -> Result<Vec<Selection>, Problem> {
+fn selections(task: &TraceTask) -> Result<Vec<Selection>, FileProblem> {
     let read = task.inputs.iter().zip(&task.selections);
     let parse = |(file, text): (&String, &String)| {
-        text.parse().map_err(|error| Problem::Selected {
+        text.parse().map_err(|error| FileProblem::Selected {
             task: task.name.clone(),
             file: file.clone(),
             why: SelectionError::to_string(&error),
@@ -583,10 +591,10 @@ fn one() -> u32 {
     1
 }
 
-/// Returns the rate of all transfers that took time and moved bytes, in bytes per second; `None` if there was none.
+/// Returns the rate of all transfers that took time and transferred bytes, in bytes per second; `None` if there was none.
 fn rate(all: impl Iterator<Item = (u64, u64)>) -> Option<u64> {
-    let moved = all.filter(|&(bytes, ns)| bytes > 0 && ns > 0);
-    let (bytes, ns) = moved.fold((0_u128, 0_u128), |sum, (bytes, ns)| {
+    let transferred = all.filter(|&(bytes, ns)| bytes > 0 && ns > 0);
+    let (bytes, ns) = transferred.fold((0_u128, 0_u128), |sum, (bytes, ns)| {
         (sum.0 + u128::from(bytes), sum.1 + u128::from(ns))
     });
     let rate = (bytes * 1_000_000_000).checked_div(ns)?;
@@ -602,7 +610,7 @@ fn kernel(task: &TraceTask) -> Kernel {
         TraceKernelKind::Stored => Kernel::Stored { input: name },
         TraceKernelKind::Program => Kernel::Program(name),
         // Traces do not list the stages, and no part of the simulation needs them.
-        TraceKernelKind::Stack => Kernel::Stack(Box::new(Stack {
+        TraceKernelKind::Pipeline => Kernel::Pipeline(Box::new(Pipeline {
             text: name,
             stages: Vec::new(),
         })),
@@ -618,9 +626,9 @@ fn history(history: &TraceHistory) -> History {
 }
 
 /// Returns the line on which one entry of a list of the trace begins; 0 if it is unknown.
-fn line(reader: &Reader<'_>, list: &str, at: usize) -> u32 {
+fn line(reader: &JsonReader<'_>, list: &str, at: usize) -> u32 {
     #[derive(Deserialize)]
-    struct Lists<'a> {
+    struct TraceLists<'a> {
         #[serde(borrow)]
         nodes: Vec<&'a RawValue>,
         #[serde(borrow)]
@@ -628,7 +636,7 @@ fn line(reader: &Reader<'_>, list: &str, at: usize) -> u32 {
         #[serde(borrow)]
         tasks: Vec<&'a RawValue>,
     }
-    let lists: Option<Lists<'_>> = serde_json::from_str(reader.text).ok();
+    let lists: Option<TraceLists<'_>> = serde_json::from_str(reader.text).ok();
     let part = lists.and_then(|lists| {
         let parts = match list {
             "nodes" => lists.nodes,
@@ -648,19 +656,19 @@ mod tests {
     pub(crate) const TRACE: &str = r#"{ "format": "tidemill-trace", "version": 1, "job": "two", "policy": "min-wait",
   "submitted_ns": 1, "makespan_ns": 3000000000,
   "nodes": [
-    { "node": 3, "cores": 1, "link_bytes_per_sec": 125000000, "pulled_bytes_max": 1000,
+    { "node": 3, "cores": 1, "link_bytes_per_sec": 125000000, "input_cache_bytes_max": 1000,
       "history": { "cut": { "runs": 2, "total_ns": 10, "input_bytes": 20 } } },
-    { "node": 1, "cores": 1, "link_bytes_per_sec": 125000000, "pulled_bytes_max": 1000 } ],
+    { "node": 1, "cores": 1, "link_bytes_per_sec": 125000000, "input_cache_bytes_max": 1000 } ],
   "files": [ { "path": "/w/raw", "size_bytes": 1000, "node": 3 } ],
   "tasks": [
     { "name": "a", "kernel": "cut", "kernel_kind": "program", "inputs": ["/w/raw"],
       "outputs": [ { "path": "/w/part", "size_bytes": 100 } ], "node": 1, "sent_ns": 0,
       "start_ns": 500, "kernel_start_ns": 1000000500, "end_ns": 2000000000, "compute_ns": 999999500,
-      "moved_bytes": 1000 },
+      "transferred_bytes": 1000 },
     { "name": "b", "kernel": "sum", "kernel_kind": "builtin", "inputs": ["/w/part"],
       "outputs": [ { "path": "/w/total", "size_bytes": 8 } ], "pinned": 1, "node": 1, "sent_ns": 0,
       "start_ns": 2000000000, "kernel_start_ns": 2000000000, "end_ns": 3000000000,
-      "compute_ns": 1000000000, "moved_bytes": 0 } ] }"#;
+      "compute_ns": 1000000000, "transferred_bytes": 0 } ] }"#;
 
     #[test]
     fn trace_gives_job_and_platform_with_dense_ids() {
@@ -684,7 +692,7 @@ mod tests {
     fn striped() -> Trace {
         let mut trace = Trace::parse("t.json", TRACE).unwrap();
         for node in &mut trace.nodes {
-            node.pulled_bytes_max = 1 << 20;
+            node.input_cache_bytes_max = 1 << 20;
         }
         // Node 3 holds stripes 0 and 2, and node 1 holds stripe 1 and ten more bytes.
         let raw = &mut trace.files[0];
@@ -719,16 +727,22 @@ mod tests {
         assert_eq!(read, [4106, 4106, 4106, 11, 100, 3 * 4096 + 10]);
         let simulation = Simulation::new(&platform, &workflow);
         let report = simulation.placement(Placement::Recorded).run().unwrap();
-        let moved = |name: &str| {
+        let transferred = |name: &str| {
             let mut tasks = report.tasks.iter();
-            tasks.find(|task| task.name == name).unwrap().moved_bytes
+            tasks
+                .find(|task| task.name == name)
+                .unwrap()
+                .transferred_bytes
         };
-        assert_eq!(moved("part there"), 0);
-        // One of the two tasks pulls the part for both.
-        assert_eq!(moved("part elsewhere") + moved("part again"), 4106);
-        assert_eq!(moved("ranges"), 6 + 1);
-        assert_eq!(moved("ranges of a part"), 100);
-        assert_eq!(moved("all"), 8192);
+        assert_eq!(transferred("part there"), 0);
+        // One of the two tasks fetches the part for both.
+        assert_eq!(
+            transferred("part elsewhere") + transferred("part again"),
+            4106
+        );
+        assert_eq!(transferred("ranges"), 6 + 1);
+        assert_eq!(transferred("ranges of a part"), 100);
+        assert_eq!(transferred("all"), 8192);
     }
 
     #[test]
@@ -742,7 +756,7 @@ mod tests {
         let selection = |text: &'static str| {
             move |trace: &mut Trace| trace.tasks[0].selections = vec![text.to_owned()]
         };
-        for (text, said) in [
+        for (text, reported) in [
             ("part 2", "it has no part 2"),
             ("bytes 0-12298", "it has 12298"),
             ("bytes 5-4", "ends before that"),
@@ -754,7 +768,7 @@ mod tests {
                 error.contains("task `part there` reads `/w/raw`"),
                 "{error}"
             );
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(reported), "{error}");
         }
         for unit in [0, 1, u64::MAX] {
             let error = refused(&|trace| trace.files[0].unit_bytes = unit);
@@ -783,13 +797,13 @@ mod tests {
     }
 
     #[test]
-    fn host_speed_scales_times_of_tasks_on_the_host() {
+    fn server_core_speed_scales_times_of_tasks_on_server_cores() {
         let mut run = Trace::parse("t.json", TRACE).unwrap();
-        run.nodes[1].host = true;
-        let slower = run.clone().with_host_speed(2.0);
+        run.nodes[1].server_cores = true;
+        let slower = run.clone().with_server_core_speed(2.0);
         assert_eq!(slower.tasks[1].compute_ns, 2 * run.tasks[1].compute_ns);
-        run.nodes[1].host = false;
-        assert_eq!(run.clone().with_host_speed(2.0), run);
+        run.nodes[1].server_cores = false;
+        assert_eq!(run.clone().with_server_core_speed(2.0), run);
     }
 
     #[test]
@@ -826,8 +840,8 @@ mod tests {
                 "t.json:14: unknown field `pined`, expected one of",
             ),
             (
-                "\"moved_bytes\": 1000",
-                "\"moved_bytes\": -1",
+                "\"transferred_bytes\": 1000",
+                "\"transferred_bytes\": -1",
                 "t.json:12: invalid value",
             ),
         ] {

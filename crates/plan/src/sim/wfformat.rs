@@ -5,10 +5,10 @@
 //! its own, so that the dispatcher, which knows dependencies by files only, sees it. Run times are those of the measured machine and
 //! contain that machine's reading and writing. A task needs the number of cores in its `coreCount`; without one it needs one core.
 
-use super::error::{InputError, Problem};
-use super::json::{Keys, Reader};
+use super::error::{FileProblem, InputError};
+use super::json::{JsonKeys, JsonReader};
 use super::quantity;
-use super::workflow::{Fault, File, Task, Workflow};
+use super::workflow::{GraphFault, Workflow, WorkflowFile, WorkflowTask};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,27 +17,27 @@ use tidemill_core::resources::{CORES_MAX, Needs};
 
 const KNOWN: &str = "1.4, 1.5 and 1.6";
 
-const INSTANCE: Keys = Keys {
+const INSTANCE: JsonKeys = JsonKeys {
     place: "the workflow's file",
     read: &["name", "schemaVersion", "workflow"],
     others: &["description", "createdAt", "author", "runtimeSystem"],
 };
-const SPLIT: Keys = Keys {
+const SPLIT: JsonKeys = JsonKeys {
     place: "`workflow`",
     read: &["specification", "execution"],
     others: &[],
 };
-const SPECIFICATION: Keys = Keys {
+const SPECIFICATION: JsonKeys = JsonKeys {
     place: "`specification`",
     read: &["tasks", "files"],
     others: &[],
 };
-const EXECUTION: Keys = Keys {
+const EXECUTION: JsonKeys = JsonKeys {
     place: "`execution`",
     read: &["tasks"],
     others: &["makespanInSeconds", "executedAt", "machines"],
 };
-const SPECIFIED_TASK: Keys = Keys {
+const SPECIFIED_TASK: JsonKeys = JsonKeys {
     place: "a task",
     read: &[
         "name",
@@ -49,12 +49,12 @@ const SPECIFIED_TASK: Keys = Keys {
     ],
     others: &["type", "category"],
 };
-const SIZED_FILE: Keys = Keys {
+const SIZED_FILE: JsonKeys = JsonKeys {
     place: "a file",
     read: &["id", "sizeInBytes"],
     others: &[],
 };
-const EXECUTED_TASK: Keys = Keys {
+const EXECUTED_TASK: JsonKeys = JsonKeys {
     place: "a task",
     read: &["id", "runtimeInSeconds", "command"],
     others: MEASURED,
@@ -79,12 +79,12 @@ const MEASURED: &[&str] = &[
     "type",
     "category",
 ];
-const WHOLE: Keys = Keys {
+const WHOLE: JsonKeys = JsonKeys {
     place: "`workflow`",
     read: &["tasks"],
     others: &["makespanInSeconds", "makespan", "executedAt", "machines"],
 };
-const WHOLE_TASK: Keys = Keys {
+const WHOLE_TASK: JsonKeys = JsonKeys {
     place: "a task",
     read: &[
         "name",
@@ -157,18 +157,18 @@ struct SizedFile {
 struct ExecutedTask {
     id: String,
     runtime_in_seconds: f64,
-    command: Option<Command>,
+    command: Option<TaskCommand>,
     core_count: Option<f64>,
 }
 
 #[derive(Deserialize)]
-struct Command {
+struct TaskCommand {
     program: Option<String>,
 }
 
 /// `workflow` of 1.4.
 #[derive(Deserialize)]
-struct Whole<'a> {
+struct WorkflowSection<'a> {
     #[serde(borrow)]
     tasks: Vec<&'a RawValue>,
 }
@@ -179,7 +179,7 @@ struct WholeTask {
     name: String,
     id: Option<String>,
     runtime_in_seconds: Option<f64>,
-    command: Option<Command>,
+    command: Option<TaskCommand>,
     core_count: Option<f64>,
     #[serde(default)]
     parents: Vec<String>,
@@ -192,14 +192,14 @@ struct WholeTask {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct WholeFile {
-    link: Link,
+    link: FileLink,
     name: String,
     size_in_bytes: i64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Link {
+enum FileLink {
     Input,
     Output,
 }
@@ -224,12 +224,12 @@ struct Draft {
 /// The first fault, with its line: text that is not JSON or not WfFormat, tasks and files that are named but missing, missing sizes and run
 /// times, and tasks that depend on each other in a circle.
 pub fn parse(file: &str, text: &str) -> Result<Workflow, InputError> {
-    let reader = Reader { file, text };
+    let reader = JsonReader { file, text };
     let whole: &RawValue = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
     reader.check_keys(whole, INSTANCE)?;
     let instance: Instance<'_> = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
     if instance.name.trim().is_empty() {
-        return Err(reader.error(0, Problem::NoName("the workflow".to_owned())));
+        return Err(reader.error(0, FileProblem::NoName("the workflow".to_owned())));
     }
     let (drafts, files) = match instance.schema_version.as_str() {
         "1.4" => {
@@ -251,7 +251,7 @@ pub fn parse(file: &str, text: &str) -> Result<Workflow, InputError> {
             reader.split(specification, execution)?
         }
         _ => {
-            let problem = Problem::Version {
+            let problem = FileProblem::Version {
                 format: "WfFormat",
                 found: instance.schema_version,
                 known: KNOWN,
@@ -264,19 +264,19 @@ pub fn parse(file: &str, text: &str) -> Result<Workflow, InputError> {
 
 /// Files by name while they are collected.
 #[derive(Default)]
-struct Files {
-    list: Vec<File>,
+struct FileIndex {
+    list: Vec<WorkflowFile>,
     index: BTreeMap<String, usize>,
 }
 
-impl Files {
+impl FileIndex {
     fn add(&mut self, name: &str, size: u64) -> usize {
         if let Some(&known) = self.index.get(name) {
             return known;
         }
         let index = self.list.len();
         self.index.insert(name.to_owned(), index);
-        self.list.push(File {
+        self.list.push(WorkflowFile {
             name: name.to_owned(),
             size,
             maker: None,
@@ -287,27 +287,27 @@ impl Files {
     }
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JsonReader<'a> {
     fn size(&self, line: u32, name: &str, bytes: i64) -> Result<u64, InputError> {
         if name.trim().is_empty() {
-            return Err(self.error(line, Problem::NoName("a file".to_owned())));
+            return Err(self.error(line, FileProblem::NoName("a file".to_owned())));
         }
         u64::try_from(bytes).map_err(|_| {
             let what = format!("the size of file `{name}`");
             let text = bytes.to_string();
-            self.error(line, Problem::Negative { what, text })
+            self.error(line, FileProblem::Negative { what, text })
         })
     }
 
     /// Returns the files of 1.5; each is listed once.
-    fn sized(&self, parts: &[&'a RawValue]) -> Result<Files, InputError> {
-        let mut files = Files::default();
+    fn sized(&self, parts: &[&'a RawValue]) -> Result<FileIndex, InputError> {
+        let mut files = FileIndex::default();
         let mut lines = BTreeMap::new();
         for (line, one) in self.list::<SizedFile>(parts, SIZED_FILE)? {
             let size = self.size(line, &one.id, one.size_in_bytes)?;
             if let Some(first) = lines.insert(one.id.clone(), line) {
                 let file = one.id;
-                return Err(self.error(line, Problem::SameFile { file, first }));
+                return Err(self.error(line, FileProblem::SameFile { file, first }));
             }
             files.add(&one.id, size);
         }
@@ -326,7 +326,7 @@ impl<'a> Reader<'a> {
             if let Some((first, _)) = executed.insert(id, (line, task)) {
                 let task = executed.into_values().find(|(at, _)| *at == line);
                 let task = task.map_or_else(String::new, |(_, task)| task.id);
-                return Err(self.error(line, Problem::SameTask { task, first }));
+                return Err(self.error(line, FileProblem::SameTask { task, first }));
             }
         }
         Ok(executed)
@@ -336,7 +336,7 @@ impl<'a> Reader<'a> {
         &self,
         specification: Specification<'a>,
         execution: Option<Execution<'a>>,
-    ) -> Result<(Vec<Draft>, Files), InputError> {
+    ) -> Result<(Vec<Draft>, FileIndex), InputError> {
         let files = self.sized(&specification.files)?;
         let mut executed = self.executed(execution)?;
         let mut drafts = Vec::with_capacity(specification.tasks.len());
@@ -344,7 +344,7 @@ impl<'a> Reader<'a> {
             let find = |name: &String| {
                 files.index.get(name).copied().ok_or_else(|| {
                     let (task, file) = (task.id.clone(), name.clone());
-                    self.error(line, Problem::DanglingFile { task, file })
+                    self.error(line, FileProblem::DanglingFile { task, file })
                 })
             };
             let inputs = task
@@ -375,13 +375,13 @@ impl<'a> Reader<'a> {
         }
         if let Some((id, (line, _))) = executed.into_iter().next() {
             let task = "execution".to_owned();
-            return Err(self.error(line, Problem::DanglingTask { task, other: id }));
+            return Err(self.error(line, FileProblem::DanglingTask { task, other: id }));
         }
         Ok((drafts, files))
     }
 
-    fn whole(&self, whole: Whole<'a>) -> Result<(Vec<Draft>, Files), InputError> {
-        let mut files = Files::default();
+    fn whole(&self, whole: WorkflowSection<'a>) -> Result<(Vec<Draft>, FileIndex), InputError> {
+        let mut files = FileIndex::default();
         let mut lines = BTreeMap::new();
         let mut drafts = Vec::with_capacity(whole.tasks.len());
         for (line, task) in self.list::<WholeTask>(&whole.tasks, WHOLE_TASK)? {
@@ -393,7 +393,7 @@ impl<'a> Reader<'a> {
                 let other = files.list[index].size;
                 if size != other {
                     let file = one.name.clone();
-                    let problem = Problem::TwoSizes {
+                    let problem = FileProblem::TwoSizes {
                         file,
                         size,
                         other,
@@ -402,8 +402,8 @@ impl<'a> Reader<'a> {
                     return Err(self.error(line, problem));
                 }
                 match one.link {
-                    Link::Input => inputs.push(index),
-                    Link::Output => outputs.push(index),
+                    FileLink::Input => inputs.push(index),
+                    FileLink::Output => outputs.push(index),
                 }
             }
             drafts.push(Draft {
@@ -426,10 +426,10 @@ impl<'a> Reader<'a> {
         &self,
         name: String,
         mut drafts: Vec<Draft>,
-        mut files: Files,
+        mut files: FileIndex,
     ) -> Result<Workflow, InputError> {
         if drafts.is_empty() {
-            return Err(self.error(0, Problem::NoTasks));
+            return Err(self.error(0, FileProblem::NoTasks));
         }
         self.join_parents(&mut drafts, &mut files)?;
         let lines: Vec<u32> = drafts.iter().map(|draft| draft.line).collect();
@@ -437,14 +437,14 @@ impl<'a> Reader<'a> {
         for draft in drafts {
             let seconds = draft
                 .seconds
-                .ok_or_else(|| self.error(draft.line, Problem::NoRunTime(draft.id.clone())))?;
+                .ok_or_else(|| self.error(draft.line, FileProblem::NoRunTime(draft.id.clone())))?;
             let compute = quantity::seconds(seconds).ok_or_else(|| {
                 let what = format!("the run time of task `{}`", draft.id);
                 let text = seconds.to_string();
-                self.error(draft.line, Problem::Number { what, text })
+                self.error(draft.line, FileProblem::Number { what, text })
             })?;
             let needs = self.needs(&draft)?;
-            tasks.push(Task {
+            tasks.push(WorkflowTask {
                 needs,
                 name: draft.id,
                 kernel: Kernel::Program(draft.kernel),
@@ -464,7 +464,7 @@ impl<'a> Reader<'a> {
         };
         match workflow.link() {
             Ok(()) => Ok(workflow),
-            Err(Fault { task, problem }) => Err(self.error(lines[task], problem)),
+            Err(GraphFault { task, problem }) => Err(self.error(lines[task], problem)),
         }
     }
 
@@ -476,11 +476,11 @@ impl<'a> Reader<'a> {
         let what = || format!("coreCount of task `{}`", draft.id);
         if !(0.0..=f64::from(CORES_MAX)).contains(&count) {
             let problem = match count < 0.0 {
-                true => Problem::Negative {
+                true => FileProblem::Negative {
                     what: what(),
                     text: count.to_string(),
                 },
-                false => Problem::TooMany {
+                false => FileProblem::TooMany {
                     what: what(),
                     max: CORES_MAX.into(),
                 },
@@ -495,13 +495,13 @@ impl<'a> Reader<'a> {
     }
 
     /// Adds an empty file for each task with dependents that no file connects with it.
-    fn join_parents(&self, drafts: &mut [Draft], files: &mut Files) -> Result<(), InputError> {
+    fn join_parents(&self, drafts: &mut [Draft], files: &mut FileIndex) -> Result<(), InputError> {
         let mut by_id: BTreeMap<&str, usize> = BTreeMap::new();
         for (index, draft) in drafts.iter().enumerate() {
             if let Some(first) = by_id.insert(&draft.id, index) {
                 let first = drafts[first].line;
                 let task = draft.id.clone();
-                return Err(self.error(draft.line, Problem::SameTask { task, first }));
+                return Err(self.error(draft.line, FileProblem::SameTask { task, first }));
             }
         }
         // Files of 1.4 name parents by name or by id.
@@ -517,7 +517,7 @@ impl<'a> Reader<'a> {
                     .or_else(|| by_name.get(other.as_str()));
                 found.copied().ok_or_else(|| {
                     let (task, other) = (draft.id.clone(), other.clone());
-                    self.error(draft.line, Problem::DanglingTask { task, other })
+                    self.error(draft.line, FileProblem::DanglingTask { task, other })
                 })
             };
             for parent in &draft.parents {
@@ -548,7 +548,7 @@ impl<'a> Reader<'a> {
 }
 
 /// Returns the name under which run times are learned: the program, or the task's name without its number.
-fn kernel(name: &str, command: Option<Command>) -> String {
+fn kernel(name: &str, command: Option<TaskCommand>) -> String {
     let program = command.and_then(|command| command.program);
     // Some recorders store a whole script in this field.
     let program = program.filter(|program| !program.trim().is_empty() && !program.contains('\n'));

@@ -4,12 +4,12 @@
 //! Every input format is converted to a workflow: job scripts ([`super::job`]), traces of real runs and WfCommons files
 //! ([`super::wfformat`]).
 
-use super::error::Problem;
+use super::error::FileProblem;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::label::Kernel;
-use tidemill_core::layout::{Layout, Part, Selection, Striped};
+use tidemill_core::layout::{Layout, Part, Selection, StripedLayout};
 use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
 
@@ -24,14 +24,14 @@ pub struct Workflow {
     /// Policy that the job names.
     pub policy: Option<String>,
     /// Tasks, in the order in which the dispatcher receives them.
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<WorkflowTask>,
     /// Files.
-    pub files: Vec<File>,
+    pub files: Vec<WorkflowFile>,
 }
 
 /// One task.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Task {
+pub struct WorkflowTask {
     /// Name of the task.
     pub name: String,
     /// Code of the task; the code of a native or stored kernel is also one of the inputs.
@@ -52,7 +52,7 @@ pub struct Task {
     pub reused: Option<Reused>,
 }
 
-impl Task {
+impl WorkflowTask {
     /// Returns the selection of one of its inputs.
     #[must_use]
     pub fn selection(&self, input: usize) -> &Selection {
@@ -65,13 +65,13 @@ impl Task {
 pub struct Reused {
     /// Core time.
     pub time: Span,
-    /// Size of outputs that are pulled, in bytes.
-    pub moved_bytes: u64,
+    /// Size of outputs that are fetched, in bytes.
+    pub transferred_bytes: u64,
 }
 
 /// One file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct File {
+pub struct WorkflowFile {
     /// Name of the file.
     pub name: String,
     /// Size, in bytes.
@@ -93,7 +93,7 @@ pub struct StripedFile {
     pub parts: Vec<(NodeId, u64)>,
 }
 
-impl File {
+impl WorkflowFile {
     /// Returns the layout of the file; its parts are objects numbered from `first`.
     #[must_use]
     pub fn layout(&self, object: ObjectId, first: u64) -> Layout {
@@ -103,7 +103,7 @@ impl File {
         };
         let parts = (first..).zip(&striped.parts);
         let part = |(object, &(node, size))| Part::on(ObjectId(object), size, node);
-        Layout::Striped(Striped {
+        Layout::Striped(StripedLayout {
             unit: striped.unit,
             size: self.size,
             parts: parts.map(part).collect(),
@@ -118,14 +118,14 @@ const BYTES_MAX: u64 = 1_000_000_000_000_000_000;
 
 /// Fault in a graph, and the task with the fault.
 #[derive(Debug)]
-pub(super) struct Fault {
+pub(super) struct GraphFault {
     pub(super) task: usize,
-    pub(super) problem: Problem,
+    pub(super) problem: FileProblem,
 }
 
 impl Workflow {
     /// Records which task writes which file, and checks names, selections, sums and the order of tasks.
-    pub(super) fn link(&mut self) -> Result<(), Fault> {
+    pub(super) fn link(&mut self) -> Result<(), GraphFault> {
         self.check_names()?;
         self.check_selections()?;
         self.check_sums()?;
@@ -133,12 +133,12 @@ impl Workflow {
             for (number, &output) in task.outputs.iter().enumerate() {
                 let file = &mut self.files[output];
                 if let Some((other, _)) = file.maker.replace((index, number)) {
-                    let problem = Problem::SameOutput {
+                    let problem = FileProblem::SameOutput {
                         task: task.name.clone(),
                         file: file.name.clone(),
                         other: self.tasks[other].name.clone(),
                     };
-                    return Err(Fault {
+                    return Err(GraphFault {
                         task: index,
                         problem,
                     });
@@ -148,11 +148,11 @@ impl Workflow {
         for (index, task) in self.tasks.iter().enumerate() {
             let own = |&&input: &&usize| self.files[input].maker.is_some_and(|(m, _)| m == index);
             if let Some(&input) = task.inputs.iter().find(own) {
-                let problem = Problem::OwnOutput {
+                let problem = FileProblem::OwnOutput {
                     task: task.name.clone(),
                     file: self.files[input].name.clone(),
                 };
-                return Err(Fault {
+                return Err(GraphFault {
                     task: index,
                     problem,
                 });
@@ -161,24 +161,24 @@ impl Workflow {
         self.order().map(drop)
     }
 
-    fn check_names(&self) -> Result<(), Fault> {
+    fn check_names(&self) -> Result<(), GraphFault> {
         let mut seen = BTreeSet::new();
         for (task, one) in self.tasks.iter().enumerate() {
-            let fault = |problem| Err(Fault { task, problem });
+            let fault = |problem| Err(GraphFault { task, problem });
             if one.name.trim().is_empty() {
-                return fault(Problem::NoName(format!("task number {}", task + 1)));
+                return fault(FileProblem::NoName(format!("task number {}", task + 1)));
             }
             if !seen.insert(one.name.as_str()) {
-                return fault(Problem::TaskTwice(one.name.clone()));
+                return fault(FileProblem::TaskTwice(one.name.clone()));
             }
             let files = one.inputs.iter().chain(&one.outputs);
             let mut names = files.map(|&file| &self.files[file].name);
             if names.any(|name| name.trim().is_empty()) {
                 let what = format!("a file of task `{}`", one.name);
-                return fault(Problem::NoName(what));
+                return fault(FileProblem::NoName(what));
             }
             if one.kernel.name().trim().is_empty() {
-                return fault(Problem::NoName(format!(
+                return fault(FileProblem::NoName(format!(
                     "the kernel of task `{}`",
                     one.name
                 )));
@@ -188,7 +188,7 @@ impl Workflow {
     }
 
     /// Checks that tasks only read bytes that files have.
-    fn check_selections(&self) -> Result<(), Fault> {
+    fn check_selections(&self) -> Result<(), GraphFault> {
         for (number, task) in self.tasks.iter().enumerate() {
             for (index, &file) in task.inputs.iter().enumerate() {
                 let (file, selection) = (&self.files[file], task.selection(index));
@@ -200,9 +200,9 @@ impl Workflow {
                 };
                 if let Some(why) = wrong {
                     let (task, file) = (task.name.clone(), file.name.clone());
-                    let problem = Problem::Selected { task, file, why };
+                    let problem = FileProblem::Selected { task, file, why };
                     let task = number;
-                    return Err(Fault { task, problem });
+                    return Err(GraphFault { task, problem });
                 }
             }
         }
@@ -210,7 +210,7 @@ impl Workflow {
     }
 
     /// Checks that sums over the whole simulation fit into 64 bits.
-    fn check_sums(&self) -> Result<(), Fault> {
+    fn check_sums(&self) -> Result<(), GraphFault> {
         let (mut time, mut bytes) = (0_u64, 0_u64);
         for (task, one) in self.tasks.iter().enumerate() {
             time = time.saturating_add(one.compute.0);
@@ -223,8 +223,8 @@ impl Workflow {
             } else {
                 continue;
             };
-            let problem = Problem::Absurd { what, max };
-            return Err(Fault { task, problem });
+            let problem = FileProblem::Absurd { what, max };
+            return Err(GraphFault { task, problem });
         }
         Ok(())
     }
@@ -240,7 +240,7 @@ impl Workflow {
     }
 
     /// Returns all tasks in an order in which dependencies precede their dependents, else by index.
-    pub(super) fn order(&self) -> Result<Vec<usize>, Fault> {
+    pub(super) fn order(&self) -> Result<Vec<usize>, GraphFault> {
         let mut dependants = vec![Vec::new(); self.tasks.len()];
         let mut missing = vec![0; self.tasks.len()];
         for (task, missing) in missing.iter_mut().enumerate() {
@@ -269,7 +269,7 @@ impl Workflow {
     }
 
     /// Returns the fault of one circle among the tasks with missing dependencies, from its first task on.
-    fn circle(&self, missing: &[usize]) -> Fault {
+    fn circle(&self, missing: &[usize]) -> GraphFault {
         /// Longer circles are cut in the error.
         const SHOWN: usize = 20;
         let stuck = |task: &usize| missing[*task] > 0;
@@ -292,15 +292,15 @@ impl Workflow {
             names.push(format!("… {} more …", circle.len() - SHOWN));
         }
         names.push(name(&circle[0]));
-        Fault {
+        GraphFault {
             task: circle[0],
-            problem: Problem::Cycle(names.join(" needs ")),
+            problem: FileProblem::Cycle(names.join(" needs ")),
         }
     }
 
     /// Returns the same job after other work: tasks without files, which the dispatcher receives first and which become the first tasks.
     #[must_use]
-    pub fn behind(mut self, others: Vec<Task>) -> Self {
+    pub fn behind(mut self, others: Vec<WorkflowTask>) -> Self {
         for file in &mut self.files {
             if let Some((maker, _)) = &mut file.maker {
                 *maker += others.len();

@@ -1,9 +1,9 @@
 //! States of nodes that an administrator must act on: those that the server sees by its connections, and those that nodes report.
 
-use super::{Cluster, Slot};
+use super::{Cluster, NodeSlot};
 use std::time::{Duration, Instant};
-use tidemill_core::shown::line;
-use tidemill_wire::condition::{self, Kind};
+use tidemill_core::display::line;
+use tidemill_wire::condition::{self, ConditionKind};
 use tidemill_wire::v1;
 use tonic::Status;
 
@@ -15,7 +15,7 @@ const FULL_BYTES: u64 = 1 << 20;
 
 /// Nodes that can be asked for their objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Presence {
+pub(crate) struct ReachableNodes {
     /// Nodes that answer, and suspended nodes, in order.
     pub(crate) present: Vec<u32>,
     /// Whether any other node is known.
@@ -23,17 +23,17 @@ pub(crate) struct Presence {
 }
 
 impl Cluster {
-    /// Returns the nodes that answer, or that are woken when they are needed.
-    pub(crate) fn presence(&self) -> Presence {
+    /// Returns the nodes that answer, or that are resumed when they are needed.
+    pub(crate) fn presence(&self) -> ReachableNodes {
         let slots = self.slots.lock();
-        let sleepers = &self.shared.sleepers;
-        let is_present = |slot: &Slot| {
+        let suspensions = &self.shared.suspensions;
+        let is_present = |slot: &NodeSlot| {
             let answers = slot.connection.is_some() && !slot.hangs();
-            answers || sleepers.sleeps(slot.status.node)
+            answers || suspensions.is_suspended(slot.status.node)
         };
         let present = slots.values().filter(|slot| is_present(slot));
         let present: Vec<u32> = present.map(|slot| slot.status.node).collect();
-        Presence {
+        ReachableNodes {
             any_offline: present.len() < slots.len(),
             present,
         }
@@ -41,7 +41,7 @@ impl Cluster {
 
     /// Notes the reason why a node was refused.
     pub(super) fn note_refused(&self, hello: &v1::Hello, status: &Status) {
-        let (Some(node), Some(kind)) = (&hello.node, Kind::why(status)) else {
+        let (Some(node), Some(kind)) = (&hello.node, ConditionKind::why(status)) else {
             return;
         };
         let now = Instant::now();
@@ -51,8 +51,8 @@ impl Cluster {
         refused.insert(node.node, why);
     }
 
-    /// Returns the states of all nodes. `failed_elements` names the nodes that were offline for longer than `--repair-after`.
-    pub(crate) fn conditions(&self, failed_elements: &[u32]) -> Vec<v1::Condition> {
+    /// Returns the states of all nodes. `failed_nodes` names the nodes that were offline for longer than `--repair-after`.
+    pub(crate) fn conditions(&self, failed_nodes: &[u32]) -> Vec<v1::Condition> {
         let mut found = Vec::new();
         let refused = self.refused.lock().clone();
         let recent = refused
@@ -61,7 +61,7 @@ impl Cluster {
         found.extend(recent.map(|(&node, (kind, why, _))| kind.of(Some(node), why.clone())));
         let slots = self.slots.lock();
         for slot in slots.values() {
-            self.add_conditions(slot, failed_elements, &mut found);
+            self.add_conditions(slot, failed_nodes, &mut found);
         }
         let mut stores = slots
             .values()
@@ -74,26 +74,31 @@ impl Cluster {
         let mut take = stores
             .filter(|slot| slot.connection.is_some() && slot.is_plain())
             .peekable();
-        if take.peek().is_some() && take.all(Slot::is_full) {
+        if take.peek().is_some() && take.all(NodeSlot::is_full) {
             let cause = "no node that is up has space for new files";
             found.push(condition::CLUSTER_FULL.of(None, cause));
         }
         found
     }
 
-    fn add_conditions(&self, slot: &Slot, failed_elements: &[u32], found: &mut Vec<v1::Condition>) {
+    fn add_conditions(
+        &self,
+        slot: &NodeSlot,
+        failed_nodes: &[u32],
+        found: &mut Vec<v1::Condition>,
+    ) {
         let id = slot.status.node;
         let node = Some(id);
         if slot.connection.is_none() {
-            let sleep = self.shared.sleepers.told(id).unwrap_or_default();
-            if sleep.suspended || sleep.waking {
-                if !sleep.trouble.is_empty() {
-                    found.push(condition::NODE_NOT_WOKEN.of(node, sleep.trouble));
+            let suspension = self.shared.suspensions.reported(id).unwrap_or_default();
+            if suspension.suspended || suspension.resuming {
+                if !suspension.trouble.is_empty() {
+                    found.push(condition::NODE_NOT_RESUMED.of(node, suspension.trouble));
                 }
                 return;
             }
             let offline_s = slot.offline_since.elapsed().as_secs();
-            found.push(match failed_elements.contains(&id) {
+            found.push(match failed_nodes.contains(&id) {
                 true => {
                     let cause =
                         "it has been offline for too long: its replicas are recreated elsewhere";
@@ -110,24 +115,24 @@ impl Cluster {
             found.push(condition::NODE_SILENT.of(node, cause));
         }
         // A node that is silent now may have reported the cause before.
-        let told = &slot.status.conditions;
-        for one in told {
+        let reported = &slot.status.conditions;
+        for one in reported {
             let kind = condition::ALL.iter().find(|kind| kind.name == one.name);
             // The node is of this release, so the server knows all its states.
             found.extend(kind.map(|kind| kind.of(node, line(&one.cause))));
         }
-        if told.is_empty() && slot.is_plain() && slot.is_full() {
+        if reported.is_empty() && slot.is_plain() && slot.is_full() {
             let cause = "it has no space for new files: its disk or its `--capacity` is used up";
             found.push(condition::NODE_FULL.of(node, cause));
         }
     }
 }
 
-impl Slot {
+impl NodeSlot {
     /// Whether the node stores files permanently on a disk of its own.
     fn is_plain(&self) -> bool {
         let status = &self.status;
-        status.role == "store" && !self.in_memory() && !self.is_burst() && status.outside.is_none()
+        status.role == "store" && !self.in_memory() && !self.is_burst() && status.backend.is_none()
     }
 
     fn is_full(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Commands that suspend or wake a host: `systemctl`, `ssh`, `ipmitool`, wake-on-LAN, a batch system. An administrator configures them.
+//! Commands that suspend or resume a host: `systemctl`, `ssh`, `ipmitool`, wake-on-LAN, a batch system. An administrator configures them.
 //! This module runs them as processes, and they may hang, fail, or print without end.
 
 use parking_lot::Mutex;
@@ -13,31 +13,31 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Interval in which the end of a command is looked for.
 const PERIOD: Duration = Duration::from_millis(20);
 /// Number of bytes that are stored of a command's output.
-const SAID_BYTES_MAX: usize = 400;
+const PRINTED_BYTES_MAX: usize = 400;
 /// Maximum wait for a command's last output after its end.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// A line for the shell. The environment variable `TIDEMILL_NODE` has the node's number.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Command(pub String);
+pub struct ShellCommand(pub String);
 
-/// Commands that suspend and wake the host of a node, if ending and waking its process is not enough.
+/// Commands that suspend and resume the host of a node, if ending and resuming its process is not enough.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commands {
     /// Command that runs after the node has ended in order.
-    pub suspend: Option<Command>,
+    pub suspend: Option<ShellCommand>,
     /// Command that has to start the node, or its host, which starts the node.
-    pub wake: Option<Command>,
+    pub resume: Option<ShellCommand>,
 }
 
-impl Command {
+impl ShellCommand {
     /// Runs the command until it ends or exceeds the time limit. Blocks.
     pub(super) fn run(&self, node: u32) -> Result<(), String> {
         self.run_within(node, LIMIT)
     }
 
     fn run_within(&self, node: u32, limit: Duration) -> Result<(), String> {
-        let named = |what: String| format!("`{}` {what}", tidemill_core::shown::line(&self.0));
+        let named = |what: String| format!("`{}` {what}", tidemill_core::display::line(&self.0));
         let mut command = std::process::Command::new("/bin/sh");
         command.args(["-c", &self.0]);
         command.env("TIDEMILL_NODE", node.to_string());
@@ -46,15 +46,15 @@ impl Command {
         let mut child = command
             .spawn()
             .map_err(|error| named(format!("can't be run: {error}")))?;
-        let said = listen(&mut child);
+        let printed = listen(&mut child);
         let ended = wait(&mut child, limit).map_err(|error| named(error.to_string()))?;
         match ended {
             Some(status) if status.success() => Ok(()),
             Some(status) => {
                 std::thread::sleep(LAST_WORDS);
-                let said = String::from_utf8_lossy(&said.lock()).trim().to_owned();
-                let said = tidemill_core::shown::line(&said).to_string();
-                Err(named(format!("failed ({status}): {said}")))
+                let printed = String::from_utf8_lossy(&printed.lock()).trim().to_owned();
+                let printed = tidemill_core::display::line(&printed).to_string();
+                Err(named(format!("failed ({status}): {printed}")))
             }
             None => Err(named(format!(
                 "had not ended after {} s and was killed",
@@ -67,19 +67,19 @@ impl Command {
 /// Reads the command's output to its end in a thread, and stores the beginning. A process that holds the pipe open forever keeps the
 /// thread forever.
 fn listen(child: &mut Child) -> Arc<Mutex<Vec<u8>>> {
-    let said = Arc::<Mutex<Vec<u8>>>::default();
+    let printed = Arc::<Mutex<Vec<u8>>>::default();
     if let Some(mut pipe) = child.stderr.take() {
-        let kept = said.clone();
+        let kept = printed.clone();
         std::thread::spawn(move || {
             let mut piece = [0; 4096];
             while let Ok(count @ 1..) = pipe.read(&mut piece) {
                 let mut kept = kept.lock();
-                let room = SAID_BYTES_MAX.saturating_sub(kept.len());
-                kept.extend_from_slice(&piece[..count.min(room)]);
+                let space = PRINTED_BYTES_MAX.saturating_sub(kept.len());
+                kept.extend_from_slice(&piece[..count.min(space)]);
             }
         });
     }
-    said
+    printed
 }
 
 /// Returns the exit status; `None` if the command was killed, with all processes that it has started.
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     fn run(line: &str) -> Result<(), String> {
-        Command(line.into()).run_within(7, Duration::from_millis(700))
+        ShellCommand(line.into()).run_within(7, Duration::from_millis(700))
     }
 
     #[test]

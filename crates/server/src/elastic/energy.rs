@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use tidemill_core::elastic::Power;
+use tidemill_core::elastic::NodePower;
 use tokio::time::Instant;
 
 /// Maximum time between two looks. A longer time is not counted.
@@ -14,15 +14,15 @@ const GAP: Duration = Duration::from_secs(10);
 
 /// Facts from which a node's present power follows.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Draw {
+pub(crate) struct PowerFacts {
     pub(crate) node: u32,
-    pub(crate) power: Power,
+    pub(crate) power: NodePower,
     /// Number of running kernels; `cores` is the number of cores.
     pub(crate) running: u32,
     pub(crate) cores: u32,
     pub(crate) up: bool,
     pub(crate) suspended: bool,
-    pub(crate) waking: bool,
+    pub(crate) resuming: bool,
     /// Reading of a meter in thousandths of a watt, and the meter's name.
     pub(crate) measured: Option<(u64, String)>,
 }
@@ -45,16 +45,16 @@ pub(crate) struct Energy {
     last: Mutex<Option<Instant>>,
 }
 
-const CONFIGURED: &str = "reckoned by configured power";
+const CONFIGURED: &str = "estimated by configured power";
 
-impl Draw {
+impl PowerFacts {
     /// Returns the power in thousandths of a watt, and its source; `None` if it is unknown.
     fn milliwatts(&self) -> Option<(u64, String)> {
         if let (true, Some((milli, by))) = (self.up, &self.measured) {
             return Some((*milli, by.clone()));
         }
         let power = self.power;
-        let milli = match (self.up, self.waking, self.suspended) {
+        let milli = match (self.up, self.resuming, self.suspended) {
             (true, ..) => power.at(self.running, self.cores)?,
             (_, true, _) => Some(power.busy_milli).filter(|&milli| milli > 0)?,
             (_, _, true) => Some(power.suspended_milli).filter(|&milli| milli > 0)?,
@@ -81,7 +81,7 @@ impl Energy {
     }
 
     /// Counts the time since the last look.
-    pub(super) fn count(&self, draws: &[Draw]) {
+    pub(super) fn count(&self, draws: &[PowerFacts]) {
         let now = Instant::now();
         let Some(last) = self.last.lock().replace(now) else {
             return;
@@ -139,18 +139,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn energy_counts_known_power_only_and_names_its_source() {
         let energy = Energy::default();
-        let power = Power {
+        let power = NodePower {
             busy_milli: 100_000,
             idle_milli: 50_000,
             suspended_milli: 0,
         };
-        let mut draw = Draw {
+        let mut draw = PowerFacts {
             node: 3,
             power,
             running: 1,
             cores: 2,
             up: true,
-            ..Draw::default()
+            ..PowerFacts::default()
         };
         energy.count(std::slice::from_ref(&draw));
         assert_eq!(energy.of(3), None);

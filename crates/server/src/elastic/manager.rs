@@ -1,20 +1,22 @@
-//! The worker manager: finds nodes that were idle for a while, suspends them, and wakes nodes that are needed. It sends messages to
+//! The worker manager: finds nodes that were idle for a while, suspends them, and resumes nodes that are needed. It sends messages to
 //! nodes and runs commands. Next: `server/src/cluster.rs`, which sends the messages.
 
-use super::{Elastic, Sleepers, energy, needs, span, store};
+use super::{Elastic, Suspensions, energy, needs, span, store};
 use crate::clock;
 use crate::cluster::Cluster;
-use crate::cluster::keeper::Activity;
+use crate::cluster::suspended_connections::Activity;
 use crate::names::SqliteNames;
 use crate::names::commit::Database;
-use crate::names::shared::Shared;
+use crate::names::shared::NamesShared;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidemill_core::dispatch::Demand;
-use tidemill_core::elastic::{Action, Event, WAKE_UNKNOWN, Worker, allocate};
+use tidemill_core::elastic::{
+    ElasticAction, ElasticEvent, RESUME_UNKNOWN, ResumeCandidate, allocate,
+};
 use tidemill_core::id::NodeId;
 use tidemill_core::time::Span;
 use tidemill_wire::v1::{self, to_node::Message as To};
@@ -32,7 +34,7 @@ const PERIOD: Duration = Duration::from_millis(500);
 pub(crate) struct Manager {
     cluster: Arc<Cluster>,
     database: Arc<Database>,
-    shared: Arc<Shared>,
+    shared: Arc<NamesShared>,
     elastic: Arc<Elastic>,
     /// Activity of the nodes at the last look.
     seen: Arc<Mutex<BTreeMap<u32, Activity>>>,
@@ -44,7 +46,7 @@ impl Manager {
     /// Starts the manager, for as long as the server runs.
     pub(crate) fn start(names: &SqliteNames, cluster: &Arc<Cluster>, elastic: Elastic) -> Self {
         let (automatic, shared) = (elastic.after.is_some(), names.shared().clone());
-        shared.sleepers.configure(elastic.limits(), automatic);
+        shared.suspensions.configure(elastic.limits(), automatic);
         let manager = Self {
             cluster: cluster.clone(),
             database: names.database().clone(),
@@ -57,28 +59,28 @@ impl Manager {
         manager
     }
 
-    fn sleepers(&self) -> &Arc<Sleepers> {
-        &self.shared.sleepers
+    fn suspensions(&self) -> &Arc<Suspensions> {
+        &self.shared.suspensions
     }
 
     async fn run(self) {
         let mut next = Instant::now() + PERIOD;
-        let energy = &self.sleepers().energy;
+        let energy = &self.suspensions().energy;
         if let Err(fault) = self.database.read(|db| energy.restore(db)) {
             fault.put_off("what nodes have drawn is not known");
         }
         let mut kept = Instant::now();
         loop {
-            let _ = tokio::time::timeout_at(next, self.sleepers().news.notified()).await;
+            let _ = tokio::time::timeout_at(next, self.suspensions().news.notified()).await;
             if Instant::now() >= next {
                 next = Instant::now() + PERIOD;
                 self.count(&mut kept).await;
-                if self.sleepers().any.load(Ordering::Relaxed) {
-                    self.sleepers().tick();
+                if self.suspensions().any.load(Ordering::Relaxed) {
+                    self.suspensions().tick();
                     self.look().await;
                 }
             }
-            for (node, action) in self.sleepers().take_actions() {
+            for (node, action) in self.suspensions().take_actions() {
                 self.carry_out(node, action).await;
             }
         }
@@ -86,7 +88,7 @@ impl Manager {
 
     /// Counts the nodes' energy, and stores it from time to time.
     async fn count(&self, kept: &mut Instant) {
-        let energy = &self.sleepers().energy;
+        let energy = &self.suspensions().energy;
         energy.count(&self.cluster.draws());
         if kept.elapsed() < KEEP {
             return;
@@ -102,17 +104,17 @@ impl Manager {
         }
     }
 
-    async fn carry_out(&self, node: u32, action: Action) {
+    async fn carry_out(&self, node: u32, action: ElasticAction) {
         match action {
-            Action::Suspend => self.suspend_unless_needed(node).await,
-            Action::Keep => {
-                self.cluster.tell_asleep(node);
+            ElasticAction::Suspend => self.suspend_unless_needed(node).await,
+            ElasticAction::Keep => {
+                self.cluster.tell_suspended(node);
                 self.keep(node, true).await;
                 self.end_host(node);
             }
-            Action::Wake => self.wake(node),
-            Action::Forget => self.keep(node, false).await,
-            Action::Abandon => self.cluster.declare_offline(node),
+            ElasticAction::Resume => self.resume(node),
+            ElasticAction::Forget => self.keep(node, false).await,
+            ElasticAction::Abandon => self.cluster.declare_offline(node),
         }
     }
 
@@ -120,7 +122,7 @@ impl Manager {
     async fn suspend_unless_needed(&self, node: u32) {
         self.cluster.refresh();
         if let Some(why) = self.needed(node, self.cluster.demand().await.as_ref()) {
-            self.sleepers().stays(node, why.to_owned());
+            self.suspensions().stays(node, why.to_owned());
             return self.cluster.refresh();
         }
         let quiet_ns = match (self.by_hand.lock().remove(&node), self.elastic.after) {
@@ -129,20 +131,20 @@ impl Manager {
         };
         let suspend = To::Suspend(v1::Suspend { quiet_ns });
         if !self.cluster.send(node, suspend) {
-            self.sleepers().on(node, Event::Left);
+            self.suspensions().on(node, ElasticEvent::Left);
         }
     }
 
-    async fn keep(&self, node: u32, asleep: bool) {
-        let kept = store::Kept {
+    async fn keep(&self, node: u32, suspended: bool) {
+        let kept = store::StoredElasticState {
             node,
-            asleep,
-            since: self.sleepers().since(node),
-            wakes: self.sleepers().learnt(node),
+            suspended,
+            since: self.suspensions().since(node),
+            resumes: self.suspensions().learnt(node),
         };
         let kept = self.database.write(move |db| store::keep(db, kept)).await;
         if let Err(fault) = kept {
-            tracing::warn!(node, %fault, "whether a node sleeps can't be kept");
+            tracing::warn!(node, %fault, "whether a node is suspended can't be kept");
         }
     }
 
@@ -151,38 +153,38 @@ impl Manager {
         let Some(command) = self.elastic.commands(node).suspend else {
             return;
         };
-        let sleepers = self.sleepers().clone();
+        let suspensions = self.suspensions().clone();
         tokio::task::spawn_blocking(move || {
-            // A node that was woken in the meantime stays up.
-            if !sleepers.sleeps(node) || sleepers.wakes(node) {
+            // A node that was resumed in the meantime stays up.
+            if !suspensions.is_suspended(node) || suspensions.is_resuming(node) {
                 return;
             }
             if let Err(why) = command.run(node) {
                 tracing::warn!(node, "{why}");
-                sleepers.trouble(node, Event::Tick, why);
+                suspensions.trouble(node, ElasticEvent::Tick, why);
             }
         });
     }
 
-    /// Wakes a node in all available ways.
-    fn wake(&self, node: u32) {
-        let told = self.cluster.wake(node);
-        tracing::info!(node, "a suspended node is woken");
-        let Some(command) = self.elastic.commands(node).wake else {
-            if !told {
-                let why =
-                    "no process of it waits to be woken, and there is no wake command: start it";
-                self.sleepers().trouble(node, Event::Failed, why.into());
+    /// Resumes a node in all available ways.
+    fn resume(&self, node: u32) {
+        let reported = self.cluster.resume(node);
+        tracing::info!(node, "a suspended node is resumed");
+        let Some(command) = self.elastic.commands(node).resume else {
+            if !reported {
+                let why = "no process of it waits to be resumed, and there is no resume command: start it";
+                self.suspensions()
+                    .trouble(node, ElasticEvent::Failed, why.into());
             }
             return;
         };
-        let sleepers = self.sleepers().clone();
+        let suspensions = self.suspensions().clone();
         tokio::task::spawn_blocking(move || {
             if let Err(why) = command.run(node)
-                && sleepers.wakes(node)
+                && suspensions.is_resuming(node)
             {
                 tracing::warn!(node, "{why}");
-                sleepers.trouble(node, Event::Failed, why);
+                suspensions.trouble(node, ElasticEvent::Failed, why);
             }
         });
     }
@@ -201,42 +203,42 @@ impl Manager {
     }
 
     async fn look(&self) {
-        let asleep = self.sleepers().asleep();
-        let candidates = self.tired();
-        if asleep.is_empty() && candidates.is_empty() {
+        let suspended = self.suspensions().suspended();
+        let candidates = self.idle();
+        if suspended.is_empty() && candidates.is_empty() {
             return;
         }
         let Some(demand) = self.cluster.demand().await else {
             return;
         };
-        for &node in &asleep {
+        for &node in &suspended {
             if self.needed(node, Some(&demand)).is_some() {
-                self.sleepers().on(node, Event::Wanted);
+                self.suspensions().on(node, ElasticEvent::Wanted);
             }
         }
-        self.make_room(&asleep);
-        self.share(&asleep, &demand);
+        self.make_space(&suspended);
+        self.share(&suspended, &demand);
         for node in candidates {
             match self.needed(node, Some(&demand)) {
                 Some(why) => {
-                    self.sleepers().needed(node, why);
-                    self.sleepers().on(node, Event::Wanted);
+                    self.suspensions().needed(node, why);
+                    self.suspensions().on(node, ElasticEvent::Wanted);
                 }
                 None => {
-                    self.sleepers().needed(node, "");
-                    self.sleepers().on(node, Event::Tired);
+                    self.suspensions().needed(node, "");
+                    self.suspensions().on(node, ElasticEvent::Idle);
                 }
             }
         }
     }
 
     /// Returns the nodes that were idle for the allowed time.
-    fn tired(&self) -> Vec<u32> {
+    fn idle(&self) -> Vec<u32> {
         let Some(after) = self.elastic.after else {
             return Vec::new();
         };
         let up = self.cluster.up();
-        let mut tired = Vec::new();
+        let mut idle = Vec::new();
         let mut seen = self.seen.lock();
         for node in up {
             let Some(now) = self.cluster.activity(node).filter(|now| now.may) else {
@@ -245,19 +247,19 @@ impl Manager {
             let before = seen.insert(node, now);
             let moves = before.is_some_and(|before| before.moved != now.moved);
             if now.busy || moves {
-                self.sleepers().on(node, Event::Wanted);
+                self.suspensions().on(node, ElasticEvent::Wanted);
             }
-            match self.sleepers().unused(node) {
-                Some(unused) if unused >= span(after) => tired.push(node),
+            match self.suspensions().unused(node) {
+                Some(unused) if unused >= span(after) => idle.push(node),
                 _ => {}
             }
         }
-        tired
+        idle
     }
 
-    /// Wakes a node for replicas that find no place on the nodes that are up.
-    fn make_room(&self, asleep: &[u32]) {
-        if asleep.is_empty() {
+    /// Resumes a node for replicas that find no place on the nodes that are up.
+    fn make_space(&self, suspended: &[u32]) {
+        if suspended.is_empty() {
             return;
         }
         let now = clock::now_ns();
@@ -265,58 +267,60 @@ impl Manager {
             .database
             .read(|db| needs::holders_of_one_that_rests(db, now));
         let Ok(Some(holders)) = holders else { return };
-        let other = asleep
+        let other = suspended
             .iter()
             .find(|node| !holders.contains(node) && !self.shared.leaving.is_closed(**node));
         if let Some(&node) = other {
-            self.sleepers().on(node, Event::Wanted);
+            self.suspensions().on(node, ElasticEvent::Wanted);
         }
     }
 
-    /// Wakes as many nodes for waiting tasks as `allocate` chooses.
-    fn share(&self, asleep: &[u32], demand: &Demand) {
+    /// Resumes as many nodes for waiting tasks as `allocate` chooses.
+    fn share(&self, suspended: &[u32], demand: &Demand) {
         let able: BTreeSet<u32> = demand.able.iter().map(|node| node.0).collect();
-        let able: Vec<u32> = asleep
+        let able: Vec<u32> = suspended
             .iter()
             .copied()
             .filter(|one| able.contains(one))
             .collect();
-        let waking = able.iter().any(|&node| self.sleepers().wakes(node));
-        if able.is_empty() || waking {
+        let resuming = able
+            .iter()
+            .any(|&node| self.suspensions().is_resuming(node));
+        if able.is_empty() || resuming {
             return;
         }
-        let awake: Vec<Worker> = self
+        let active: Vec<ResumeCandidate> = self
             .cluster
             .stores()
             .into_iter()
             .filter(|&node| self.cluster.activity(node).is_some())
             .filter_map(|node| self.worker(node, Span::default()))
             .collect();
-        let mut sleeping: Vec<(Span, u32)> = able
+        let mut suspended: Vec<(Span, u32)> = able
             .into_iter()
-            .map(|node| (self.wake_up_time(node), node))
+            .map(|node| (self.resume_time(node), node))
             .collect();
-        sleeping.sort_unstable();
-        let workers: Option<Vec<Worker>> = sleeping
+        suspended.sort_unstable();
+        let workers: Option<Vec<ResumeCandidate>> = suspended
             .iter()
-            .map(|&(wake, node)| self.worker(node, wake))
+            .map(|&(resume, node)| self.worker(node, resume))
             .collect();
         let Some(workers) = workers else { return };
-        let chosen = allocate(demand.work.0, &awake, &workers);
-        for &(_, node) in &sleeping[..chosen.woken] {
-            self.sleepers().on(node, Event::Wanted);
+        let chosen = allocate(demand.work.0, &active, &workers);
+        for &(_, node) in &suspended[..chosen.resumed] {
+            self.suspensions().on(node, ElasticEvent::Wanted);
         }
     }
 
-    fn wake_up_time(&self, node: u32) -> Span {
-        let learnt = self.sleepers().learnt(node).mean();
-        learnt.unwrap_or(WAKE_UNKNOWN)
+    fn resume_time(&self, node: u32) -> Span {
+        let learnt = self.suspensions().learnt(node).mean();
+        learnt.unwrap_or(RESUME_UNKNOWN)
     }
 
     /// Work is measured in core time here.
-    fn worker(&self, node: u32, wake: Span) -> Option<Worker> {
+    fn worker(&self, node: u32, resume: Span) -> Option<ResumeCandidate> {
         let (power, cores) = self.cluster.power(node)?;
-        Some(Worker::of_cores(cores, power, wake))
+        Some(ResumeCandidate::of_cores(cores, power, resume))
     }
 
     /// Suspends a node on request. Waits until it is suspended.
@@ -324,8 +328,8 @@ impl Manager {
     /// # Errors
     /// The reason why it is not suspended.
     pub(crate) async fn suspend(&self, node: u32) -> Result<(), String> {
-        let sleepers = self.sleepers();
-        if sleepers.sleeps(node) && !sleepers.wakes(node) {
+        let suspensions = self.suspensions();
+        if suspensions.is_suspended(node) && !suspensions.is_resuming(node) {
             return Ok(());
         }
         let Some(activity) = self.cluster.activity(node) else {
@@ -333,42 +337,42 @@ impl Manager {
         };
         if !activity.may {
             return Err(format!(
-                "node {node} can't be suspended: it keeps what it has in memory, or lends the server's cores"
+                "node {node} can't be suspended: it keeps what it has in memory, or lends the server cores"
             ));
         }
         if let Some(why) = self.needed(node, self.cluster.demand().await.as_ref()) {
-            return Err(format!("node {node} stays awake: {why}"));
+            return Err(format!("node {node} stays active: {why}"));
         }
         self.by_hand.lock().insert(node);
-        sleepers.on(node, Event::Tired);
+        suspensions.on(node, ElasticEvent::Idle);
         loop {
             tokio::time::sleep(LOOK).await;
-            if sleepers.sleeps(node) {
+            if suspensions.is_suspended(node) {
                 return Ok(());
             }
-            if !sleepers.falls(node) {
-                let why = sleepers.why(node);
-                return Err(format!("node {node} stays awake: {why}"));
+            if !suspensions.is_suspending(node) {
+                let why = suspensions.why(node);
+                return Err(format!("node {node} stays active: {why}"));
             }
         }
     }
 
-    /// Wakes a node on request. Waits until it is up.
+    /// Resumes a node on request. Waits until it is up.
     ///
     /// # Errors
     /// The reason why it is not up.
-    pub(crate) async fn wake_now(&self, node: u32) -> Result<(), String> {
-        let sleepers = self.sleepers();
+    pub(crate) async fn resume_now(&self, node: u32) -> Result<(), String> {
+        let suspensions = self.suspensions();
         loop {
             if self.cluster.activity(node).is_some() {
                 return Ok(());
             }
-            let why = sleepers.why(node);
-            if !sleepers.sleeps(node) {
+            let why = suspensions.why(node);
+            if !suspensions.is_suspended(node) {
                 let offline = format!("node {node} is offline, and was not suspended");
                 return Err(if why.is_empty() { offline } else { why });
             }
-            sleepers.want(node);
+            suspensions.want(node);
             tokio::time::sleep(LOOK).await;
         }
     }

@@ -1,4 +1,4 @@
-//! Suspended nodes: their states, the ways to suspend and wake them, and the needs that keep them awake. This is the worker manager of
+//! Suspended nodes: their states, the ways to suspend and resume them, and the needs that keep them active. This is the worker manager of
 //! LABIOS (§3.3). `tidemill_core::elastic` decides the times. Next: `server/src/elastic/manager.rs`, which carries out the decisions.
 //!
 //! The suspension of a node is stored before any other step. A suspended node reports its state again with every connection, so
@@ -10,7 +10,7 @@ pub(crate) mod manager;
 mod needs;
 pub(crate) mod store;
 
-pub use command::{Command, Commands};
+pub use command::{Commands, ShellCommand};
 
 use crate::clock;
 use energy::Energy;
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tidemill_core::elastic::{Action, Event, Limits, Sleeper, Wakes};
+use tidemill_core::elastic::{ElasticAction, ElasticEvent, ElasticLimits, Resumes, Suspension};
 use tidemill_core::time::{Span, Time};
 use tidemill_wire::v1;
 use tokio::sync::Notify;
@@ -34,8 +34,8 @@ pub struct Elastic {
     pub all: Commands,
     /// Commands of particular nodes.
     pub each: BTreeMap<u32, Commands>,
-    /// Time limit for waking a node.
-    pub wake_limit: Duration,
+    /// Time limit for resuming a node.
+    pub resume_limit: Duration,
 }
 
 impl Default for Elastic {
@@ -44,7 +44,7 @@ impl Default for Elastic {
             after: None,
             all: Commands::default(),
             each: BTreeMap::new(),
-            wake_limit: Duration::from_nanos(Limits::default().wake.0),
+            resume_limit: Duration::from_nanos(ElasticLimits::default().resume.0),
         }
     }
 }
@@ -55,14 +55,14 @@ impl Elastic {
         let own = self.each.get(&node).cloned().unwrap_or_default();
         Commands {
             suspend: own.suspend.or_else(|| self.all.suspend.clone()),
-            wake: own.wake.or_else(|| self.all.wake.clone()),
+            resume: own.resume.or_else(|| self.all.resume.clone()),
         }
     }
 
-    fn limits(&self) -> Limits {
-        Limits {
-            wake: span(self.wake_limit),
-            ..Limits::default()
+    fn limits(&self) -> ElasticLimits {
+        ElasticLimits {
+            resume: span(self.resume_limit),
+            ..ElasticLimits::default()
         }
     }
 }
@@ -73,22 +73,22 @@ fn span(duration: Duration) -> Span {
 
 /// State of one node.
 #[derive(Clone, Debug)]
-struct Known {
-    sleeper: Sleeper,
+struct ElasticState {
+    suspension: Suspension,
     /// Time at which the node was suspended, for display.
     since: i64,
-    /// Reason why the node can't be woken or was not suspended.
+    /// Reason why the node can't be resumed or was not suspended.
     trouble: String,
-    /// Need that keeps the node awake.
+    /// Need that keeps the node active.
     needed: String,
 }
 
 /// States of all nodes.
 #[derive(Debug)]
-pub(crate) struct Sleepers {
-    known: Mutex<BTreeMap<u32, Known>>,
-    actions: Mutex<Vec<(u32, Action)>>,
-    limits: Mutex<Limits>,
+pub(crate) struct Suspensions {
+    known: Mutex<BTreeMap<u32, ElasticState>>,
+    actions: Mutex<Vec<(u32, ElasticAction)>>,
+    limits: Mutex<ElasticLimits>,
     /// Whether any node is suspended or may be. If not, no check is necessary.
     any: AtomicBool,
     news: Notify,
@@ -96,12 +96,12 @@ pub(crate) struct Sleepers {
     pub(crate) energy: Energy,
 }
 
-impl Default for Sleepers {
+impl Default for Suspensions {
     fn default() -> Self {
         Self {
             known: Mutex::default(),
             actions: Mutex::default(),
-            limits: Mutex::new(Limits::default()),
+            limits: Mutex::new(ElasticLimits::default()),
             any: AtomicBool::new(false),
             news: Notify::new(),
             began: Instant::now(),
@@ -110,30 +110,30 @@ impl Default for Sleepers {
     }
 }
 
-impl Sleepers {
+impl Suspensions {
     /// Returns the time of a clock that nobody can set.
     fn now(&self) -> Time {
         let elapsed = Instant::now().saturating_duration_since(self.began);
         Time(span(elapsed).0)
     }
 
-    fn configure(&self, limits: Limits, automatic: bool) {
+    fn configure(&self, limits: ElasticLimits, automatic: bool) {
         *self.limits.lock() = limits;
         self.any.fetch_or(automatic, Ordering::Relaxed);
     }
 
     /// Restores the states that an earlier run of the server stored.
-    pub(crate) fn restore(&self, kept: Vec<store::Kept>) {
+    pub(crate) fn restore(&self, kept: Vec<store::StoredElasticState>) {
         let now = self.now();
         let mut known = self.known.lock();
         for one in kept {
-            self.any.fetch_or(one.asleep, Ordering::Relaxed);
-            let sleeper = match one.asleep {
-                true => Sleeper::asleep(one.wakes, now),
-                false => Sleeper::awake(one.wakes, now),
+            self.any.fetch_or(one.suspended, Ordering::Relaxed);
+            let suspension = match one.suspended {
+                true => Suspension::suspended(one.resumes, now),
+                false => Suspension::active(one.resumes, now),
             };
-            let one_known = Known {
-                sleeper,
+            let one_known = ElasticState {
+                suspension,
                 since: one.since,
                 trouble: String::new(),
                 needed: String::new(),
@@ -143,22 +143,22 @@ impl Sleepers {
     }
 
     /// Applies an event to a node.
-    pub(crate) fn on(&self, node: u32, event: Event) {
+    pub(crate) fn on(&self, node: u32, event: ElasticEvent) {
         let (now, limits) = (self.now(), *self.limits.lock());
-        if event == Event::Fell || event == Event::Tired {
+        if event == ElasticEvent::Suspended || event == ElasticEvent::Idle {
             self.any.store(true, Ordering::Relaxed);
         }
         let mut known = self.known.lock();
-        let one = known.entry(node).or_insert_with(|| Known {
-            sleeper: Sleeper::awake(Wakes::default(), now),
+        let one = known.entry(node).or_insert_with(|| ElasticState {
+            suspension: Suspension::active(Resumes::default(), now),
             since: 0,
             trouble: String::new(),
             needed: String::new(),
         });
-        let action = one.sleeper.on(event, now, &limits);
+        let action = one.suspension.on(event, now, &limits);
         match event {
-            Event::Up => one.trouble.clear(),
-            Event::Fell if action == Some(Action::Keep) => {
+            ElasticEvent::Up => one.trouble.clear(),
+            ElasticEvent::Suspended if action == Some(ElasticAction::Keep) => {
                 one.since = clock::now_ns();
                 one.trouble.clear();
                 one.needed.clear();
@@ -174,22 +174,22 @@ impl Sleepers {
     /// Records that a node is needed. The caller waits separately.
     pub(crate) fn want(&self, node: u32) {
         if self.any.load(Ordering::Relaxed) {
-            self.on(node, Event::Wanted);
+            self.on(node, ElasticEvent::Wanted);
         }
     }
 
     fn tick(&self) {
         let known: Vec<u32> = self.known.lock().keys().copied().collect();
         for node in known {
-            self.on(node, Event::Tick);
+            self.on(node, ElasticEvent::Tick);
         }
     }
 
-    fn take_actions(&self) -> Vec<(u32, Action)> {
+    fn take_actions(&self) -> Vec<(u32, ElasticAction)> {
         std::mem::take(&mut *self.actions.lock())
     }
 
-    fn trouble(&self, node: u32, event: Event, why: String) {
+    fn trouble(&self, node: u32, event: ElasticEvent, why: String) {
         self.on(node, event);
         if let Some(known) = self.known.lock().get_mut(&node) {
             known.trouble = why;
@@ -198,7 +198,7 @@ impl Sleepers {
 
     /// Records that a node was asked to suspend itself and does not.
     pub(crate) fn stays(&self, node: u32, why: String) {
-        self.trouble(node, Event::Stays, why);
+        self.trouble(node, ElasticEvent::Stays, why);
     }
 
     fn needed(&self, node: u32, by: &str) {
@@ -209,49 +209,51 @@ impl Sleepers {
         }
     }
 
-    fn ask<T>(&self, node: u32, answer: impl Fn(&Known, &Limits) -> T) -> Option<T> {
+    fn ask<T>(&self, node: u32, answer: impl Fn(&ElasticState, &ElasticLimits) -> T) -> Option<T> {
         let limits = *self.limits.lock();
         let known = self.known.lock();
         known.get(&node).map(|one| answer(one, &limits))
     }
 
     /// Whether a node is suspended, so that it is not missed.
-    pub(crate) fn sleeps(&self, node: u32) -> bool {
+    pub(crate) fn is_suspended(&self, node: u32) -> bool {
         self.any.load(Ordering::Relaxed)
             && self
-                .ask(node, |one, limits| one.sleeper.sleeps(limits))
+                .ask(node, |one, limits| one.suspension.is_suspended(limits))
                 .unwrap_or(false)
     }
 
     /// Whether a node is being suspended.
-    pub(crate) fn falls(&self, node: u32) -> bool {
+    pub(crate) fn is_suspending(&self, node: u32) -> bool {
         self.any.load(Ordering::Relaxed)
             && self
-                .ask(node, |one, _| one.sleeper.falls())
+                .ask(node, |one, _| one.suspension.is_suspending())
                 .unwrap_or(false)
     }
 
-    fn wakes(&self, node: u32) -> bool {
-        self.ask(node, |one, _| one.sleeper.wakes())
+    fn is_resuming(&self, node: u32) -> bool {
+        self.ask(node, |one, _| one.suspension.is_resuming())
             .unwrap_or(false)
     }
 
     /// Returns all suspended nodes.
-    pub(crate) fn asleep(&self) -> Vec<u32> {
+    pub(crate) fn suspended(&self) -> Vec<u32> {
         let limits = *self.limits.lock();
         let known = self.known.lock();
-        let asleep = known.iter().filter(|(_, one)| one.sleeper.sleeps(&limits));
-        asleep.map(|(&node, _)| node).collect()
+        let suspended = known
+            .iter()
+            .filter(|(_, one)| one.suspension.is_suspended(&limits));
+        suspended.map(|(&node, _)| node).collect()
     }
 
     fn unused(&self, node: u32) -> Option<Span> {
         let now = self.now();
-        self.ask(node, |one, _| one.sleeper.unused(now))
+        self.ask(node, |one, _| one.suspension.unused(now))
             .unwrap_or_default()
     }
 
-    fn learnt(&self, node: u32) -> Wakes {
-        self.ask(node, |one, _| one.sleeper.learnt())
+    fn learnt(&self, node: u32) -> Resumes {
+        self.ask(node, |one, _| one.suspension.learnt())
             .unwrap_or_default()
     }
 
@@ -270,26 +272,26 @@ impl Sleepers {
     }
 
     /// Returns a node's data for `status`.
-    pub(crate) fn told(&self, node: u32) -> Option<v1::Sleep> {
+    pub(crate) fn reported(&self, node: u32) -> Option<v1::Suspension> {
         self.ask(node, |one, limits| {
-            let suspended = one.sleeper.sleeps(limits);
-            let learnt = one.sleeper.learnt();
-            v1::Sleep {
+            let suspended = one.suspension.is_suspended(limits);
+            let learnt = one.suspension.learnt();
+            v1::Suspension {
                 suspended,
-                waking: one.sleeper.wakes(),
+                resuming: one.suspension.is_resuming(),
                 since: if suspended { one.since } else { 0 },
-                wakes: learnt.count,
-                wake_ns: learnt.mean().unwrap_or_default().0,
+                resumes: learnt.count,
+                resume_ns: learnt.mean().unwrap_or_default().0,
                 trouble: one.trouble.clone(),
                 needed: one.needed.clone(),
             }
         })
     }
 
-    /// Wakes a node and waits for it, at most for `limit`. Returns whether it is awake.
-    pub(crate) async fn until_awake(self: &Arc<Self>, node: u32, limit: Duration) -> bool {
+    /// Resumes a node and waits for it, at most for `limit`. Returns whether it is active.
+    pub(crate) async fn until_resumed(self: &Arc<Self>, node: u32, limit: Duration) -> bool {
         let end = Instant::now() + limit;
-        while self.sleeps(node) || self.wakes(node) {
+        while self.is_suspended(node) || self.is_resuming(node) {
             self.want(node);
             if Instant::now() >= end {
                 return false;

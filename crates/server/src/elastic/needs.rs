@@ -1,4 +1,4 @@
-//! Needs for a node according to the database. The same needs keep a node awake and have it woken, so that no node alternates.
+//! Needs for a node according to the database. The same needs keep a node active and have it resumed, so that no node alternates.
 
 use crate::names::Fault;
 use rusqlite::{Connection, params};

@@ -7,7 +7,7 @@ use tonic::codegen::http::{HeaderMap, header};
 
 /// Properties by which clients recognise a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Version {
+pub(crate) struct VersionTag {
     /// Entity tag of the version, with the quotes.
     pub(crate) tag: String,
     /// Time of the file's last change, in whole seconds.
@@ -18,7 +18,7 @@ pub(crate) struct Version {
 
 /// Kind of answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum ResponseKind {
     /// All bytes of the version.
     All,
     /// This range of bytes, with a header that names it.
@@ -31,7 +31,7 @@ pub(crate) enum Wanted {
     Beyond,
 }
 
-impl Version {
+impl VersionTag {
     /// Returns the properties of a version of a file in a cluster. Objects are never reused and never change, so the object's number
     /// identifies the content. Versions without bytes are equal everywhere.
     pub(crate) fn new(cluster: u64, object: u64, size: u64, mtime: i64, now: i64) -> Self {
@@ -47,21 +47,21 @@ impl Version {
     }
 
     /// Returns the kind of answer to a `GET`, or to a `HEAD` if `bytes` is false, with these headers.
-    pub(crate) fn wanted(&self, headers: &HeaderMap, bytes: bool) -> Wanted {
+    pub(crate) fn wanted(&self, headers: &HeaderMap, bytes: bool) -> ResponseKind {
         if let Some(tags) = listed(headers, &header::IF_MATCH)
             && !self.is_among(&tags, false)
         {
-            return Wanted::Other;
+            return ResponseKind::Other;
         }
         if let Some(tags) = listed(headers, &header::IF_NONE_MATCH) {
             if self.is_among(&tags, true) {
-                return Wanted::Known;
+                return ResponseKind::Known;
             }
         } else if let (Some(since), Some(modified)) =
             (date(headers, &header::IF_MODIFIED_SINCE), self.modified)
             && modified <= since
         {
-            return Wanted::Known;
+            return ResponseKind::Known;
         }
         let range = headers.get(header::RANGE).filter(|_| bytes);
         let range = range.and_then(|range| range.to_str().ok());
@@ -73,9 +73,9 @@ impl Version {
             .filter(|_| same)
             .map(|range| route::parse_range(range, self.size))
         {
-            None | Some(None) => Wanted::All,
-            Some(Some(Some(range))) => Wanted::Some(range),
-            Some(Some(None)) => Wanted::Beyond,
+            None | Some(None) => ResponseKind::All,
+            Some(Some(Some(range))) => ResponseKind::Some(range),
+            Some(Some(None)) => ResponseKind::Beyond,
         }
     }
 
@@ -111,7 +111,7 @@ mod tests {
 
     const SECOND: i64 = 1_000_000_000;
 
-    fn wanted(version: &Version, headers: &[(&str, &str)]) -> Wanted {
+    fn wanted(version: &VersionTag, headers: &[(&str, &str)]) -> ResponseKind {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             let name: header::HeaderName = name.parse().unwrap();
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn conditional_request_matches_tag_before_time() {
-        let version = Version::new(1, 2, 10, 1_000_000_000 * SECOND + 5, i64::MAX);
+        let version = VersionTag::new(1, 2, 10, 1_000_000_000 * SECOND + 5, i64::MAX);
         let tag = version.tag.as_str();
         assert_eq!(tag, "\"0000000000000001-0000000000000002\"");
         let time = "Sun, 09 Sep 2001 01:46:40 GMT";
@@ -130,45 +130,51 @@ mod tests {
         let weak = format!("W/{tag}");
         let many = format!("\"a\", {tag}");
         for (headers, expected) in [
-            (&[][..], Wanted::All),
-            (&[("if-none-match", tag)], Wanted::Known),
-            (&[("if-none-match", "*")], Wanted::Known),
-            (&[("if-none-match", &weak)], Wanted::Known),
-            (&[("if-none-match", &many)], Wanted::Known),
+            (&[][..], ResponseKind::All),
+            (&[("if-none-match", tag)], ResponseKind::Known),
+            (&[("if-none-match", "*")], ResponseKind::Known),
+            (&[("if-none-match", &weak)], ResponseKind::Known),
+            (&[("if-none-match", &many)], ResponseKind::Known),
             (
                 &[("if-none-match", "\"a\""), ("if-none-match", tag)],
-                Wanted::Known,
+                ResponseKind::Known,
             ),
-            (&[("if-none-match", "\"a\"")], Wanted::All),
-            (&[("if-modified-since", time)], Wanted::Known),
-            (&[("if-modified-since", before)], Wanted::All),
-            (&[("if-modified-since", "yesterday")], Wanted::All),
+            (&[("if-none-match", "\"a\"")], ResponseKind::All),
+            (&[("if-modified-since", time)], ResponseKind::Known),
+            (&[("if-modified-since", before)], ResponseKind::All),
+            (&[("if-modified-since", "yesterday")], ResponseKind::All),
             // The tag takes precedence.
             (
                 &[("if-none-match", "\"a\""), ("if-modified-since", time)],
-                Wanted::All,
+                ResponseKind::All,
             ),
-            (&[("if-match", tag)], Wanted::All),
-            (&[("if-match", "*")], Wanted::All),
-            (&[("if-match", &weak)], Wanted::Other),
-            (&[("if-match", "\"a\"")], Wanted::Other),
-            (&[("range", "bytes=2-3")], Wanted::Some(2..4)),
+            (&[("if-match", tag)], ResponseKind::All),
+            (&[("if-match", "*")], ResponseKind::All),
+            (&[("if-match", &weak)], ResponseKind::Other),
+            (&[("if-match", "\"a\"")], ResponseKind::Other),
+            (&[("range", "bytes=2-3")], ResponseKind::Some(2..4)),
             (
                 &[("range", "bytes=2-3"), ("if-range", tag)],
-                Wanted::Some(2..4),
+                ResponseKind::Some(2..4),
             ),
-            (&[("range", "bytes=2-3"), ("if-range", &weak)], Wanted::All),
-            (&[("range", "bytes=2-3"), ("if-range", time)], Wanted::All),
+            (
+                &[("range", "bytes=2-3"), ("if-range", &weak)],
+                ResponseKind::All,
+            ),
+            (
+                &[("range", "bytes=2-3"), ("if-range", time)],
+                ResponseKind::All,
+            ),
             (
                 &[("range", "bytes=2-3"), ("if-none-match", tag)],
-                Wanted::Known,
+                ResponseKind::Known,
             ),
-            (&[("range", "bytes=10-")], Wanted::Beyond),
+            (&[("range", "bytes=10-")], ResponseKind::Beyond),
             (
                 &[("range", "bytes=10-"), ("if-range", "\"a\"")],
-                Wanted::All,
+                ResponseKind::All,
             ),
-            (&[("range", "bytes=1-2,4-5")], Wanted::All),
+            (&[("range", "bytes=1-2,4-5")], ResponseKind::All),
         ] {
             assert_eq!(wanted(&version, headers), expected, "{headers:?}");
         }
@@ -176,14 +182,14 @@ mod tests {
         range.insert(header::RANGE, "bytes=2-3".parse().unwrap());
         assert_eq!(
             version.wanted(&range, false),
-            Wanted::All,
+            ResponseKind::All,
             "HEAD has no ranges"
         );
     }
 
     #[test]
     fn modified_time_outside_http_date_range_is_omitted() {
-        let at = |mtime, now| Version::new(1, 2, 0, mtime, now).modified;
+        let at = |mtime, now| VersionTag::new(1, 2, 0, mtime, now).modified;
         assert_eq!(at(-5, i64::MAX), None);
         assert_eq!(at(0, i64::MAX), Some(SystemTime::UNIX_EPOCH));
         let last = at(i64::MAX, i64::MAX).unwrap();

@@ -1,12 +1,12 @@
 //! Contents of a directory as JSON: in pages, so that no directory is too large.
 
-use super::Refused;
+use super::FileRefusal;
 use super::path::{FILES, encoded};
-use super::stream::{Outlet, Unreadable};
+use super::stream::{BytesUnreadable, Outlet};
 use bytes::Bytes;
 use serde_json::json;
 use std::future::Future;
-use tidemill_core::shown::escaped;
+use tidemill_core::display::escaped;
 use tidemill_wire::v1::{self, Kind};
 
 /// Number of names that are read and sent at once.
@@ -19,7 +19,7 @@ pub(crate) async fn send<F>(
     to: &Outlet,
     next: impl Fn(Vec<u8>) -> F,
 ) where
-    F: Future<Output = Result<v1::Entries, Refused>>,
+    F: Future<Output = Result<v1::Entries, FileRefusal>>,
 {
     let names = path
         .split(|&byte| byte == b'/')
@@ -44,7 +44,7 @@ pub(crate) async fn send<F>(
         let last = page.entries.last().map(|entry| entry.name.clone());
         page = match next(last.unwrap_or_default()).await {
             Ok(page) => page,
-            Err(why) => return to.break_off(Unreadable::of(&why)).await,
+            Err(why) => return to.break_off(BytesUnreadable::of(&why)).await,
         };
     }
 }

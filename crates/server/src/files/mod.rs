@@ -11,15 +11,15 @@ mod refused;
 pub(crate) mod stream;
 
 pub(crate) use path::is_file;
-pub(crate) use refused::Refused;
-pub(crate) use stream::{Nodes, Source, Unreadable};
+pub(crate) use refused::FileRefusal;
+pub(crate) use stream::{BytesUnreadable, SourceNodes, VersionStream};
 
 use crate::access::{Access, Peer};
 use crate::clock;
 use crate::cluster::Cluster;
-use crate::names::reading::Reading;
-use crate::names::{Caller, Fault, Request as NamesRequest, SqliteNames};
-use crate::recall::Recalls;
+use crate::lease_recall::LeaseRecalls;
+use crate::names::read_pins::ReadVersion;
+use crate::names::{Caller, Fault, NamesRequest, SqliteNames};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::request::Parts;
@@ -27,14 +27,14 @@ use axum::http::response::Builder;
 use axum::http::{Method, Request, Response, StatusCode, header};
 use axum::routing::any;
 use bytes::Bytes;
-use conditions::{Version, Wanted};
+use conditions::{ResponseKind, VersionTag};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use stream::{Outlet, WINDOW_BYTES};
 use tidemill_client::Trust;
+use tidemill_client::concurrency_limit::UserPermits;
 use tidemill_client::objects::Objects;
-use tidemill_client::turns::Turns;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_stream::wrappers::ReceiverStream;
@@ -48,43 +48,43 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The service of files by URL: see the module. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Files(Arc<Inner>);
+pub(crate) struct FileService(Arc<FileServiceState>);
 
 #[derive(Debug)]
-struct Inner {
+struct FileServiceState {
     names: Arc<SqliteNames>,
-    recalls: Recalls,
+    lease_recalls: LeaseRecalls,
     access: Arc<Access>,
-    nodes: Nodes,
-    of_each: Turns,
+    nodes: SourceNodes,
+    of_each: UserPermits,
     of_all: Arc<Semaphore>,
 }
 
 /// The right to send a file, until this value is dropped.
 #[derive(Debug)]
-struct Turn {
+struct SendPermit {
     _own: Option<OwnedSemaphorePermit>,
     _any: OwnedSemaphorePermit,
 }
 
-impl Files {
+impl FileService {
     pub(crate) fn new(
         names: &Arc<SqliteNames>,
-        recalls: &Recalls,
+        lease_recalls: &LeaseRecalls,
         access: &Arc<Access>,
         cluster: &Arc<Cluster>,
         trust: &Trust,
     ) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(FileServiceState {
             names: names.clone(),
-            recalls: recalls.clone(),
+            lease_recalls: lease_recalls.clone(),
             access: access.clone(),
-            nodes: Nodes {
+            nodes: SourceNodes {
                 cluster: cluster.clone(),
                 shared: names.shared().clone(),
                 objects: Objects::new(Some(trust)),
             },
-            of_each: Turns::new(STREAMS_EACH_MAX),
+            of_each: UserPermits::new(STREAMS_EACH_MAX),
             of_all: Arc::new(Semaphore::new(STREAMS_MAX)),
         }))
     }
@@ -100,16 +100,16 @@ impl Files {
             .with_state(self)
     }
 
-    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, Refused> {
+    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, FileRefusal> {
         let (asked, _) = request.into_parts();
         let bytes = match asked.method {
             Method::GET => true,
             Method::HEAD => false,
-            _ => return Err(Refused::Method),
+            _ => return Err(FileRefusal::Method),
         };
         let path = path::of(&asked.uri)?;
         let peer = asked.extensions.get::<Peer>();
-        let peer = peer.ok_or(Refused::Name((&Fault::Closed).into()))?;
+        let peer = peer.ok_or(FileRefusal::Name((&Fault::Closed).into()))?;
         let caller = self.0.access.caller_of(peer, None)?;
         let attr = self.found(&caller, &path).await?;
         let shown = || String::from_utf8_lossy(&path).into_owned();
@@ -119,12 +119,12 @@ impl Files {
                 let turn = self.turn(peer).await?;
                 self.directory(bytes, (caller, turn), attr.ino, path).await
             }
-            other => Err(Refused::NoFile(shown(), called(other))),
+            other => Err(FileRefusal::NoFile(shown(), called(other))),
         }
     }
 
     /// Returns the attributes of the file at a path.
-    async fn found(&self, caller: &Caller, path: &[u8]) -> Result<v1::Attr, Refused> {
+    async fn found(&self, caller: &Caller, path: &[u8]) -> Result<v1::Attr, FileRefusal> {
         let resolve = Op::Resolve(v1::Resolve {
             path: path.to_vec(),
             follow: true,
@@ -139,18 +139,22 @@ impl Files {
     }
 
     /// Returns the version of a file for reading.
-    pub(crate) async fn version(&self, peer: &Peer, path: &[u8]) -> Result<Reading, Refused> {
+    pub(crate) async fn version(
+        &self,
+        peer: &Peer,
+        path: &[u8],
+    ) -> Result<ReadVersion, FileRefusal> {
         let caller = self.0.access.caller_of(peer, None)?;
         let attr = self.found(&caller, path).await?;
         let shown = || String::from_utf8_lossy(path).into_owned();
         match attr.kind() {
             Kind::File => self.read(&caller, attr.ino, shown).await,
-            other => Err(Refused::NoFile(shown(), called(other))),
+            other => Err(FileRefusal::NoFile(shown(), called(other))),
         }
     }
 
     /// Returns the nodes from which bytes of versions are read.
-    pub(crate) fn nodes(&self) -> &Nodes {
+    pub(crate) fn nodes(&self) -> &SourceNodes {
         &self.0.nodes
     }
 
@@ -159,28 +163,28 @@ impl Files {
         caller: &Caller,
         ino: u64,
         shown: impl FnOnce() -> String,
-    ) -> Result<Reading, Refused> {
+    ) -> Result<ReadVersion, FileRefusal> {
         // This request settles the file, so that closed content is visible.
         let content = v1::GetAttr { ino, content: true };
         self.one(caller, Op::GetAttr(content)).await?;
         let reading = self.0.names.read_version(caller, ino)?;
         let vnode = &reading.vnode;
         match vnode.object == 0 && vnode.version == 0 && vnode.writing != 0 {
-            true => Err(Refused::NotYet(shown())),
+            true => Err(FileRefusal::NotYet(shown())),
             false => Ok(reading),
         }
     }
 
     /// Carries out one operation on names.
-    async fn one(&self, caller: &Caller, op: Op) -> Result<Answer, Refused> {
+    async fn one(&self, caller: &Caller, op: Op) -> Result<Answer, FileRefusal> {
         let request = NamesRequest {
             caller: caller.clone(),
             ops: vec![v1::NameOp { op: Some(op) }],
             ..NamesRequest::default()
         };
-        let results = self.0.recalls.apply(request).await?;
+        let results = self.0.lease_recalls.apply(request).await?;
         match results.into_iter().next().and_then(|result| result.result) {
-            Some(Answer::Error(error)) => Err(Refused::Name(error)),
+            Some(Answer::Error(error)) => Err(FileRefusal::Name(error)),
             Some(answer) => Ok(answer),
             None => Err(Fault::Closed.into()),
         }
@@ -192,12 +196,12 @@ impl Files {
         (peer, caller): (&Peer, &Caller),
         ino: u64,
         shown: String,
-    ) -> Result<Response<Body>, Refused> {
+    ) -> Result<Response<Body>, FileRefusal> {
         let bytes = asked.method == Method::GET;
         let reading = self.read(caller, ino, || shown).await?;
         let vnode = &reading.vnode;
         let cluster = self.0.nodes.cluster.id();
-        let version = Version::new(
+        let version = VersionTag::new(
             cluster,
             vnode.object,
             vnode.size,
@@ -205,16 +209,16 @@ impl Files {
             clock::now_ns(),
         );
         let (status, range) = match version.wanted(&asked.headers, bytes) {
-            Wanted::All => (StatusCode::OK, 0..version.size),
-            Wanted::Some(range) => (StatusCode::PARTIAL_CONTENT, range),
-            Wanted::Known => {
+            ResponseKind::All => (StatusCode::OK, 0..version.size),
+            ResponseKind::Some(range) => (StatusCode::PARTIAL_CONTENT, range),
+            ResponseKind::Known => {
                 return built(
                     known_by(&version).status(StatusCode::NOT_MODIFIED),
                     Body::empty(),
                 );
             }
-            Wanted::Other => return Err(Refused::Other),
-            Wanted::Beyond => return Err(Refused::Range(version.size)),
+            ResponseKind::Other => return Err(FileRefusal::Other),
+            ResponseKind::Beyond => return Err(FileRefusal::Range(version.size)),
         };
         let mut response = known_by(&version)
             .status(status)
@@ -229,7 +233,7 @@ impl Files {
         if !bytes || range.is_empty() {
             return built(response, Body::empty());
         }
-        let Some(source) = Source::new(&self.0.nodes, reading) else {
+        let Some(source) = VersionStream::new(&self.0.nodes, reading) else {
             return built(response, Body::empty());
         };
         let turn = self.turn(peer).await?;
@@ -246,10 +250,10 @@ impl Files {
     async fn directory(
         &self,
         bytes: bool,
-        (caller, turn): (Caller, Turn),
+        (caller, turn): (Caller, SendPermit),
         ino: u64,
         path: Vec<u8>,
-    ) -> Result<Response<Body>, Refused> {
+    ) -> Result<Response<Body>, FileRefusal> {
         let first = self.page(&caller, ino, Vec::new()).await?;
         let response = Response::builder()
             .header(header::CONTENT_TYPE, "application/json")
@@ -271,7 +275,7 @@ impl Files {
         caller: &Caller,
         ino: u64,
         after: Vec<u8>,
-    ) -> Result<v1::Entries, Refused> {
+    ) -> Result<v1::Entries, FileRefusal> {
         let limit = listing::ENTRIES;
         let read = Op::ReadDir(v1::ReadDir { ino, after, limit });
         match self.one(caller, read).await? {
@@ -281,22 +285,22 @@ impl Files {
     }
 
     /// Waits for the right to send a file.
-    async fn turn(&self, peer: &Peer) -> Result<Turn, Refused> {
+    async fn turn(&self, peer: &Peer) -> Result<SendPermit, FileRefusal> {
         let own = match peer.administrator {
             true => None,
             false => Some(self.0.of_each.take(peer.uid).await?),
         };
         let any = self.0.of_all.clone().acquire_owned();
         let any = tokio::time::timeout(PATIENCE, any).await;
-        let any = any.ok().and_then(Result::ok).ok_or(Refused::Full)?;
-        Ok(Turn {
+        let any = any.ok().and_then(Result::ok).ok_or(FileRefusal::Full)?;
+        Ok(SendPermit {
             _own: own,
             _any: any,
         })
     }
 }
 
-async fn serve(State(files): State<Files>, request: Request<Body>) -> Response<Body> {
+async fn serve(State(files): State<FileService>, request: Request<Body>) -> Response<Body> {
     let answer = files.answer(request).await;
     answer.unwrap_or_else(|refused| refused.response())
 }
@@ -312,7 +316,7 @@ fn called(kind: Kind) -> &'static str {
 }
 
 /// Returns the head of a response with the properties by which clients recognise the version.
-fn known_by(version: &Version) -> Builder {
+fn known_by(version: &VersionTag) -> Builder {
     let response = Response::builder()
         .header(header::ETAG, &version.tag)
         // The response belongs to one user, and may differ the next time.
@@ -323,13 +327,13 @@ fn known_by(version: &Version) -> Builder {
     }
 }
 
-fn built(response: Builder, body: Body) -> Result<Response<Body>, Refused> {
+fn built(response: Builder, body: Body) -> Result<Response<Body>, FileRefusal> {
     let built = response.body(body);
     built.map_err(|_| Fault::Malformed("no answer can be made").into())
 }
 
 /// Returns a body with the bytes that `work` sends. The work ends when the client disconnects.
-fn streamed<F>(turn: Turn, work: impl FnOnce(Outlet) -> F) -> Body
+fn streamed<F>(turn: SendPermit, work: impl FnOnce(Outlet) -> F) -> Body
 where
     F: Future<Output = ()> + Send + 'static,
 {

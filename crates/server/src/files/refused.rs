@@ -1,13 +1,13 @@
 //! Reasons why a file is not sent, as a line of text for programs without knowledge of gRPC.
 
 use super::path::BadPath;
-use super::stream::Unreadable;
+use super::stream::BytesUnreadable;
 use crate::names::Fault;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use rustix::io::Errno;
-use tidemill_client::turns::Busy;
-use tidemill_core::shown::line;
+use tidemill_client::concurrency_limit::Busy;
+use tidemill_core::display::line;
 use tidemill_wire::v1;
 use tonic::{Code, Status};
 
@@ -16,7 +16,7 @@ const RETRY_SECS: &str = "2";
 
 /// Reason of a refusal: see the module.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refused {
+pub(crate) enum FileRefusal {
     #[error(transparent)]
     Path(#[from] BadPath),
     #[error("only GET and HEAD: files are written by a mount or `tidemill put`")]
@@ -45,10 +45,10 @@ pub(crate) enum Refused {
     #[error("the server sends as many files as it may: wait until one of them has ended")]
     Full,
     #[error(transparent)]
-    Unreadable(#[from] Unreadable),
+    Unreadable(#[from] BytesUnreadable),
 }
 
-impl From<Status> for Refused {
+impl From<Status> for FileRefusal {
     fn from(status: Status) -> Self {
         match status.code() {
             Code::Unauthenticated => Self::Nobody,
@@ -57,13 +57,13 @@ impl From<Status> for Refused {
     }
 }
 
-impl From<Fault> for Refused {
+impl From<Fault> for FileRefusal {
     fn from(fault: Fault) -> Self {
         Self::Name((&fault).into())
     }
 }
 
-impl Refused {
+impl FileRefusal {
     /// Returns the HTTP status.
     pub(crate) fn status(&self) -> StatusCode {
         match self {

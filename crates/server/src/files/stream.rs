@@ -2,8 +2,8 @@
 //! a node does not answer.
 
 use crate::cluster::Cluster;
-use crate::names::reading::Reading;
-use crate::names::shared::Shared;
+use crate::names::read_pins::ReadVersion;
+use crate::names::shared::NamesShared;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Error;
-use tidemill_client::objects::{Objects, Remote};
-use tidemill_client::sparse::Sparse;
+use tidemill_client::log_limit::Sparse;
+use tidemill_client::objects::{ObjectAddress, Objects};
 use tidemill_client::windows;
 use tidemill_core::id::NodeId;
 use tidemill_core::layout::{Layout, Part};
@@ -20,7 +20,7 @@ use tidemill_wire::capability::rights;
 use tokio::sync::mpsc;
 
 /// Maximum wait for a suspended node.
-const WAKE_MAX: Duration = Duration::from_secs(30);
+const RESUME_MAX: Duration = Duration::from_secs(30);
 
 /// Size of one read of a file in bytes. Each stream holds two such windows.
 pub(crate) const WINDOW_BYTES: u64 = 2 << 20;
@@ -47,9 +47,9 @@ static BROKEN: Sparse = Sparse::new();
 /// Bytes that no node can deliver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("can't be read now: {0}; see `tidemill status`")]
-pub(crate) struct Unreadable(String);
+pub(crate) struct BytesUnreadable(String);
 
-impl Unreadable {
+impl BytesUnreadable {
     /// Returns the cause, without any advice.
     pub(crate) fn why(&self) -> &str {
         &self.0
@@ -62,30 +62,30 @@ impl Unreadable {
 }
 
 /// Item of a stream: bytes, or the reason why no more bytes follow.
-pub(crate) type Frame = Result<Bytes, Unreadable>;
+pub(crate) type StreamItem = Result<Bytes, BytesUnreadable>;
 
 /// Nodes from which bytes are read.
 #[derive(Clone, Debug)]
-pub(crate) struct Nodes {
+pub(crate) struct SourceNodes {
     pub(crate) cluster: Arc<Cluster>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<NamesShared>,
     pub(crate) objects: Objects,
 }
 
 /// A version that is being read.
 #[derive(Debug)]
-pub(crate) struct Source {
-    nodes: Nodes,
+pub(crate) struct VersionStream {
+    nodes: SourceNodes,
     layout: Layout,
     /// Nodes that failed to deliver: they are asked last.
     failed: Mutex<BTreeSet<NodeId>>,
     /// Registration of the read, which keeps the version from being removed.
-    _reading: Option<Reading>,
+    _reading: Option<ReadVersion>,
 }
 
-impl Source {
+impl VersionStream {
     /// Creates the source of a version. Returns `None` if the version has no bytes.
-    pub(crate) fn new(nodes: &Nodes, mut reading: Reading) -> Option<Self> {
+    pub(crate) fn new(nodes: &SourceNodes, mut reading: ReadVersion) -> Option<Self> {
         Some(Self {
             nodes: nodes.clone(),
             layout: reading.layout.take()?,
@@ -95,7 +95,7 @@ impl Source {
     }
 
     /// Creates the source of a version that the caller keeps from being removed.
-    pub(crate) fn of_kept(nodes: &Nodes, layout: Layout) -> Self {
+    pub(crate) fn of_kept(nodes: &SourceNodes, layout: Layout) -> Self {
         Self {
             nodes: nodes.clone(),
             layout,
@@ -105,7 +105,7 @@ impl Source {
     }
 
     /// Reads bytes of the file.
-    pub(crate) async fn window(&self, range: Range<u64>) -> Frame {
+    pub(crate) async fn window(&self, range: Range<u64>) -> StreamItem {
         let parts = self.layout.parts();
         let fetch = |part: usize, span| self.fetch(&parts[part], span);
         windows::window(&self.layout, range, fetch).await
@@ -126,10 +126,10 @@ impl Source {
         part: usize,
         user: (u32, u32),
         order: Bytes,
-    ) -> Result<Bytes, (Option<u16>, Unreadable)> {
+    ) -> Result<Bytes, (Option<u16>, BytesUnreadable)> {
         let part = &self.layout.parts()[part];
         let none = format!("no node has object {:016x}", part.object.0);
-        let mut why = (None, Unreadable(none));
+        let mut why = (None, BytesUnreadable(none));
         for node in self.in_order(part) {
             let remote = match self.remote(node, part) {
                 Ok(remote) => remote,
@@ -153,12 +153,12 @@ impl Source {
                         400 => message,
                         _ => format!("node {node}: {message}"),
                     };
-                    (Some(status), Unreadable(message))
+                    (Some(status), BytesUnreadable(message))
                 }
-                Ok(Err(error)) => (None, Unreadable(error.to_string())),
+                Ok(Err(error)) => (None, BytesUnreadable(error.to_string())),
                 Err(()) => {
                     let silent = format!("node {node} does not answer");
-                    (None, Unreadable(silent))
+                    (None, BytesUnreadable(silent))
                 }
             };
             if why.0 == Some(400) {
@@ -170,27 +170,27 @@ impl Source {
     }
 
     /// Reads bytes of a part. The result is shorter only where the part was never written. If all nodes with the part are suspended,
-    /// one is woken.
-    async fn fetch(&self, part: &Part, span: Range<u64>) -> Frame {
-        let fetched = self.fetch_awake(part, span.clone()).await;
-        let sleepers = &self.nodes.shared.sleepers;
+    /// one is resumed.
+    async fn fetch(&self, part: &Part, span: Range<u64>) -> StreamItem {
+        let fetched = self.fetch_resumed(part, span.clone()).await;
+        let suspensions = &self.nodes.shared.suspensions;
         let mut replicas = part.current().map(|replica| replica.node);
-        let asleep = replicas.find(|node| sleepers.sleeps(node.0));
-        match (fetched, asleep) {
-            (Err(_), Some(node)) if sleepers.until_awake(node.0, WAKE_MAX).await => {
+        let suspended = replicas.find(|node| suspensions.is_suspended(node.0));
+        match (fetched, suspended) {
+            (Err(_), Some(node)) if suspensions.until_resumed(node.0, RESUME_MAX).await => {
                 self.failed.lock().remove(&node);
-                self.fetch_awake(part, span).await
+                self.fetch_resumed(part, span).await
             }
             (fetched, _) => fetched,
         }
     }
 
-    async fn fetch_awake(&self, part: &Part, span: Range<u64>) -> Frame {
+    async fn fetch_resumed(&self, part: &Part, span: Range<u64>) -> StreamItem {
         let sealed = part.size.clamp(span.start, span.end) - span.start;
         if sealed == 0 {
             return Ok(Bytes::new());
         }
-        let mut why = Unreadable(format!("no node has object {:016x}", part.object.0));
+        let mut why = BytesUnreadable(format!("no node has object {:016x}", part.object.0));
         let replicas = self.in_order(part);
         for (index, &node) in replicas.iter().enumerate() {
             let last = index + 1 == replicas.len();
@@ -223,19 +223,19 @@ impl Source {
         offset: u64,
         length: u64,
         patience: Duration,
-    ) -> Frame {
+    ) -> StreamItem {
         let remote = self.remote(node, part)?;
         let read = self.nodes.objects.read(&remote, offset, length);
         let bytes = match tokio::time::timeout(patience, read).await {
             Ok(Ok(bytes)) => bytes,
-            Ok(Err(error)) => return Err(Unreadable(error.to_string())),
-            Err(_) => return Err(Unreadable(format!("node {node} does not answer"))),
+            Ok(Err(error)) => return Err(BytesUnreadable(error.to_string())),
+            Err(_) => return Err(BytesUnreadable(format!("node {node} does not answer"))),
         };
         if (bytes.len() as u64) < length {
             let object = part.object.0;
             let short =
                 format!("on node {node} object {object:016x} is shorter than it was sealed");
-            return Err(Unreadable(short));
+            return Err(BytesUnreadable(short));
         }
         Ok(bytes)
     }
@@ -247,13 +247,13 @@ impl Source {
         }
     }
 
-    fn remote(&self, node: NodeId, part: &Part) -> Result<Remote, Unreadable> {
-        let Nodes {
+    fn remote(&self, node: NodeId, part: &Part) -> Result<ObjectAddress, BytesUnreadable> {
+        let SourceNodes {
             cluster, shared, ..
         } = &self.nodes;
         let url = cluster.url(node.0);
-        let url = url.ok_or_else(|| Unreadable(format!("node {node} is offline")))?;
-        Ok(Remote {
+        let url = url.ok_or_else(|| BytesUnreadable(format!("node {node} is offline")))?;
+        Ok(ObjectAddress {
             node,
             url: url.into(),
             object: part.object,
@@ -265,11 +265,11 @@ impl Source {
 
 /// Sending end of a stream to a client.
 #[derive(Clone, Debug)]
-pub(crate) struct Outlet(mpsc::Sender<Frame>);
+pub(crate) struct Outlet(mpsc::Sender<StreamItem>);
 
 impl Outlet {
     /// Creates both ends of a stream.
-    pub(crate) fn new() -> (Self, mpsc::Receiver<Frame>) {
+    pub(crate) fn new() -> (Self, mpsc::Receiver<StreamItem>) {
         let (sender, receiver) = mpsc::channel(1);
         (Self(sender), receiver)
     }
@@ -285,13 +285,13 @@ impl Outlet {
         true
     }
 
-    async fn put(&self, frame: Frame) -> bool {
+    async fn put(&self, frame: StreamItem) -> bool {
         let sent = tokio::time::timeout(STALLED_MAX, self.0.send(frame)).await;
         sent.is_ok_and(|sent| sent.is_ok())
     }
 
     /// Ends the stream with an error, so that the client does not take the bytes so far for the whole file.
-    pub(crate) async fn break_off(&self, why: Unreadable) {
+    pub(crate) async fn break_off(&self, why: BytesUnreadable) {
         if let Some(left_out) = BROKEN.may() {
             tracing::warn!(left_out, "a file that was being sent {why}");
         }
@@ -305,7 +305,7 @@ impl Outlet {
 }
 
 /// Sends the bytes already read and then `rest` of the file, as fast as the client takes them.
-pub(crate) async fn send(source: Source, first: Bytes, rest: Range<u64>, to: &Outlet) {
+pub(crate) async fn send(source: VersionStream, first: Bytes, rest: Range<u64>, to: &Outlet) {
     let step = usize::try_from(WINDOW_BYTES).unwrap_or(usize::MAX);
     let mut starts = rest.clone().step_by(step);
     let mut window = first;

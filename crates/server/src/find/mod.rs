@@ -7,18 +7,18 @@ mod query;
 
 use crate::access::Access;
 use crate::clock;
-use crate::files::Files;
+use crate::files::FileService;
 use crate::headers;
-use crate::names::sight::Sight;
 use crate::names::transaction::Tx;
-use crate::names::vnode::{Caller, Vnode};
+use crate::names::visibility::Visibility;
+use crate::names::vnode::{Caller, InodeRecord};
 use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
-use query::Query;
+use query::InodeQuery;
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemill_client::turns::Turns;
+use tidemill_client::concurrency_limit::UserPermits;
 use tidemill_core::find;
 use tidemill_wire::v1::{self, Kind};
 use tokio::sync::Semaphore;
@@ -45,18 +45,22 @@ pub(crate) struct FindService {
     names: Arc<SqliteNames>,
     access: Arc<Access>,
     turns: Arc<Semaphore>,
-    of_each: Arc<Turns>,
+    of_each: Arc<UserPermits>,
 }
 
 impl FindService {
     /// Starts the service, and the reading of headers.
-    pub(crate) fn start(names: &Arc<SqliteNames>, access: &Arc<Access>, files: &Files) -> Self {
+    pub(crate) fn start(
+        names: &Arc<SqliteNames>,
+        access: &Arc<Access>,
+        files: &FileService,
+    ) -> Self {
         headers::driver::start(names, files);
         Self {
             names: names.clone(),
             access: access.clone(),
             turns: Arc::new(Semaphore::new(AT_ONCE)),
-            of_each: Arc::new(Turns::with_patience(AT_ONCE_EACH, PATIENCE)),
+            of_each: Arc::new(UserPermits::with_patience(AT_ONCE_EACH, PATIENCE)),
         }
     }
 }
@@ -123,20 +127,20 @@ fn answer(
         b"" | b"/" => Vec::new(),
         path => directory(tx, path)?,
     };
-    let query = Query::new(tx, viewer, expr)?;
+    let query = InodeQuery::new(tx, viewer, expr)?;
     let limit = match asked.limit {
         0 => FOUND_MAX,
         limit => FOUND_MAX.min(limit as usize),
     };
     let (begun, mut after, mut header_bytes) = (Instant::now(), asked.after, 0);
     let mut reply = v1::FindReply::default();
-    let mut sight = Sight::new(tx, viewer);
+    let mut visibility = Visibility::new(tx, viewer);
     loop {
         let page = query.after(tx.db, after, LOOKED_AT_MAX)?;
         let end = page.len() < LOOKED_AT_MAX;
         for ino in page {
             after = ino;
-            let Some(file) = seen(tx, &mut sight, ino, &under)? else {
+            let Some(file) = seen(tx, &mut visibility, ino, &under)? else {
                 continue;
             };
             let header = match asked.headers {
@@ -178,14 +182,14 @@ fn directory(tx: &Tx<'_>, path: &[u8]) -> Result<Vec<u8>, Fault> {
 
 fn seen(
     tx: &Tx<'_>,
-    sight: &mut Sight<'_>,
+    visibility: &mut Visibility<'_>,
     ino: u64,
     under: &[u8],
 ) -> Result<Option<v1::Found>, Fault> {
-    let Some(vnode) = Vnode::find(tx.db, ino)? else {
+    let Some(vnode) = InodeRecord::find(tx.db, ino)? else {
         return Ok(None);
     };
-    let mut path = sight.listed(&vnode, under)?;
+    let mut path = visibility.listed(&vnode, under)?;
     if let Some(path) = &mut path
         && headers::zarr::stands_for_directory(tx.db, vnode.object, path)?
     {

@@ -2,25 +2,25 @@
 //! the query.
 
 use crate::names::Fault;
-use crate::names::lineage::{Way, versions_of, walk};
+use crate::names::lineage::{WalkDirection, versions_of, walk};
 use crate::names::transaction::Tx;
 use crate::names::vnode::Caller;
 use rusqlite::types::Value as Sql;
 use rusqlite::{Connection, params_from_iter};
 use tidemill_client::users;
-use tidemill_core::find::{Compare, Expr, Moment, Test, Value};
+use tidemill_core::find::{CompareOperator, ComparedValue, Expr, SearchTime, Test};
 use tidemill_wire::v1::Kind;
 
 /// Maximum number of distinct values for which a regular expression or comparison is evaluated.
 const TRIED_MAX: i64 = 1_000_000;
 
 /// A query for inodes.
-pub(super) struct Query {
+pub(super) struct InodeQuery {
     sql: String,
     values: Vec<Sql>,
 }
 
-impl Query {
+impl InodeQuery {
     pub(super) fn new(tx: &Tx<'_>, viewer: &Caller, expr: &Expr) -> Result<Self, Fault> {
         let mut query = Self {
             sql: String::new(),
@@ -76,11 +76,11 @@ impl Query {
 
     fn test(&mut self, tx: &Tx<'_>, viewer: &Caller, test: &Test) -> Result<String, Fault> {
         match test {
-            Test::Said {
+            Test::Text {
                 key,
                 compare,
                 value,
-            } => self.said(tx.db, key, *compare, value),
+            } => self.text_field(tx.db, key, *compare, value),
             Test::Coordinate {
                 name,
                 compare,
@@ -114,15 +114,15 @@ impl Query {
     }
 
     /// Returns the condition for facts of headers.
-    fn said(
+    fn text_field(
         &mut self,
         db: &Connection,
         key: &str,
-        compare: Compare,
-        value: &Value,
+        compare: CompareOperator,
+        value: &ComparedValue,
     ) -> Result<String, Fault> {
         let terms = match compare {
-            Compare::Matches => {
+            CompareOperator::Matches => {
                 let sql = "SELECT term, text FROM term WHERE key = ?1 LIMIT ?2";
                 let mut statement = db.prepare_cached(sql)?;
                 let mut rows = statement.query(rusqlite::params![key, TRIED_MAX])?;
@@ -144,11 +144,11 @@ impl Query {
                 );
                 let mut text = || self.value(value.text.clone());
                 match (compare, number) {
-                    (Compare::Equal, Some(number)) => {
+                    (CompareOperator::Equal, Some(number)) => {
                         format!("{of} text = {} UNION {of} number = {number}", text())
                     }
-                    (Compare::Equal, None) => format!("{of} text = {}", text()),
-                    (Compare::Unequal, number) => {
+                    (CompareOperator::Equal, None) => format!("{of} text = {}", text()),
+                    (CompareOperator::Unequal, number) => {
                         let number = number.unwrap_or_else(|| "NULL".into());
                         format!(
                             "{of} text != {} AND (number IS NULL OR number IS NOT {number})",
@@ -163,25 +163,27 @@ impl Query {
             }
         };
         Ok(format!(
-            "i.ino IN (SELECT ino FROM said WHERE term IN ({terms}))"
+            "i.ino IN (SELECT ino FROM text_field WHERE term IN ({terms}))"
         ))
     }
 
     fn coordinate(
         &mut self,
         name: &str,
-        compare: Compare,
+        compare: CompareOperator,
         number: Option<f64>,
-        moment: Option<Moment>,
+        moment: Option<SearchTime>,
     ) -> String {
         let name = self.value(name.to_owned());
         let mut ways = Vec::new();
         if let Some(number) = number {
             let number = self.value(number);
             let reach = match compare {
-                Compare::Equal => format!("low <= {number} AND high >= {number}"),
-                Compare::Unequal => format!("(low != {number} OR high != {number})"),
-                Compare::Less | Compare::AtMost => format!("low {} {number}", compare.sign()),
+                CompareOperator::Equal => format!("low <= {number} AND high >= {number}"),
+                CompareOperator::Unequal => format!("(low != {number} OR high != {number})"),
+                CompareOperator::Less | CompareOperator::AtMost => {
+                    format!("low {} {number}", compare.sign())
+                }
                 _ => format!("high {} {number}", compare.sign()),
             };
             ways.push(format!("is_time = 0 AND {reach}"));
@@ -201,10 +203,10 @@ impl Query {
         &mut self,
         db: &Connection,
         name: &str,
-        compare: Compare,
-        value: &Value,
+        compare: CompareOperator,
+        value: &ComparedValue,
     ) -> Result<String, Fault> {
-        if compare == Compare::Equal && value.number.is_none() {
+        if compare == CompareOperator::Equal && value.number.is_none() {
             let name = self.value(name.as_bytes().to_vec());
             let value = self.value(value.text.as_bytes().to_vec());
             return Ok(format!(
@@ -224,10 +226,10 @@ impl Query {
         Ok(format!("i.ino IN ({})", self.list(&fits)))
     }
 
-    fn name(&mut self, compare: Compare, text: &str) -> String {
+    fn name(&mut self, compare: CompareOperator, text: &str) -> String {
         let text = self.value(text.to_owned());
         let fits = match compare {
-            Compare::Matches => format!("CAST(name AS TEXT) GLOB {text}"),
+            CompareOperator::Matches => format!("CAST(name AS TEXT) GLOB {text}"),
             _ => format!("CAST(name AS TEXT) {} {text}", compare.sign()),
         };
         format!("i.ino IN (SELECT ino FROM dirent WHERE {fits})")
@@ -268,7 +270,7 @@ impl Query {
             .map_err(|fault| tx.advised(bytes, fault))?;
         tx.need_read(&vnode)?;
         let start = versions_of(tx.db, vnode.ino, b"")?;
-        let walked = walk(tx.db, Way::Down, &start, 0)?;
+        let walked = walk(tx.db, WalkDirection::Down, &start, 0)?;
         if let Some(cut) = walked.cut {
             return Err(Fault::NotFound(format!(
                 "from = {path} can't be looked for: {cut}"
@@ -291,13 +293,15 @@ impl Query {
 
 /// Returns the condition that a span from `low` to `high` contains a value that compares as given with a time. The time is the interval
 /// from `from` to before `to`.
-fn reach(compare: Compare, (low, high): (&str, &str), (from, to): (&str, &str)) -> String {
+fn reach(compare: CompareOperator, (low, high): (&str, &str), (from, to): (&str, &str)) -> String {
     match compare {
-        Compare::Unequal => format!("({low} < {from} OR {high} >= {to})"),
-        Compare::Less => format!("{low} < {from}"),
-        Compare::AtMost => format!("{low} < {to}"),
-        Compare::Greater => format!("{high} >= {to}"),
-        Compare::AtLeast => format!("{high} >= {from}"),
-        Compare::Equal | Compare::Matches => format!("({low} < {to} AND {high} >= {from})"),
+        CompareOperator::Unequal => format!("({low} < {from} OR {high} >= {to})"),
+        CompareOperator::Less => format!("{low} < {from}"),
+        CompareOperator::AtMost => format!("{low} < {to}"),
+        CompareOperator::Greater => format!("{high} >= {to}"),
+        CompareOperator::AtLeast => format!("{high} >= {from}"),
+        CompareOperator::Equal | CompareOperator::Matches => {
+            format!("({low} < {to} AND {high} >= {from})")
+        }
     }
 }

@@ -1,14 +1,14 @@
 //! Ranges of a file's coordinates: the smallest and largest value of variables that have the name of their only dimension. Of long
 //! coordinates, only the first and last values are examined, since CF requires an order (CF conventions, section 1.3).
 
-use super::facts::Span;
+use super::facts::CoordinateRange;
 use tidemill_core::find::place_in_time;
-use tidemill_format::time::{Moment, Units};
+use tidemill_format::time::{DateTime, Units};
 use tidemill_format::{
-    DataType, Filter, Format, Header, Kind, Number, Order, Piece, Range, Span as Bytes, Storage,
-    Store, Variable, pieces,
+    DataKind, DataType, Endian, ExactNumber, FileSpan as Bytes, Filter, Format, Header, IndexRange,
+    Storage, Variable, VariableExtent, VariableSource, pieces,
 };
-use tidemill_kernel::array::{Codec, Dtype, Operation, Slice, Spec};
+use tidemill_kernel::array::{ArrayOperation, ArraySlice, ArraySpec, Codec, Dtype};
 
 /// Maximum number of coordinates examined in a file.
 const COORDINATES_MAX: usize = 32;
@@ -23,13 +23,17 @@ pub(super) trait Stored {
     /// Reads bytes; `None` if they are unavailable.
     fn read(&self, bytes: &Bytes, into: &mut [u8]) -> Option<()>;
     /// Decodes bytes to little-endian values; `None` if that fails.
-    fn decode(&self, spec: Spec, bytes: &Bytes) -> Option<Vec<u8>>;
+    fn decode(&self, spec: ArraySpec, bytes: &Bytes) -> Option<Vec<u8>>;
     /// Records that bytes are missing and may appear later.
     fn lacks(&self) {}
 }
 
 /// Returns the spans of all readable coordinates. Unreadable ones are left out.
-pub(super) fn spans(header: &Header, store: Store<'_>, stored: &dyn Stored) -> Vec<Span> {
+pub(super) fn spans(
+    header: &Header,
+    store: VariableSource<'_>,
+    stored: &dyn Stored,
+) -> Vec<CoordinateRange> {
     let coordinates = header
         .variables
         .iter()
@@ -56,16 +60,16 @@ fn is_coordinate(variable: &Variable) -> bool {
     };
     let numbers = matches!(
         variable.data_type.kind,
-        Kind::Int | Kind::Uint | Kind::Float
+        DataKind::Int | DataKind::Uint | DataKind::Float
     );
     numbers && dimension.size > 0 && last_of(&variable.path) == dimension.name
 }
 
 /// Returns the spans under the coordinate's own name, its standard name, and the short forms `lat`, `lon` and `time`.
-fn named(variable: &Variable, (low, high): (f64, f64)) -> Vec<Span> {
+fn named(variable: &Variable, (low, high): (f64, f64)) -> Vec<CoordinateRange> {
     let units = Units::of(variable).ok().flatten();
     let placed = |value: f64| {
-        let Moment { date, seconds } = units?.moment(value)?;
+        let DateTime { date, seconds } = units?.moment(value)?;
         let place = place_in_time((date.year, date.month, date.day), seconds);
         Some((place, date.to_string()))
     };
@@ -86,7 +90,7 @@ fn named(variable: &Variable, (low, high): (f64, f64)) -> Vec<Span> {
     names.retain(|name| name.len() <= 256);
     names.sort_unstable();
     names.dedup();
-    let span = |name: &str| Span {
+    let span = |name: &str| CoordinateRange {
         name: name.to_owned(),
         is_time,
         low,
@@ -99,13 +103,13 @@ fn named(variable: &Variable, (low, high): (f64, f64)) -> Vec<Span> {
 fn values(
     format: Format,
     variable: &Variable,
-    (store, stored): (Store<'_>, &dyn Stored),
+    (store, stored): (VariableSource<'_>, &dyn Stored),
 ) -> Option<Vec<f64>> {
     let meaning = variable.meaning(format).ok()?;
     let mut variable = variable.clone();
     variable.data_type.kind = match (variable.data_type.kind, meaning.unsigned) {
-        (Kind::Int | Kind::Uint, true) => Kind::Uint,
-        (Kind::Int | Kind::Uint, false) => Kind::Int,
+        (DataKind::Int | DataKind::Uint, true) => DataKind::Uint,
+        (DataKind::Int | DataKind::Uint, false) => DataKind::Int,
         (other, _) => other,
     };
     let variable = &variable;
@@ -124,7 +128,7 @@ fn values(
     };
     let mut all = Vec::new();
     for (start, end) in wanted {
-        let range = Range {
+        let range = IndexRange {
             start,
             end,
             step: 1,
@@ -137,7 +141,11 @@ fn values(
     Some(values.collect())
 }
 
-fn of_piece(variable: &Variable, piece: &Piece, stored: &dyn Stored) -> Option<Vec<Number>> {
+fn of_piece(
+    variable: &Variable,
+    piece: &VariableExtent,
+    stored: &dyn Stored,
+) -> Option<Vec<ExactNumber>> {
     let span = piece.span.as_ref();
     if span.is_none() {
         stored.lacks();
@@ -158,17 +166,17 @@ fn of_piece(variable: &Variable, piece: &Piece, stored: &dyn Stored) -> Option<V
             usize::try_from(within.start).ok()?,
             usize::try_from(within.end).ok()?,
         );
-        return all.get(from..to).map(<[Number]>::to_vec);
+        return all.get(from..to).map(<[ExactNumber]>::to_vec);
     }
-    let selection = Slice {
+    let selection = ArraySlice {
         start: within.start.cast_signed(),
         end: within.end.cast_signed(),
         stride: 1,
     };
-    let spec = Spec {
-        operation: Operation::Select,
+    let spec = ArraySpec {
+        operation: ArrayOperation::Select,
         dtype: dtype(data_type)?,
-        big_endian: data_type.order == Order::Big,
+        big_endian: data_type.order == Endian::Big,
         shape: Some(piece.shape.clone()),
         fortran: false,
         axes: None,
@@ -178,7 +186,7 @@ fn of_piece(variable: &Variable, piece: &Piece, stored: &dyn Stored) -> Option<V
     };
     let values = stored.decode(spec, span)?;
     let little = DataType {
-        order: Order::Little,
+        order: Endian::Little,
         ..data_type.clone()
     };
     numbers(&values, &little)
@@ -193,38 +201,40 @@ fn codecs(filters: &[Filter], mask: u32) -> Option<Vec<Codec>> {
 
 fn dtype(data_type: &DataType) -> Option<Dtype> {
     Some(match (&data_type.kind, data_type.size) {
-        (Kind::Int, 1) => Dtype::Int8,
-        (Kind::Int, 2) => Dtype::Int16,
-        (Kind::Int, 4) => Dtype::Int32,
-        (Kind::Int, 8) => Dtype::Int64,
-        (Kind::Uint, 1) => Dtype::Uint8,
-        (Kind::Uint, 2) => Dtype::Uint16,
-        (Kind::Uint, 4) => Dtype::Uint32,
-        (Kind::Uint, 8) => Dtype::Uint64,
-        (Kind::Float, 4) => Dtype::Float32,
-        (Kind::Float, 8) => Dtype::Float64,
+        (DataKind::Int, 1) => Dtype::Int8,
+        (DataKind::Int, 2) => Dtype::Int16,
+        (DataKind::Int, 4) => Dtype::Int32,
+        (DataKind::Int, 8) => Dtype::Int64,
+        (DataKind::Uint, 1) => Dtype::Uint8,
+        (DataKind::Uint, 2) => Dtype::Uint16,
+        (DataKind::Uint, 4) => Dtype::Uint32,
+        (DataKind::Uint, 8) => Dtype::Uint64,
+        (DataKind::Float, 4) => Dtype::Float32,
+        (DataKind::Float, 8) => Dtype::Float64,
         _ => return None,
     })
 }
 
 /// Returns the values as numbers, if their type has a native counterpart.
-fn numbers(stored: &[u8], data_type: &DataType) -> Option<Vec<Number>> {
+fn numbers(stored: &[u8], data_type: &DataType) -> Option<Vec<ExactNumber>> {
     let size = dtype(data_type)?.size();
     let one = |bytes: &[u8]| {
         let mut word = [0; 8];
         word[..size].copy_from_slice(bytes);
-        if data_type.order == Order::Big {
+        if data_type.order == Endian::Big {
             word[..size].reverse();
         }
         let bits = u64::from_le_bytes(word);
         let unused = 64 - 8 * size;
         match (&data_type.kind, size) {
-            (Kind::Float, 4) => {
-                Number::Real(f32::from_bits(u32::try_from(bits).unwrap_or(0)).into())
+            (DataKind::Float, 4) => {
+                ExactNumber::Real(f32::from_bits(u32::try_from(bits).unwrap_or(0)).into())
             }
-            (Kind::Float, _) => Number::Real(f64::from_bits(bits)),
-            (Kind::Int, _) => Number::Whole(((bits << unused).cast_signed() >> unused).into()),
-            _ => Number::Whole(bits.into()),
+            (DataKind::Float, _) => ExactNumber::Real(f64::from_bits(bits)),
+            (DataKind::Int, _) => {
+                ExactNumber::Whole(((bits << unused).cast_signed() >> unused).into())
+            }
+            _ => ExactNumber::Whole(bits.into()),
         }
     };
     Some(stored.chunks_exact(size).map(one).collect())
@@ -236,16 +246,16 @@ mod tests {
     use tidemill_format::{Attribute, Dimension, Value};
 
     /// Bytes of a local file.
-    struct Here(Vec<u8>);
+    struct TestFiles(Vec<u8>);
 
-    impl Stored for Here {
+    impl Stored for TestFiles {
         fn read(&self, bytes: &Bytes, into: &mut [u8]) -> Option<()> {
             let begin = usize::try_from(bytes.offset).ok()?;
             into.copy_from_slice(self.0.get(begin..begin + into.len())?);
             Some(())
         }
 
-        fn decode(&self, _: Spec, _: &Bytes) -> Option<Vec<u8>> {
+        fn decode(&self, _: ArraySpec, _: &Bytes) -> Option<Vec<u8>> {
             None
         }
     }
@@ -254,7 +264,7 @@ mod tests {
     #[test]
     fn span_excludes_missing_and_invalid_values() {
         let big = (1_i64 << 53) + 1;
-        let said = [
+        let attributes = [
             ("missing_value", Value::Int(vec![big])),
             ("valid_min", Value::Int(vec![-90])),
         ];
@@ -271,11 +281,11 @@ mod tests {
                 unlimited: false,
             }],
             data_type: DataType {
-                kind: Kind::Int,
+                kind: DataKind::Int,
                 size: 8,
-                order: Order::Little,
+                order: Endian::Little,
             },
-            attributes: said.map(attribute).into(),
+            attributes: attributes.map(attribute).into(),
             storage: Storage::Contiguous { offset: 0 },
             fill: None,
         };
@@ -285,8 +295,8 @@ mod tests {
             groups: Vec::new(),
             variables: vec![depth],
         };
-        let here = Here(values.map(i64::to_le_bytes).concat());
-        let found = spans(&header, Store::File(&here.0), &here);
+        let here = TestFiles(values.map(i64::to_le_bytes).concat());
+        let found = spans(&header, VariableSource::File(&here.0), &here);
         let [span] = &found[..] else {
             panic!("{} spans", found.len());
         };

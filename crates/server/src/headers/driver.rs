@@ -1,12 +1,12 @@
 //! Reads headers, for as long as the server runs: by ranges from the nodes that hold the files, for every layout. Filtered coordinates
 //! are decoded on a node, in a process of the file's owner. Results are stored in the tables of `server/src/headers/store.rs`.
 
-use super::Wake;
+use super::HeaderWake;
 use super::coordinates::{Stored, spans};
 use super::facts::Facts;
-use super::store::{self, Outcome, Wanted};
-use super::zarr::{self, Of, Zarr};
-use crate::files::{Files, Nodes, Source};
+use super::store::{self, HeaderOutcome, WantedHeader};
+use super::zarr::{self, HeaderKind, Zarr};
+use crate::files::{FileService, SourceNodes, VersionStream};
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::reductions::ordered;
 use futures_util::{StreamExt, stream};
@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use tidemill_format::zip::Zip;
-use tidemill_format::{Bytes, Error, Format, Header, Span, Store};
-use tidemill_kernel::array::{Reduced, Spec};
+use tidemill_format::{Bytes, Error, FileSpan, Format, Header, VariableSource};
+use tidemill_kernel::array::{ArraySpec, Reduced};
 use tokio::runtime::Handle;
 
 /// Number of headers that are selected at once, and number that are read at once.
@@ -46,8 +46,8 @@ const PAGES_MAX: usize = 16;
 pub(super) const WINDOW_MAX: usize = 2 << 20;
 
 /// Starts to read headers.
-pub(crate) fn start(names: &Arc<SqliteNames>, files: &Files) {
-    let reader = Reader {
+pub(crate) fn start(names: &Arc<SqliteNames>, files: &FileService) {
+    let reader = HeaderReader {
         names: names.clone(),
         nodes: files.nodes().clone(),
         lacking: Mutex::default(),
@@ -55,20 +55,20 @@ pub(crate) fn start(names: &Arc<SqliteNames>, files: &Files) {
     tokio::spawn(reader.run());
 }
 
-struct Reader {
+struct HeaderReader {
     names: Arc<SqliteNames>,
-    nodes: Nodes,
+    nodes: SourceNodes,
     /// Zarrs with missing chunks of coordinates, and the number of their reads.
     lacking: Mutex<BTreeMap<u64, (Zarr, u32)>>,
 }
 
-impl Reader {
+impl HeaderReader {
     async fn run(self) {
         let (mut later, mut pause) = (true, AGAIN_MIN);
         loop {
             match self.turn().await {
-                Ok(Turn::More) => later = true,
-                Ok(Turn::Done) => {
+                Ok(HeaderTurn::More) => later = true,
+                Ok(HeaderTurn::Done) => {
                     let timer = async {
                         match later {
                             true => tokio::time::sleep(pause).await,
@@ -125,7 +125,7 @@ impl Reader {
     }
 
     /// Reads some headers. The step writes to the database first, so it follows the transaction that woke the reader.
-    async fn turn(&self) -> Result<Turn, Fault> {
+    async fn turn(&self) -> Result<HeaderTurn, Fault> {
         let names = self.names.clone();
         let pick = move |db: &Connection| {
             let more = store::scan(db)?;
@@ -133,19 +133,23 @@ impl Reader {
         };
         let (more, picked) = self.names.database().write(pick).await?;
         if picked.is_empty() {
-            return Ok(if more { Turn::More } else { Turn::Done });
+            return Ok(if more {
+                HeaderTurn::More
+            } else {
+                HeaderTurn::Done
+            });
         }
         let read = picked.into_iter().map(async |what| match what {
-            Picked::File(wanted) => (wanted, self.read(wanted).await, Vec::new()),
-            Picked::Zarr(zarr, mut parts) => {
+            PickedHeader::File(wanted) => (wanted, self.read(wanted).await, Vec::new()),
+            PickedHeader::Zarr(zarr, mut parts) => {
                 let (outcome, seen) = self.read_zarr(&zarr).await;
                 parts.extend(seen);
                 parts.retain(|part| part.object != zarr.stands.object);
                 (zarr.wanted(), outcome, parts)
             }
-            Picked::Nothing(wanted) => {
+            PickedHeader::Nothing(wanted) => {
                 let why = "the directory that it is in is no Zarr".into();
-                (wanted, Outcome::Unreadable(why), Vec::new())
+                (wanted, HeaderOutcome::Unreadable(why), Vec::new())
             }
         });
         let read: Vec<_> = stream::iter(read).buffer_unordered(AT_ONCE).collect().await;
@@ -161,12 +165,12 @@ impl Reader {
             })
         };
         self.names.database().write(keep).await?;
-        Ok(Turn::More)
+        Ok(HeaderTurn::More)
     }
 
     /// Reads a Zarr. Returns the outcome, and the files of its owner that are parts of it.
-    async fn read_zarr(&self, zarr: &Zarr) -> (Outcome, Vec<Wanted>) {
-        let files = zarr::Files {
+    async fn read_zarr(&self, zarr: &Zarr) -> (HeaderOutcome, Vec<WantedHeader>) {
+        let files = zarr::ZarrFiles {
             zarr: zarr.clone(),
             names: self.names.clone(),
             nodes: self.nodes.clone(),
@@ -179,38 +183,38 @@ impl Reader {
             let header = tidemill_format::zarr::read(&files);
             let outcome = outcome(header, |header| {
                 files.look_at_all(header);
-                spans(header, Store::Directory(&files), &files)
+                spans(header, VariableSource::Directory(&files), &files)
             });
             (outcome, files.seen.into_inner(), files.lacks.into_inner())
         });
         let Ok((outcome, seen, lacks)) = read.await else {
             let why = "its header can't be read".into();
-            return (Outcome::Unreadable(why), Vec::new());
+            return (HeaderOutcome::Unreadable(why), Vec::new());
         };
         self.note_lacking(zarr, lacks);
         // Files of other users are not declared to be parts.
         let own = seen
             .into_values()
             .filter(|vnode| vnode.uid == zarr.stands.uid);
-        let wanted = |vnode: crate::names::vnode::Vnode| Wanted {
+        let wanted = |vnode: crate::names::vnode::InodeRecord| WantedHeader {
             object: vnode.object,
             ino: vnode.ino,
         };
         (outcome, own.map(wanted).collect())
     }
 
-    async fn read(&self, wanted: Wanted) -> Outcome {
+    async fn read(&self, wanted: WantedHeader) -> HeaderOutcome {
         let reading = match self.names.read_version(&Caller::root(), wanted.ino) {
             Ok(reading) if reading.vnode.object == wanted.object => reading,
-            Err(fault) if !matches!(fault, Fault::NotFound(_)) => return Outcome::Later,
-            _ => return Outcome::Unreadable("the file has another version".into()),
+            Err(fault) if !matches!(fault, Fault::NotFound(_)) => return HeaderOutcome::Later,
+            _ => return HeaderOutcome::Unreadable("the file has another version".into()),
         };
         let owner = (reading.vnode.uid, reading.vnode.gid);
         let size = reading.vnode.size;
-        let Some(source) = Source::new(&self.nodes, reading) else {
-            return Outcome::Unreadable("the file is empty".into());
+        let Some(source) = VersionStream::new(&self.nodes, reading) else {
+            return HeaderOutcome::Unreadable("the file is empty".into());
         };
-        let ranged = Ranged {
+        let ranged = RangedReader {
             source: Arc::new(source),
             size,
             owner,
@@ -219,32 +223,32 @@ impl Reader {
             read: Mutex::default(),
         };
         let read = tokio::task::spawn_blocking(move || ranged.header()).await;
-        read.unwrap_or_else(|_| Outcome::Unreadable("its header can't be read".into()))
+        read.unwrap_or_else(|_| HeaderOutcome::Unreadable("its header can't be read".into()))
     }
 }
 
-enum Turn {
+enum HeaderTurn {
     More,
     Done,
 }
 
 /// Next item to read.
-enum Picked {
-    File(Wanted),
+enum PickedHeader {
+    File(WantedHeader),
     /// A Zarr, with queued files that are parts of it.
-    Zarr(Box<Zarr>, Vec<Wanted>),
-    Nothing(Wanted),
+    Zarr(Box<Zarr>, Vec<WantedHeader>),
+    Nothing(WantedHeader),
 }
 
-fn picked(db: &Connection, wake: &Wake) -> Result<Vec<Picked>, Fault> {
+fn picked(db: &Connection, wake: &HeaderWake) -> Result<Vec<PickedHeader>, Fault> {
     let mut all = Vec::new();
-    let mut zarrs: BTreeMap<u64, (Box<Zarr>, Vec<Wanted>)> = BTreeMap::new();
+    let mut zarrs: BTreeMap<u64, (Box<Zarr>, Vec<WantedHeader>)> = BTreeMap::new();
     for wanted in store::next(db, PICKED_MAX)? {
         store::begin(wake, wanted);
         match zarr::of(db, wanted.ino)? {
-            Of::File => all.push(Picked::File(wanted)),
-            Of::Nothing => all.push(Picked::Nothing(wanted)),
-            Of::Zarr(zarr) => {
+            HeaderKind::File => all.push(PickedHeader::File(wanted)),
+            HeaderKind::Nothing => all.push(PickedHeader::Nothing(wanted)),
+            HeaderKind::Zarr(zarr) => {
                 store::queue(db, &zarr)?;
                 store::begin(wake, zarr.wanted());
                 let (_, parts) = zarrs
@@ -255,55 +259,55 @@ fn picked(db: &Connection, wake: &Wake) -> Result<Vec<Picked>, Fault> {
         }
     }
     let zarrs = zarrs.into_values();
-    all.extend(zarrs.map(|(zarr, parts)| Picked::Zarr(zarr, parts)));
+    all.extend(zarrs.map(|(zarr, parts)| PickedHeader::Zarr(zarr, parts)));
     Ok(all)
 }
 
 /// Converts a header to its stored outcome.
 fn outcome(
     header: tidemill_format::Result<Header>,
-    spans: impl FnOnce(&Header) -> Vec<super::facts::Span>,
-) -> Outcome {
+    spans: impl FnOnce(&Header) -> Vec<super::facts::CoordinateRange>,
+) -> HeaderOutcome {
     match header {
         Ok(header) => {
             let spans = spans(&header);
-            Outcome::Read(Box::new(Facts::of(&header, spans)))
+            HeaderOutcome::Read(Box::new(Facts::of(&header, spans)))
         }
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotConnected => {
-            Outcome::Later
+            HeaderOutcome::Later
         }
-        Err(error) => Outcome::Unreadable(error.to_string()),
+        Err(error) => HeaderOutcome::Unreadable(error.to_string()),
     }
 }
 
 /// A version that is read by ranges, within limits.
-struct Ranged {
-    source: Arc<Source>,
+struct RangedReader {
+    source: Arc<VersionStream>,
     size: u64,
     owner: (u32, u32),
     runtime: Handle,
     until: Instant,
-    read: Mutex<Pages>,
+    read: Mutex<HeaderPages>,
 }
 
 #[derive(Default)]
-struct Pages {
+struct HeaderPages {
     bytes: u64,
     kept: Vec<(u64, bytes::Bytes)>,
 }
 
-impl Ranged {
-    fn header(&self) -> Outcome {
+impl RangedReader {
+    fn header(&self) -> HeaderOutcome {
         outcome(tidemill_format::read(self), |header| {
             let zip = matches!(header.format, Format::Zarr(_)).then(|| Zip::open(self));
             match &zip {
-                Some(Ok(zip)) => spans(header, Store::Directory(zip), self),
-                _ => spans(header, Store::File(self), self),
+                Some(Ok(zip)) => spans(header, VariableSource::Directory(zip), self),
+                _ => spans(header, VariableSource::File(self), self),
             }
         })
     }
 
-    fn decoded(&self, spec: Spec, range: Range<u64>) -> Option<Vec<u8>> {
+    fn decoded(&self, spec: ArraySpec, range: Range<u64>) -> Option<Vec<u8>> {
         let work = async {
             let (part, order) = ordered(&self.source, spec, range).await.ok()?;
             self.source.reduce(part, self.owner, order).await.ok()
@@ -316,7 +320,7 @@ impl Ranged {
         Some(reduced.bytes)
     }
 
-    fn fetch(&self, range: Range<u64>, pages: &mut Pages) -> io::Result<bytes::Bytes> {
+    fn fetch(&self, range: Range<u64>, pages: &mut HeaderPages) -> io::Result<bytes::Bytes> {
         pages.bytes = pages.bytes.saturating_add(range.end - range.start);
         if pages.bytes > READ_BYTES_MAX || Instant::now() >= self.until {
             let why = "its header is larger, or further apart, than is read to find files by it";
@@ -327,18 +331,18 @@ impl Ranged {
     }
 }
 
-impl Stored for Ranged {
-    fn read(&self, span: &Span, into: &mut [u8]) -> Option<()> {
+impl Stored for RangedReader {
+    fn read(&self, span: &FileSpan, into: &mut [u8]) -> Option<()> {
         self.read_at(span.offset, into).ok()
     }
 
-    fn decode(&self, spec: Spec, span: &Span) -> Option<Vec<u8>> {
+    fn decode(&self, spec: ArraySpec, span: &FileSpan) -> Option<Vec<u8>> {
         let end = span.offset.checked_add(span.size)?;
         self.decoded(spec, span.offset..end)
     }
 }
 
-impl Bytes for Ranged {
+impl Bytes for RangedReader {
     fn size(&self) -> u64 {
         self.size
     }

@@ -11,7 +11,7 @@ const ATTRIBUTES_MAX: usize = 256;
 /// Maximum length of a stored text in bytes. Longer texts are left out.
 const TEXT_BYTES_MAX: usize = 1024;
 /// Attributes of variables that can be searched.
-const SAID: [&str; 3] = ["units", "standard_name", "long_name"];
+const TEXT_ATTRIBUTES: [&str; 3] = ["units", "standard_name", "long_name"];
 
 /// Stored facts of a header.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(super) struct Facts {
     /// Facts for display.
     pub(super) body: Json,
     pub(super) terms: Vec<Term>,
-    pub(super) spans: Vec<Span>,
+    pub(super) spans: Vec<CoordinateRange>,
 }
 
 /// A searchable fact.
@@ -32,7 +32,7 @@ pub(super) struct Term {
 
 /// Range of a coordinate's values: numbers, or times as `core::find` places them.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Span {
+pub(super) struct CoordinateRange {
     pub(super) name: String,
     pub(super) is_time: bool,
     pub(super) low: f64,
@@ -42,7 +42,7 @@ pub(super) struct Span {
 }
 
 impl Facts {
-    pub(super) fn of(header: &Header, spans: Vec<Span>) -> Self {
+    pub(super) fn of(header: &Header, spans: Vec<CoordinateRange>) -> Self {
         let mut facts = Self::default();
         let format = format_name(header.format);
         facts.say("format", format.to_owned(), None);
@@ -70,8 +70,7 @@ impl Facts {
             facts.say(&format!("attr.{}", attribute.name), text.clone(), number);
             attributes.insert(attribute.name.clone(), json!(text));
         }
-        let reach =
-            |span: &Span| json!({"name": span.name, "from": span.shown.0, "to": span.shown.1});
+        let reach = |span: &CoordinateRange| json!({"name": span.name, "from": span.shown.0, "to": span.shown.1});
         facts.body = json!({
             "format": format,
             "dimensions": dimensions,
@@ -100,7 +99,7 @@ impl Facts {
         let dimensions = variable.dimensions.iter().map(|dimension| &dimension.name);
         let dimensions: Vec<&String> = dimensions.filter(|name| short(name)).collect();
         shown.insert("dimensions".into(), json!(dimensions));
-        for key in SAID {
+        for key in TEXT_ATTRIBUTES {
             if let Some(text) = variable.text(key).filter(|text| short(text)) {
                 shown.insert(key.into(), json!(text));
                 self.say(key, text.to_owned(), None);

@@ -38,7 +38,7 @@ fn by_name(path: &[u8]) -> bool {
 
 /// Wakes the reader of headers.
 #[derive(Debug, Default)]
-pub(crate) struct Wake {
+pub(crate) struct HeaderWake {
     notify: Notify,
     /// Zarrs that were changed since they were selected, by the object that stands for each. Only writers of the database change the set,
     /// one after the other.

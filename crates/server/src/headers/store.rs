@@ -2,10 +2,10 @@
 
 use super::facts::Facts;
 use super::zarr::Zarr;
-use super::{Wake, by_name};
+use super::{HeaderWake, by_name};
 use crate::names::Fault;
 use crate::names::transaction::Tx;
-use crate::names::vnode::Vnode;
+use crate::names::vnode::InodeRecord;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_wire::v1::Kind;
 
@@ -27,14 +27,14 @@ const SCANNED: &str = "headers_after_zarr";
 
 /// A version whose header is to be read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct WantedHeader {
     pub(super) object: u64,
     pub(super) ino: u64,
 }
 
 /// Outcome of reading a header.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(super) enum HeaderOutcome {
     Read(Box<Facts>),
     /// The version has no readable header.
     Unreadable(String),
@@ -42,7 +42,7 @@ pub(super) enum Outcome {
     Later,
 }
 
-impl Wake {
+impl HeaderWake {
     fn wake(&self) {
         self.notify.notify_one();
     }
@@ -55,7 +55,7 @@ impl Wake {
 impl Tx<'_> {
     /// Queues the present version of a file under this name or path, if the path is that of a scientific file. Its header is read after
     /// the transaction.
-    pub(crate) fn want_header(&self, vnode: &Vnode, path: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn want_header(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
         if !by_name(path) || vnode.kind != Kind::File || vnode.object == 0 || vnode.version == 0 {
             return Ok(());
         }
@@ -110,7 +110,7 @@ pub(super) fn scan(db: &Connection) -> Result<bool, Fault> {
 }
 
 /// Returns some versions whose headers are to be read, an equal number of each user.
-pub(super) fn next(db: &Connection, count: usize) -> Result<Vec<Wanted>, Fault> {
+pub(super) fn next(db: &Connection, count: usize) -> Result<Vec<WantedHeader>, Fault> {
     let mut users: Vec<i64> = Vec::new();
     let sql = "SELECT min(uid) FROM header WHERE state = ?1 AND state <= 1 AND uid > ?2";
     let mut statement = db.prepare_cached(sql)?;
@@ -128,7 +128,7 @@ pub(super) fn next(db: &Connection, count: usize) -> Result<Vec<Wanted>, Fault> 
     for uid in users {
         let key = params![QUEUED, uid, i64::try_from(each).unwrap_or(1)];
         let rows = statement.query_map(key, |row| {
-            Ok(Wanted {
+            Ok(WantedHeader {
                 object: row.get::<_, i64>(0)?.cast_unsigned(),
                 ino: row.get::<_, i64>(1)?.cast_unsigned(),
             })
@@ -157,7 +157,7 @@ pub(super) fn is_read(db: &Connection, object: u64) -> Result<bool, Fault> {
 }
 
 /// Queues a Zarr to be read, possibly again. Its facts are deleted until then, and the result of a read in progress is discarded.
-pub(super) fn read_again(db: &Connection, wake: &Wake, zarr: &Zarr) -> Result<(), Fault> {
+pub(super) fn read_again(db: &Connection, wake: &HeaderWake, zarr: &Zarr) -> Result<(), Fault> {
     queue(db, zarr)?;
     let mut changed = wake.changed.lock();
     if changed.len() >= CHANGED_MAX {
@@ -170,12 +170,12 @@ pub(super) fn read_again(db: &Connection, wake: &Wake, zarr: &Zarr) -> Result<()
 }
 
 /// Records that a Zarr is being read in its present state.
-pub(super) fn begin(wake: &Wake, wanted: Wanted) {
+pub(super) fn begin(wake: &HeaderWake, wanted: WantedHeader) {
     wake.changed.lock().remove(&wanted.object);
 }
 
 /// Whether a Zarr was changed during its read.
-pub(super) fn is_stale(wake: &Wake, wanted: Wanted) -> bool {
+pub(super) fn is_stale(wake: &HeaderWake, wanted: WantedHeader) -> bool {
     wake.changed.lock().contains(&wanted.object)
 }
 
@@ -195,7 +195,7 @@ pub(super) fn queue(db: &Connection, zarr: &Zarr) -> Result<bool, Fault> {
 }
 
 /// Records that versions are parts of a Zarr, so that no facts are stored for them.
-pub(super) fn are_parts(db: &Connection, parts: &[Wanted]) -> Result<(), Fault> {
+pub(super) fn are_parts(db: &Connection, parts: &[WantedHeader]) -> Result<(), Fault> {
     for part in parts {
         let object = part.object.cast_signed();
         let sql = "INSERT INTO header(object, ino, uid, state) VALUES (?1, ?2, ?3, ?4)";
@@ -211,17 +211,21 @@ pub(super) fn are_parts(db: &Connection, parts: &[Wanted]) -> Result<(), Fault> 
 }
 
 /// Stores the outcome of a header. No outcome is stored for a version that was deleted or is queued no longer.
-pub(super) fn keep(db: &Connection, wanted: Wanted, outcome: &Outcome) -> Result<(), Fault> {
+pub(super) fn keep(
+    db: &Connection,
+    wanted: WantedHeader,
+    outcome: &HeaderOutcome,
+) -> Result<(), Fault> {
     let (state, body, error) = match outcome {
-        Outcome::Read(facts) => (READ, facts.body.to_string(), ""),
-        Outcome::Unreadable(why) => (UNREADABLE, String::new(), why.as_str()),
-        Outcome::Later => (LATER, String::new(), ""),
+        HeaderOutcome::Read(facts) => (READ, facts.body.to_string(), ""),
+        HeaderOutcome::Unreadable(why) => (UNREADABLE, String::new(), why.as_str()),
+        HeaderOutcome::Later => (LATER, String::new(), ""),
     };
     let sql =
         "UPDATE header SET state = ?2, body = ?3, error = ?4 WHERE object = ?1 AND state = ?5";
     let row = params![wanted.object.cast_signed(), state, body, error, QUEUED];
     let kept = db.prepare_cached(sql)?.execute(row)?;
-    let Outcome::Read(facts) = outcome else {
+    let HeaderOutcome::Read(facts) = outcome else {
         return Ok(());
     };
     if kept == 0 {
@@ -231,14 +235,14 @@ pub(super) fn keep(db: &Connection, wanted: Wanted, outcome: &Outcome) -> Result
     let mut find = db.prepare_cached("SELECT term FROM term WHERE key = ?1 AND text = ?2")?;
     let mut add = db
         .prepare_cached("INSERT INTO term(key, text, number) VALUES (?1, ?2, ?3) RETURNING term")?;
-    let mut said = db.prepare_cached("INSERT OR IGNORE INTO said VALUES (?1, ?2)")?;
+    let mut insert = db.prepare_cached("INSERT OR IGNORE INTO text_field VALUES (?1, ?2)")?;
     for term in &facts.terms {
         let known = find.query_row([&term.key, &term.text], |row| row.get::<_, i64>(0));
         let id = match known.optional()? {
             Some(id) => id,
             None => add.query_row(params![term.key, term.text, term.number], |row| row.get(0))?,
         };
-        said.execute([id, ino])?;
+        insert.execute([id, ino])?;
     }
     let mut put = db.prepare_cached("INSERT OR IGNORE INTO span VALUES (?1, ?2, ?3, ?4, ?5)")?;
     for span in &facts.spans {

@@ -4,11 +4,11 @@
 
 use super::coordinates::Stored;
 use super::driver::WINDOW_MAX;
-use super::store::{self, Wanted};
-use crate::files::{Nodes, Source};
+use super::store::{self, WantedHeader};
+use crate::files::{SourceNodes, VersionStream};
 use crate::names::Fault;
 use crate::names::transaction::Tx;
-use crate::names::vnode::Vnode;
+use crate::names::vnode::InodeRecord;
 use crate::names::{Caller, SqliteNames};
 use crate::reductions::ordered;
 use parking_lot::Mutex;
@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tidemill_core::id::Inode;
 use tidemill_format::zarr::METADATA;
-use tidemill_format::{Directory, Header, NAMES_MAX, Span};
-use tidemill_kernel::array::{Reduced, Spec};
+use tidemill_format::{Directory, FileSpan, Header, NAMES_MAX};
+use tidemill_kernel::array::{ArraySpec, Reduced};
 use tidemill_wire::v1::Kind;
 use tokio::runtime::Handle;
 
@@ -39,12 +39,12 @@ pub(super) fn is_metadata(path: &[u8]) -> bool {
 /// A Zarr: its directory, and the file that stands for the directory.
 #[derive(Clone, Debug)]
 pub(super) struct Zarr {
-    pub(super) directory: Vnode,
-    pub(super) stands: Vnode,
+    pub(super) directory: InodeRecord,
+    pub(super) stands: InodeRecord,
 }
 
 /// Kind of a version whose header is to be read.
-pub(super) enum Of {
+pub(super) enum HeaderKind {
     /// A file with a header of its own.
     File,
     /// A metadata file in a directory that is not a Zarr yet.
@@ -53,15 +53,15 @@ pub(super) enum Of {
 }
 
 impl Zarr {
-    pub(super) fn wanted(&self) -> Wanted {
-        Wanted {
+    pub(super) fn wanted(&self) -> WantedHeader {
+        WantedHeader {
             object: self.stands.object,
             ino: self.stands.ino,
         }
     }
 
     /// Whether all users who may read the representing file may read this file, or search this directory.
-    fn shows(&self, vnode: &Vnode) -> bool {
+    fn shows(&self, vnode: &InodeRecord) -> bool {
         let bits = if vnode.is_dir() { 0o555 } else { 0o444 };
         let asked = (self.stands.mode & 0o044)
             | if vnode.is_dir() {
@@ -75,14 +75,14 @@ impl Zarr {
 }
 
 /// Returns the kind of a version.
-pub(super) fn of(db: &Connection, ino: u64) -> Result<Of, Fault> {
+pub(super) fn of(db: &Connection, ino: u64) -> Result<HeaderKind, Fault> {
     let names = names(db, ino)?;
     let Some((directory, _)) = names.iter().find(|(_, name)| is_metadata(name)) else {
-        return Ok(Of::File);
+        return Ok(HeaderKind::File);
     };
-    let uid = Vnode::find(db, ino)?.map(|vnode| vnode.uid);
+    let uid = InodeRecord::find(db, ino)?.map(|vnode| vnode.uid);
     let found = around(db, *directory, uid)?;
-    Ok(found.map_or(Of::Nothing, |zarr| Of::Zarr(Box::new(zarr))))
+    Ok(found.map_or(HeaderKind::Nothing, |zarr| HeaderKind::Zarr(Box::new(zarr))))
 }
 
 /// Returns the topmost Zarr that contains a directory, as far as nested groups belong to one user.
@@ -90,7 +90,7 @@ fn around(db: &Connection, directory: u64, mut uid: Option<u32>) -> Result<Optio
     let mut found: Option<Zarr> = None;
     let mut at = directory;
     for _ in 0..DEPTH_MAX {
-        let Some(directory) = Vnode::find(db, at)?.filter(Vnode::is_dir) else {
+        let Some(directory) = InodeRecord::find(db, at)?.filter(InodeRecord::is_dir) else {
             break;
         };
         let Some(stands) = stands_in(db, at, uid)? else {
@@ -108,9 +108,13 @@ fn around(db: &Connection, directory: u64, mut uid: Option<u32>) -> Result<Optio
 }
 
 /// Returns the file that makes a directory a Zarr. With `uid`, the file has to belong to that user.
-fn stands_in(db: &Connection, directory: u64, uid: Option<u32>) -> Result<Option<Vnode>, Fault> {
+fn stands_in(
+    db: &Connection,
+    directory: u64,
+    uid: Option<u32>,
+) -> Result<Option<InodeRecord>, Fault> {
     for name in &METADATA[..4] {
-        let found = Vnode::child(db, directory, name.as_bytes())?
+        let found = InodeRecord::child(db, directory, name.as_bytes())?
             .filter(|vnode| vnode.kind == Kind::File && vnode.version != 0 && vnode.object != 0);
         if let Some(vnode) = found.filter(|vnode| uid.is_none_or(|uid| uid == vnode.uid)) {
             return Ok(Some(vnode));
@@ -125,7 +129,7 @@ impl Tx<'_> {
         &self,
         directory: u64,
         name: &[u8],
-        vnode: &Vnode,
+        vnode: &InodeRecord,
     ) -> Result<(), Fault> {
         match vnode.is_dir() || is_metadata(name) {
             true => self.read_zarr_again(directory),
@@ -134,7 +138,7 @@ impl Tx<'_> {
     }
 
     /// Reads a Zarr's header again after rights of a file or directory in it have changed.
-    pub(crate) fn changes_zarr_rights(&self, vnode: &Vnode) -> Result<(), Fault> {
+    pub(crate) fn changes_zarr_rights(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         if vnode.is_dir() {
             return self.read_zarr_again(vnode.ino);
         }
@@ -146,7 +150,7 @@ impl Tx<'_> {
 
     /// Reads the Zarr that contains a directory again, and the Zarr that contains the parent directory if that is another one.
     fn read_zarr_again(&self, directory: u64) -> Result<(), Fault> {
-        let above = Vnode::find(self.db, directory)?.map(|vnode| vnode.parent);
+        let above = InodeRecord::find(self.db, directory)?.map(|vnode| vnode.parent);
         let mut known = None;
         for at in [Some(directory), above].into_iter().flatten() {
             if let Some(zarr) = around(self.db, at, None)?
@@ -180,20 +184,20 @@ pub(crate) fn stands_for_directory(
 }
 
 /// Files of a Zarr, read within limits.
-pub(super) struct Files {
+pub(super) struct ZarrFiles {
     pub(super) zarr: Zarr,
     pub(super) names: Arc<SqliteNames>,
-    pub(super) nodes: Nodes,
+    pub(super) nodes: SourceNodes,
     pub(super) until: Instant,
     pub(super) bytes_left: Mutex<u64>,
     /// Versions of metadata that were read, with their files.
-    pub(super) seen: Mutex<BTreeMap<u64, Vnode>>,
+    pub(super) seen: Mutex<BTreeMap<u64, InodeRecord>>,
     /// Whether a chunk of a coordinate is missing.
     pub(super) lacks: AtomicBool,
 }
 
-impl Files {
-    fn vnode(&self, path: &str) -> io::Result<Option<Vnode>> {
+impl ZarrFiles {
+    fn vnode(&self, path: &str) -> io::Result<Option<InodeRecord>> {
         if Instant::now() >= self.until {
             return Err(io::Error::other(
                 "its metadata take longer than is read to find files by it",
@@ -205,7 +209,7 @@ impl Files {
                 if !vnode.is_dir() || matches!(name, "." | "..") {
                     return Ok(None);
                 }
-                match Vnode::child(db, vnode.ino, name.as_bytes())? {
+                match InodeRecord::child(db, vnode.ino, name.as_bytes())? {
                     Some(child) if self.zarr.shows(&child) => vnode = child,
                     _ => return Ok(None),
                 }
@@ -215,7 +219,7 @@ impl Files {
         found.map_err(offline)
     }
 
-    fn file(&self, path: &str) -> io::Result<Option<Vnode>> {
+    fn file(&self, path: &str) -> io::Result<Option<InodeRecord>> {
         let vnode = self.vnode(path)?;
         let vnode = vnode.filter(|vnode| vnode.kind == Kind::File && vnode.version != 0);
         if let Some(vnode) = vnode.as_ref().filter(|_| is_metadata(path.as_bytes())) {
@@ -228,7 +232,7 @@ impl Files {
     }
 
     /// Returns the present version of a file, and its size in bytes.
-    fn source(&self, path: &str) -> io::Result<(Source, u64)> {
+    fn source(&self, path: &str) -> io::Result<(VersionStream, u64)> {
         let vnode = self.file(path)?.ok_or(io::ErrorKind::NotFound)?;
         let reading = self
             .names
@@ -237,7 +241,7 @@ impl Files {
         if reading.vnode.object != vnode.object {
             return Err(io::Error::other(format!("{path} has another version")));
         }
-        let source = Source::new(&self.nodes, reading);
+        let source = VersionStream::new(&self.nodes, reading);
         let source = source.ok_or_else(|| io::Error::other(format!("{path} is empty")))?;
         Ok((source, vnode.size))
     }
@@ -248,7 +252,7 @@ fn offline(why: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, why)
 }
 
-impl Files {
+impl ZarrFiles {
     /// Reads the metadata of all groups and arrays, even if one file has all metadata, so that no other Zarr is inside this one.
     pub(super) fn look_at_all(&self, header: &Header) {
         let paths = header.groups.iter().map(|group| &group.path);
@@ -263,7 +267,7 @@ impl Files {
     }
 }
 
-impl Directory for Files {
+impl Directory for ZarrFiles {
     fn size(&self, path: &str) -> io::Result<Option<u64>> {
         Ok(self.file(path)?.map(|vnode| vnode.size))
     }
@@ -298,7 +302,7 @@ impl Directory for Files {
     }
 
     fn list(&self, path: &str) -> io::Result<Vec<String>> {
-        let Some(directory) = self.vnode(path)?.filter(Vnode::is_dir) else {
+        let Some(directory) = self.vnode(path)?.filter(InodeRecord::is_dir) else {
             return Ok(Vec::new());
         };
         let listed = self.names.database().read(|db| {
@@ -317,16 +321,16 @@ impl Directory for Files {
     }
 }
 
-impl Stored for Files {
+impl Stored for ZarrFiles {
     fn lacks(&self) {
         self.lacks.store(true, Ordering::Relaxed);
     }
 
-    fn read(&self, span: &Span, into: &mut [u8]) -> Option<()> {
+    fn read(&self, span: &FileSpan, into: &mut [u8]) -> Option<()> {
         self.read_at(span.file.as_ref()?, span.offset, into).ok()
     }
 
-    fn decode(&self, spec: Spec, span: &Span) -> Option<Vec<u8>> {
+    fn decode(&self, spec: ArraySpec, span: &FileSpan) -> Option<Vec<u8>> {
         let (source, _) = self.source(span.file.as_ref()?).ok()?;
         let owner = (self.zarr.stands.uid, self.zarr.stands.gid);
         let range = span.offset..span.offset.checked_add(span.size)?;
@@ -348,15 +352,15 @@ mod tests {
     #[test]
     fn zarr_shows_only_files_readable_by_caller() {
         let vnode = |uid: u32, mode: u32| {
-            let mut vnode = Vnode::directory(7, mode, (uid, uid), 0);
+            let mut vnode = InodeRecord::directory(7, mode, (uid, uid), 0);
             vnode.kind = Kind::File;
             vnode
         };
         let of = |mode: u32| Zarr {
-            directory: Vnode::directory(2, 0o755, (1, 1), 0),
+            directory: InodeRecord::directory(2, 0o755, (1, 1), 0),
             stands: vnode(1, mode),
         };
-        let directory = |uid: u32, mode: u32| Vnode::directory(3, mode, (uid, uid), 0);
+        let directory = |uid: u32, mode: u32| InodeRecord::directory(3, mode, (uid, uid), 0);
         for (zarr, other, shown) in [
             (0o644, vnode(1, 0o644), true),
             (0o600, vnode(1, 0o600), true),

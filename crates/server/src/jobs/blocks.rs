@@ -12,13 +12,13 @@ const IDS_BLOCK: u64 = 4096;
 
 /// Ids of labels and objects. If the database can't supply ids, the dispatcher sends nothing.
 #[derive(Debug)]
-pub(super) struct Blocks {
+pub(super) struct IdBlocks {
     database: Arc<Database>,
     labels: Range<u64>,
     objects: Range<u64>,
 }
 
-impl Blocks {
+impl IdBlocks {
     pub(super) fn new(database: Arc<Database>) -> Self {
         Self {
             database,
@@ -44,7 +44,7 @@ fn fill(database: &Database, kind: &'static str, block: &mut Range<u64>, count: 
     true
 }
 
-impl IdSource for Blocks {
+impl IdSource for IdBlocks {
     fn ready(&mut self, objects: u64) -> bool {
         fill(&self.database, "label", &mut self.labels, 1)
             && fill(&self.database, "object", &mut self.objects, objects)

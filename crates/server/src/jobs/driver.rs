@@ -9,29 +9,29 @@
 //! reconstructed from the database, which knows less than the dispatcher: it lacks the reports of nodes that were not
 //! acknowledged.
 
-use super::blocks::Blocks;
+use super::blocks::IdBlocks;
+use super::driver_records::{Memo, TaskJobs};
 use super::inbox::{Inbox, Stopped};
-use super::memo::{Memo, Owners};
 use super::outbox::{self, Posted};
-use super::persist::{self, Batch, Step};
-use super::plan::Sight;
+use super::persist::{self, PersistStep, StepBatch};
+use super::plan::ClusterView;
 use super::publish::{self, Publishing};
 use super::results::{self, Presumed};
-use super::{Accepted, Files, Incoming, awaited_key, store, trace};
+use super::{DriverMessage, OutputFiles, SubmittedJob, awaited_key, store, trace};
 use crate::clock;
-use crate::cluster::{Cluster, Report};
+use crate::cluster::{Cluster, DriverReport};
 use crate::conditions::database_state;
 use crate::migrations;
 use crate::names::commit::Database;
+use crate::names::multi_writer;
 use crate::names::parts;
 use crate::names::replicas::MIGRATIONS;
-use crate::names::shared::Shared;
-use crate::names::together;
+use crate::names::shared::NamesShared;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Change, Changed, Fault, SqliteNames};
-use crate::queue::{Queue, Unavailable};
+use crate::queue::{LabelQueue, Unavailable};
 use crate::removal::Garbage;
-use crate::replicas::{self, Absent, Found, Losses, Short};
+use crate::replicas::{self, Losses, NodeAbsences, ReplicaFinding, UnderReplicated};
 use crate::{corruption, scrub};
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -45,10 +45,10 @@ use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{Action, Event, JobState, NodeView, Origin, OutputSpec};
 use tidemill_core::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Corrupt, Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
-use tidemill_core::layout::Striped;
+use tidemill_core::layout::StripedLayout;
 use tidemill_core::object::Placed;
-use tidemill_core::pace::Pace;
-use tidemill_core::replicas::{Kept, Next, REPLICAS_MAX, Site};
+use tidemill_core::rate_limit::RateLimit;
+use tidemill_core::replicas::{OnlineNode, REPLICAS_MAX, ReplicaSet, ReplicaStep};
 use tidemill_core::time::{Span, Time};
 use tidemill_wire::capability::rights;
 use tidemill_wire::condition;
@@ -74,7 +74,7 @@ pub(crate) struct Signals {
     /// Labels without a job that nodes have started.
     pub(crate) running: Arc<Mutex<BTreeSet<LabelId>>>,
     /// Reason why decisions can't be kept or sent now; `None` if they can.
-    pub(crate) trouble: Arc<Mutex<Option<(condition::Kind, String)>>>,
+    pub(crate) trouble: Arc<Mutex<Option<(condition::ConditionKind, String)>>>,
 }
 
 impl Default for Signals {
@@ -94,17 +94,17 @@ pub(crate) struct Driver {
     dispatcher: Dispatcher,
     names: Arc<SqliteNames>,
     database: Arc<Database>,
-    shared: Arc<Shared>,
+    shared: Arc<NamesShared>,
     cluster: Arc<Cluster>,
-    queue: Arc<dyn Queue>,
+    queue: Arc<dyn LabelQueue>,
     /// Time of the next attempt to use the queue, if the queue may lack labels or has labels that were not sent to nodes.
     behind: Option<Time>,
     garbage: Garbage,
     signals: Signals,
     jobs: BTreeMap<JobId, Memo>,
-    owners: Owners,
+    owners: TaskJobs,
     /// Paths that jobs of a user wait for.
-    awaited: BTreeMap<(u32, String), Waiting>,
+    awaited: BTreeMap<(u32, String), WaitingJobs>,
     /// Outcomes that the dispatcher has not settled yet, by label.
     unsettled: BTreeMap<LabelId, Unsettled>,
     /// Objects that the outputs of unfinished labels may reuse.
@@ -116,7 +116,7 @@ pub(crate) struct Driver {
     /// Nodes that the server no longer waits for.
     losses: Losses,
     /// Rate limit for replicas of versions that are no longer new.
-    pace: Pace,
+    pace: RateLimit,
     /// Nodes that are being emptied, as last reported to the dispatcher.
     emptied: BTreeSet<u32>,
     /// Whether the first replica of an object may have changed since jobs learned of it.
@@ -127,12 +127,12 @@ pub(crate) struct Driver {
     woken: i64,
     change: i64,
     /// Steps and messages that follow from the restored jobs.
-    first: (Vec<Step>, Outbox),
+    first: (Vec<PersistStep>, Outbox),
 }
 
 /// Jobs that wait for a path.
 #[derive(Debug)]
-struct Waiting {
+struct WaitingJobs {
     caller: Caller,
     jobs: BTreeSet<JobId>,
 }
@@ -145,9 +145,9 @@ struct Unsettled {
 }
 
 /// Result of processing a version that may lack replicas.
-enum Went {
+enum ProcessedVersion {
     /// A finding to be kept.
-    Found(Found),
+    Found(ReplicaFinding),
     /// Labels are in progress, or will be.
     On,
     /// Nothing more can be done now, for other versions neither.
@@ -192,13 +192,13 @@ impl Driver {
     pub(crate) fn new(
         names: Arc<SqliteNames>,
         cluster: Arc<Cluster>,
-        queue: Arc<dyn Queue>,
+        queue: Arc<dyn LabelQueue>,
         garbage: Garbage,
         signals: Signals,
         (default_policy, repairing): (&str, Repairing),
     ) -> Result<Self, Fault> {
         let database = names.database().clone();
-        let blocks = Blocks::new(database.clone());
+        let blocks = IdBlocks::new(database.clone());
         let config = Config {
             policy: default_policy.into(),
             seed: u64::from_le_bytes(crate::access::random()),
@@ -224,7 +224,7 @@ impl Driver {
             garbage,
             signals,
             jobs: BTreeMap::new(),
-            owners: Owners::new(),
+            owners: TaskJobs::new(),
             awaited: BTreeMap::new(),
             unsettled: BTreeMap::new(),
             offered: BTreeMap::new(),
@@ -234,7 +234,7 @@ impl Driver {
             scrub: false,
             woken: 0,
             losses,
-            pace: Pace::new(repairing.bytes_per_sec),
+            pace: RateLimit::new(repairing.bytes_per_sec),
             emptied: BTreeSet::new(),
             moved: true,
             corrupt: BTreeSet::new(),
@@ -258,8 +258,8 @@ impl Driver {
             self.take(job, &mut steps, &mut outbox);
         }
         self.moved = self.database.read(migrations::any)?;
-        for (node, label) in self.database.read(outbox::errands)? {
-            let event = Event::ErrandSent {
+        for (node, label) in self.database.read(outbox::maintenance_tasks)? {
+            let event = Event::MaintenanceSent {
                 node,
                 label: label.id,
                 operation: label.operation,
@@ -271,7 +271,7 @@ impl Driver {
     }
 
     /// Works until the server stops.
-    pub(crate) fn run(mut self, incoming: Receiver<Incoming>) {
+    pub(crate) fn run(mut self, incoming: Receiver<DriverMessage>) {
         let mut inbox = Inbox::new(incoming);
         let mut going = self.begin(&mut inbox);
         while going.is_ok() {
@@ -331,15 +331,15 @@ impl Driver {
     }
 
     /// Creates labels for missing replicas.
-    fn make_replicas(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    fn make_replicas(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         let offline = self.cluster.offline_for(self.losses.after);
         let looks = self.losses.renew(&offline, &self.cluster.up());
-        steps.extend(looks.into_iter().map(Step::Look));
+        steps.extend(looks.into_iter().map(PersistStep::Look));
         let unlisted = self.database.read(migrations::unlisted).unwrap_or_default();
         self.copy |= !unlisted.is_empty();
-        steps.extend(unlisted.into_iter().map(Step::List));
+        steps.extend(unlisted.into_iter().map(PersistStep::List));
         let filling = replicas::filling(&self.database, &self.cluster);
-        steps.extend(filling.into_iter().map(Step::MakeRoom));
+        steps.extend(filling.into_iter().map(PersistStep::MakeSpace));
         let now = clock::now_ns();
         let until = now.max(self.woken);
         let due = self
@@ -350,7 +350,7 @@ impl Driver {
             Vec::new()
         });
         let sites = self.cluster.sites();
-        let absent = Absent::new(&self.losses, &self.shared.leaving, &self.cluster);
+        let absent = NodeAbsences::new(&self.losses, &self.shared.leaving, &self.cluster);
         let all = due.len() < replicas::VERSIONS_MAX;
         let mut settled = false;
         for object in due {
@@ -363,42 +363,45 @@ impl Driver {
             if self.corrupt.contains(&object) {
                 continue;
             }
-            if short.drains_again() {
-                steps.push(Step::DrainsAgain(object));
+            if short.stages_out_again() {
+                steps.push(PersistStep::StagesOutAgain(object));
             }
             match self.go_on_copying(&mut short, &sites, steps, outbox) {
-                Went::Found(found) => {
-                    steps.push(Step::Replicas { object, found });
+                ProcessedVersion::Found(found) => {
+                    steps.push(PersistStep::Replicas { object, found });
                     settled = true;
                 }
-                Went::On => {}
+                ProcessedVersion::On => {}
                 // The next versions find no node that takes a label either, or are to be made later, too.
-                Went::NoFurther => break,
+                ProcessedVersion::NoFurther => break,
             }
         }
         self.copy |= (settled && !all) || self.losses.pending();
     }
 
     /// Has nodes read the next of their objects that a scrub compares.
-    fn go_on_scrubbing(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    fn go_on_scrubbing(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         let open = self.database.read(scrub::open).unwrap_or_else(|fault| {
             fault.put_off("scrubs are put off");
             Vec::new()
         });
         for one in open {
-            if !self.dispatcher.takes_errand(one.node, Lane::Verify) {
+            if !self
+                .dispatcher
+                .takes_maintenance_task(one.node, Lane::Verify)
+            {
                 continue;
             }
             match self.database.read(|db| one.next(db)) {
                 Ok(Some(operation)) => {
-                    let errand = Event::Errand {
+                    let maintenance_task = Event::MaintenanceTask {
                         node: one.node,
                         owner: Owner::default(),
                         operation,
                     };
-                    self.feed(errand, steps, outbox);
+                    self.feed(maintenance_task, steps, outbox);
                 }
-                Ok(None) => steps.push(Step::Scrubbed { scrub: one.id() }),
+                Ok(None) => steps.push(PersistStep::Scrubbed { scrub: one.id() }),
                 Err(fault) => fault.put_off("a scrub is put off"),
             }
         }
@@ -407,15 +410,15 @@ impl Driver {
     /// Has nodes make the missing replicas of a version, as far as they take labels.
     fn go_on_copying(
         &mut self,
-        short: &mut Short,
-        sites: &[Site],
-        steps: &mut Vec<Step>,
+        short: &mut UnderReplicated,
+        sites: &[OnlineNode],
+        steps: &mut Vec<PersistStep>,
         outbox: &mut Outbox,
-    ) -> Went {
+    ) -> ProcessedVersion {
         if short.is_deleted() {
-            return Went::Found(Found::Enough);
+            return ProcessedVersion::Found(ReplicaFinding::Enough);
         }
-        let rest = |kept: &Kept| {
+        let rest = |kept: &ReplicaSet| {
             let has = i64::try_from(kept.has().min(REPLICAS_MAX as usize)).unwrap_or(0);
             let has = if kept.only_migrates() {
                 MIGRATIONS
@@ -423,53 +426,58 @@ impl Driver {
                 has
             };
             let stored = kept.is_stored();
-            Went::Found(Found::Rest { has, stored })
+            ProcessedVersion::Found(ReplicaFinding::Rest { has, stored })
         };
         loop {
             match short.next(sites) {
-                Next::Enough => return Went::Found(Found::Enough),
-                Next::Wait => return Went::On,
-                Next::Remove { goes, first } => {
+                ReplicaStep::Enough => return ProcessedVersion::Found(ReplicaFinding::Enough),
+                ReplicaStep::Wait => return ProcessedVersion::On,
+                ReplicaStep::Remove { goes, first } => {
                     let object = short.kept.object;
                     self.untell_replicas(object, &goes, steps, outbox);
                     // Usually this completes the work for the version.
                     short.kept.go(&goes, first);
-                    let found = Found::Surplus { goes, first };
-                    steps.push(Step::Replicas { object, found });
+                    let found = ReplicaFinding::Surplus { goes, first };
+                    steps.push(PersistStep::Replicas { object, found });
                 }
-                Next::Stay => return Went::Found(Found::Stay),
-                Next::NoSource | Next::NoPlace => return rest(&short.kept),
-                Next::Later if short.kept.only_migrates() => return rest(&short.kept),
-                Next::Later => {
+                ReplicaStep::Stay => return ProcessedVersion::Found(ReplicaFinding::Stay),
+                ReplicaStep::NoSource | ReplicaStep::NoPlace => return rest(&short.kept),
+                ReplicaStep::Later if short.kept.only_migrates() => return rest(&short.kept),
+                ReplicaStep::Later => {
                     let has = i64::from(REPLICAS_MAX);
                     let stored = short.kept.is_stored();
-                    return Went::Found(Found::Rest { has, stored });
+                    return ProcessedVersion::Found(ReplicaFinding::Rest { has, stored });
                 }
-                Next::Make { to, .. } if !self.dispatcher.takes_errand(to, Lane::Copy) => {
-                    let takes = |site: &Site| {
-                        site.takes && self.dispatcher.takes_errand(site.node, Lane::Copy)
+                ReplicaStep::Make { to, .. }
+                    if !self.dispatcher.takes_maintenance_task(to, Lane::Copy) =>
+                {
+                    let takes = |site: &OnlineNode| {
+                        site.takes
+                            && self
+                                .dispatcher
+                                .takes_maintenance_task(site.node, Lane::Copy)
                     };
                     return match sites.iter().any(takes) {
-                        true => Went::On,
-                        false => Went::NoFurther,
+                        true => ProcessedVersion::On,
+                        false => ProcessedVersion::NoFurther,
                     };
                 }
-                Next::Make { .. }
+                ReplicaStep::Make { .. }
                     if short.kept.can_wait() && !self.pace.take(short.kept.size, clock::now()) =>
                 {
                     // Versions that only move are processed after all others.
                     return match short.kept.only_migrates() {
-                        true => Went::NoFurther,
-                        false => Went::On,
+                        true => ProcessedVersion::NoFurther,
+                        false => ProcessedVersion::On,
                     };
                 }
-                Next::Make { from, to } => {
-                    let errand = Event::Errand {
+                ReplicaStep::Make { from, to } => {
+                    let maintenance_task = Event::MaintenanceTask {
                         node: to,
                         owner: short.owner,
                         operation: short.operation(from),
                     };
-                    self.feed(errand, steps, outbox);
+                    self.feed(maintenance_task, steps, outbox);
                     short.kept.comes(to);
                 }
             }
@@ -477,7 +485,7 @@ impl Driver {
     }
 
     /// Reports to the dispatcher which nodes take no tasks, and notifies names and replicas.
-    fn tell_emptied(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    fn tell_emptied(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         let emptied = self.shared.leaving.emptied();
         let before = std::mem::replace(&mut self.emptied, emptied.clone());
         for &node in before.symmetric_difference(&emptied) {
@@ -490,11 +498,14 @@ impl Driver {
     }
 
     /// Handles the removal of a node from the cluster: its remaining work will not be done.
-    fn on_removed(&mut self, node: NodeId, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    fn on_removed(&mut self, node: NodeId, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         self.tell_emptied(steps, outbox);
         self.feed(Event::NodeDown { node }, steps, outbox);
-        let errands = self.database.read(outbox::errands).unwrap_or_default();
-        for (_, label) in errands.into_iter().filter(|(on, _)| *on == node) {
+        let maintenance_tasks = self
+            .database
+            .read(outbox::maintenance_tasks)
+            .unwrap_or_default();
+        for (_, label) in maintenance_tasks.into_iter().filter(|(on, _)| *on == node) {
             let failure = Failure {
                 kind: FailureKind::NodeLost,
                 message: format!("node {} was taken out of the cluster", node.0),
@@ -515,7 +526,7 @@ impl Driver {
         &mut self,
         object: ObjectId,
         nodes: &[NodeId],
-        steps: &mut Vec<Step>,
+        steps: &mut Vec<PersistStep>,
         outbox: &mut Outbox,
     ) {
         if !self.tells_of(object) {
@@ -527,7 +538,7 @@ impl Driver {
     }
 
     /// Creates labels that remove garbage.
-    fn remove_garbage(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    fn remove_garbage(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         // The permission to remove must survive a power loss, too: a replica elsewhere may be the only one left.
         let kept = self.database.write_here(true, |_| Ok(()));
         if let Err(fault) = kept.and_then(|kept| kept.on_disk) {
@@ -536,7 +547,7 @@ impl Driver {
         }
         for node in self.cluster.up() {
             let (id, mut last) = (NodeId(node), ObjectId(0));
-            while self.dispatcher.takes_errand(id, Lane::Remove) {
+            while self.dispatcher.takes_maintenance_task(id, Lane::Remove) {
                 let mut objects = match self.garbage.due(node, last) {
                     Ok(objects) => objects,
                     Err(fault) => {
@@ -551,57 +562,57 @@ impl Driver {
                 if objects.is_empty() {
                     continue;
                 }
-                let errand = Event::Errand {
+                let maintenance_task = Event::MaintenanceTask {
                     node: id,
                     owner: Owner::default(),
                     operation: Operation::Remove { objects },
                 };
-                self.feed(errand, steps, outbox);
+                self.feed(maintenance_task, steps, outbox);
             }
         }
     }
 
-    fn on(&mut self, message: Incoming, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    fn on(&mut self, message: DriverMessage, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         match message {
-            Incoming::Report(report) => self.on_report(*report, steps, outbox),
-            Incoming::Submitted(job) => {
+            DriverMessage::Report(report) => self.on_report(*report, steps, outbox),
+            DriverMessage::Submitted(job) => {
                 let nodes = trace::nodes(&job, &self.dispatcher, clock::now());
                 let id = job.spec.job;
-                steps.push(Step::Nodes { job: id, nodes });
+                steps.push(PersistStep::Nodes { job: id, nodes });
                 self.take(*job, steps, outbox);
             }
-            Incoming::Plan(job, answer) => {
+            DriverMessage::Plan(job, answer) => {
                 let policy = job.spec.policy.as_deref();
-                let sight = Sight {
+                let cluster_view = ClusterView {
                     policy: policy.unwrap_or(self.dispatcher.policy()).to_owned(),
                     nodes: trace::nodes(&job, &self.dispatcher, clock::now()),
                 };
                 // The caller may no longer wait for the answer.
-                let _ = answer.send(sight);
+                let _ = answer.send(cluster_view);
             }
-            Incoming::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
-            Incoming::NamesChanged => self.look = true,
-            Incoming::Garbage => self.sweep = true,
-            Incoming::Replicas => self.copy = true,
-            Incoming::Scrub => self.scrub = true,
-            Incoming::Migrations => {
+            DriverMessage::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
+            DriverMessage::NamesChanged => self.look = true,
+            DriverMessage::Garbage => self.sweep = true,
+            DriverMessage::Replicas => self.copy = true,
+            DriverMessage::Scrub => self.scrub = true,
+            DriverMessage::Migrations => {
                 self.tell_emptied(steps, outbox);
                 self.moved = true;
                 self.copy = true;
                 self.woken = clock::now_ns() + replicas::REST_NS;
             }
-            Incoming::Load(asker) => {
+            DriverMessage::Load(asker) => {
                 // The caller may no longer wait for the answer.
                 let _ = asker.send(self.dispatcher.loads(clock::now()).collect());
             }
-            Incoming::Demand(asker) => {
+            DriverMessage::Demand(asker) => {
                 let _ = asker.send(self.dispatcher.demand(clock::now()));
             }
-            Incoming::Stop => {}
+            DriverMessage::Stop => {}
         }
     }
 
-    fn take(&mut self, job: Accepted, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    fn take(&mut self, job: SubmittedJob, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         let memo = Memo::new(&job);
         for object in &memo.pins {
             self.shared.pin(object.0);
@@ -622,7 +633,7 @@ impl Driver {
                         .entry((job.spec.owner.uid, path.into()))
                         .or_insert_with(|| {
                             let caller = publish::caller(job.spec.owner, &job.groups);
-                            Waiting {
+                            WaitingJobs {
                                 caller,
                                 jobs: BTreeSet::new(),
                             }
@@ -640,7 +651,12 @@ impl Driver {
     }
 
     /// Reports to the dispatcher where the replicas are of objects that jobs read.
-    fn tell_replicas(&mut self, objects: &[ObjectId], steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    fn tell_replicas(
+        &mut self,
+        objects: &[ObjectId],
+        steps: &mut Vec<PersistStep>,
+        outbox: &mut Outbox,
+    ) {
         let of_all = |db: &rusqlite::Connection| parts::of_all(db, objects);
         let parted = match self.shared.parts() {
             true => self.database.read(of_all),
@@ -685,7 +701,7 @@ impl Driver {
         &mut self,
         node: NodeId,
         corrupt: &[Corrupt],
-        steps: &mut Vec<Step>,
+        steps: &mut Vec<PersistStep>,
         outbox: &mut Outbox,
     ) {
         // Jobs may read a replica elsewhere that waits for its removal, rather than no replica.
@@ -699,9 +715,14 @@ impl Driver {
         self.copy |= !corrupt.is_empty();
     }
 
-    fn on_report(&mut self, report: Report, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    fn on_report(
+        &mut self,
+        report: DriverReport,
+        steps: &mut Vec<PersistStep>,
+        outbox: &mut Outbox,
+    ) {
         match report {
-            Report::Up { node, labels } => {
+            DriverReport::Up { node, labels } => {
                 let id = NodeId(node.node);
                 let Ok(view) = NodeView::try_from(&node) else {
                     return;
@@ -712,7 +733,7 @@ impl Driver {
                 self.woken = clock::now_ns() + replicas::REST_NS;
                 self.copy = true;
             }
-            Report::Programs {
+            DriverReport::Programs {
                 node,
                 found,
                 missing,
@@ -725,35 +746,35 @@ impl Driver {
                 };
                 self.feed(programs, steps, outbox);
             }
-            Report::Corrupt { node, corrupt } => {
+            DriverReport::Corrupt { node, corrupt } => {
                 let node = NodeId(node);
                 let objects: Vec<Corrupt> = corrupt.objects.iter().map(Into::into).collect();
                 self.on_corrupt(node, &objects, steps, outbox);
-                steps.push(Step::Corrupt { node, objects });
+                steps.push(PersistStep::Corrupt { node, objects });
             }
-            Report::Down { node } => {
+            DriverReport::Down { node } => {
                 self.feed(Event::NodeDown { node: NodeId(node) }, steps, outbox);
             }
-            Report::Asleep { node } => {
+            DriverReport::Suspended { node } => {
                 let node = NodeId(node);
-                self.feed(Event::NodeAsleep { node }, steps, outbox);
+                self.feed(Event::NodeSuspended { node }, steps, outbox);
             }
-            Report::Removed { node } => self.on_removed(NodeId(node), steps, outbox),
-            Report::Status { node } => {
+            DriverReport::Removed { node } => self.on_removed(NodeId(node), steps, outbox),
+            DriverReport::Status { node } => {
                 let id = NodeId(node.node);
                 let Ok(view) = NodeView::try_from(&node) else {
                     return;
                 };
                 self.feed(Event::NodeStatus { node: id, view }, steps, outbox);
             }
-            Report::Started { node, label } => {
+            DriverReport::Started { node, label } => {
                 let (node, label) = (NodeId(node), LabelId(label));
                 if self.dispatcher.task_of(label).is_none() && self.dispatcher.wants(label) {
                     self.signals.running.lock().insert(label);
                 }
                 self.feed(Event::Started { node, label }, steps, outbox);
             }
-            Report::Finished {
+            DriverReport::Finished {
                 node,
                 label,
                 outcome,
@@ -789,11 +810,11 @@ impl Driver {
         node: NodeId,
         label: LabelId,
         outcome: Outcome,
-        steps: &mut Vec<Step>,
+        steps: &mut Vec<PersistStep>,
         outbox: &mut Outbox,
     ) {
         let task = self.dispatcher.task_of(label);
-        let told = self.unless_in_the_way(task, &outcome);
+        let final_outcome = self.unless_in_the_way(task, &outcome);
         let unsettled = Unsettled {
             node,
             task,
@@ -804,7 +825,7 @@ impl Driver {
             Event::Finished {
                 node,
                 label,
-                outcome: Box::new(told),
+                outcome: Box::new(final_outcome),
             },
             steps,
             outbox,
@@ -814,15 +835,15 @@ impl Driver {
 
     /// Returns the outcome for the dispatcher: a success whose names are taken or may not be written becomes a failure.
     fn unless_in_the_way(&self, task: Option<TaskId>, outcome: &Outcome) -> Outcome {
-        let told = outcome.clone();
+        let final_outcome = outcome.clone();
         let Some(task) = task.filter(|_| outcome.result.is_ok()) else {
-            return told;
+            return final_outcome;
         };
         let memo = self.owners.get(&task).and_then(|job| self.jobs.get(job));
         let Some((memo, outputs)) =
             memo.and_then(|memo| Some((memo, &memo.tasks.get(&task)?.outputs)))
         else {
-            return told;
+            return final_outcome;
         };
         let caller = publish::caller(memo.owner, &memo.groups);
         let checked = self.database.read(|db| {
@@ -847,19 +868,19 @@ impl Driver {
                 };
                 Outcome {
                     result: Err(failure),
-                    ..told
+                    ..final_outcome
                 }
             }
-            Ok(None) => told,
+            Ok(None) => final_outcome,
             Err(fault) => {
                 fault.put_off("outputs can't be checked before they are named");
-                told
+                final_outcome
             }
         }
     }
 
     /// Acknowledges outcomes that the dispatcher has settled.
-    fn settle(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    fn settle(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         let settled: Vec<LabelId> = self
             .unsettled
             .keys()
@@ -895,7 +916,7 @@ impl Driver {
                 self.scrub = true;
                 self.on_corrupt(node, &outcome.corrupt, steps, outbox);
             }
-            let read = scrub::Read {
+            let read = scrub::ScrubbedLabel {
                 bytes: outcome.read_bytes,
                 corrupt: outcome.corrupt.clone(),
             };
@@ -903,14 +924,14 @@ impl Driver {
                 let power = self.cluster.power(node.0);
                 let above_idle =
                     power.and_then(|(power, cores)| power.above_idle(outcome.cpu, cores));
-                steps.push(Step::Measured {
+                steps.push(PersistStep::Measured {
                     task,
                     node,
                     outcome,
                     above_idle,
                 });
             }
-            steps.push(Step::Settle {
+            steps.push(PersistStep::Settle {
                 label,
                 node,
                 ended,
@@ -920,7 +941,7 @@ impl Driver {
         }
     }
 
-    fn feed(&mut self, event: Event, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    fn feed(&mut self, event: Event, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         let mut actions = Vec::new();
         self.dispatcher.on(event, clock::now(), &mut actions);
         for action in actions {
@@ -928,7 +949,7 @@ impl Driver {
         }
     }
 
-    fn carry_out(&mut self, action: Action, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    fn carry_out(&mut self, action: Action, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         match action {
             Action::Send { node, labels } => {
                 let labels: Vec<Label> = labels
@@ -936,7 +957,7 @@ impl Driver {
                     .map(|label| self.unfolded(label))
                     .collect();
                 let posted = labels.iter().map(|label| Posted::new(node, label));
-                steps.extend(posted.map(Step::Post));
+                steps.extend(posted.map(PersistStep::Post));
                 outbox.labels.entry(node).or_default().extend(labels);
             }
             Action::Abort { node, label } => {
@@ -944,13 +965,13 @@ impl Driver {
                     .messages
                     .push((node.0, To::Abort(v1::AbortLabel { label: label.0 })));
             }
-            Action::Recall { node, label } => {
-                let recall = v1::RecallLabel { label: label.0 };
-                outbox.messages.push((node.0, To::Recall(recall)));
+            Action::Reschedule { node, label } => {
+                let reschedule = v1::RescheduleLabel { label: label.0 };
+                outbox.messages.push((node.0, To::Reschedule(reschedule)));
             }
             Action::Decided(decision) => {
                 if let Some(&job) = self.owners.get(&decision.task) {
-                    steps.push(Step::Decided { job, decision });
+                    steps.push(PersistStep::Decided { job, decision });
                 }
             }
             Action::Publish {
@@ -970,7 +991,7 @@ impl Driver {
                 failure,
                 ..
             } => {
-                steps.push(Step::Task {
+                steps.push(PersistStep::Task {
                     task,
                     state,
                     tries,
@@ -978,12 +999,12 @@ impl Driver {
                 });
             }
             Action::Job { job, state, at } => {
-                steps.push(Step::Job { job, state, at });
+                steps.push(PersistStep::Job { job, state, at });
                 if state != JobState::Running {
                     self.end_job(job, outbox);
                 }
             }
-            Action::Discard { node, objects } => steps.push(Step::Remove { node, objects }),
+            Action::Discard { node, objects } => steps.push(PersistStep::Remove { node, objects }),
         }
     }
 
@@ -1064,13 +1085,13 @@ impl Driver {
     }
 
     fn send(&mut self, node: NodeId, labels: &[Label]) {
-        let remembered = self.recall(labels).unwrap_or_else(|fault| {
-            fault.put_off("can't look for remembered results");
+        let cached_result = self.recall(labels).unwrap_or_else(|fault| {
+            fault.put_off("can't look for cached results");
             vec![None; labels.len()]
         });
-        for (label, remembered) in labels.iter().zip(&remembered) {
-            if let Some(remembered) = remembered {
-                let objects = remembered.outputs.iter();
+        for (label, cached_result) in labels.iter().zip(&cached_result) {
+            if let Some(cached_result) = cached_result {
+                let objects = cached_result.outputs.iter();
                 let objects = objects.map(|output| ObjectId(output.object)).collect();
                 self.offered.insert(label.id, objects);
             }
@@ -1078,8 +1099,8 @@ impl Driver {
         let mut batch = v1::Labels::default();
         let mut bytes = 0;
         let up = self.cluster.up();
-        for (label, remembered) in labels.iter().zip(remembered) {
-            let label = self.signed((node, &up), label, remembered);
+        for (label, cached_result) in labels.iter().zip(cached_result) {
+            let label = self.signed((node, &up), label, cached_result);
             bytes += label.encoded_len();
             batch.labels.push(label);
             // Labels that read directories may name very many files.
@@ -1095,7 +1116,7 @@ impl Driver {
     }
 
     /// Returns the cached results that may answer labels sent together.
-    fn recall(&self, labels: &[Label]) -> Result<Vec<Option<v1::Remembered>>, Fault> {
+    fn recall(&self, labels: &[Label]) -> Result<Vec<Option<v1::CachedResult>>, Fault> {
         let mut presumed = Presumed::default();
         let up = |node: NodeId| self.cluster.up().contains(&node.0);
         self.database.read(|db| {
@@ -1119,11 +1140,11 @@ impl Driver {
         holders.find(|node| up.contains(node))
     }
 
-    /// Returns whether a node keeps its files outside of the cluster.
-    fn is_outside(&self, node: NodeId) -> bool {
-        let rooms = self.shared.rooms();
-        let mut outside = rooms.store.iter().filter(|room| room.outside);
-        outside.any(|room| room.node == node)
+    /// Returns whether a node keeps its files in a backend.
+    fn has_backend(&self, node: NodeId) -> bool {
+        let spaces = self.shared.spaces();
+        let mut backend = spaces.store.iter().filter(|space| space.backend);
+        backend.any(|space| space.node == node)
     }
 
     fn is_corrupt(&self, object: u64, node: u32) -> bool {
@@ -1132,24 +1153,24 @@ impl Driver {
     }
 
     /// Returns whether an object that a rule's task may read is still being written.
-    fn is_growing(&self, object: u64) -> bool {
+    fn is_streaming(&self, object: u64) -> bool {
         let is = |db: &rusqlite::Connection| {
             let sql = "SELECT 1 FROM writing WHERE object = ?1";
             Ok(db.prepare_cached(sql)?.exists([object.cast_signed()])?)
         };
-        self.shared.rules.any_growing() && self.database.read(is).unwrap_or(false)
+        self.shared.rules.any_streaming() && self.database.read(is).unwrap_or(false)
     }
 
-    /// Returns the label in the form that is sent: with the right to pull each remote input from a node that has it now.
+    /// Returns the label in the form that is sent: with the right to fetch each remote input from a node that has it now.
     fn signed(
         &self,
         (node, up): (NodeId, &[u32]),
         label: &Label,
-        remembered: Option<v1::Remembered>,
+        cached_result: Option<v1::CachedResult>,
     ) -> v1::Label {
         let mut message = v1::Label::from(label);
         // Ranks may have to fetch every input from another node, and are started where the inputs are.
-        let ranked = matches!(&label.operation, Operation::Analyse(analysis) if analysis.surroundings.is_ranked());
+        let ranked = matches!(&label.operation, Operation::Analyse(analysis) if analysis.runtime_environment.is_ranked());
         let right = match ranked {
             true => rights::READ | rights::RANK,
             false => rights::READ,
@@ -1159,10 +1180,10 @@ impl Driver {
                 input.layout = Some(layout);
                 return;
             }
-            input.growing = input.node == node.0 && self.is_growing(input.object);
+            input.streaming = input.node == node.0 && self.is_streaming(input.object);
             input.leaves = self.shared.bursts.leaves(node.0).into();
-            // A node outside has no file to open in place: it sends a request to itself.
-            let asks = input.node != node.0 || ranked || self.is_outside(node);
+            // A node with a backend has no file to open in place: it sends a request to itself.
+            let asks = input.node != node.0 || ranked || self.has_backend(node);
             if asks {
                 let object = input.object;
                 let is_corrupt = || self.is_corrupt(object, input.node);
@@ -1177,9 +1198,9 @@ impl Driver {
         };
         match &mut message.operation {
             Some(v1::label::Operation::Analyse(analyse)) => {
-                analyse.remembered = remembered;
-                let remembered = analyse.remembered.iter_mut();
-                let outputs = remembered.flat_map(|remembered| &mut remembered.outputs);
+                analyse.cached_result = cached_result;
+                let cached_result = analyse.cached_result.iter_mut();
+                let outputs = cached_result.flat_map(|cached_result| &mut cached_result.outputs);
                 analyse.inputs.iter_mut().chain(outputs).for_each(sign);
             }
             Some(v1::label::Operation::Copy(copy)) => copy.from.iter_mut().for_each(sign),
@@ -1195,7 +1216,7 @@ impl Driver {
         }
         let found = self.database.read(|db| parts::parts(db, object));
         let (unit, rows) = found.unwrap_or_default()?;
-        let part = |row: parts::Row| {
+        let part = |row: parts::PartRow| {
             let there = up.contains(&row.node).then_some(row.node);
             let node = there.or_else(|| self.elsewhere(row.object, up));
             let node = node.unwrap_or(row.node);
@@ -1208,15 +1229,15 @@ impl Driver {
             }
         };
         let parts = rows.into_iter().map(part).collect();
-        let pieces = match unit {
-            0 => self.database.read(|db| together::pieces(db, object)),
+        let extents = match unit {
+            0 => self.database.read(|db| multi_writer::extents(db, object)),
             _ => Ok(Vec::new()),
         };
-        let pieces = pieces.ok()?;
+        let extents = extents.ok()?;
         Some(v1::Layout {
             unit,
             parts,
-            pieces,
+            extents,
         })
     }
 
@@ -1224,8 +1245,8 @@ impl Driver {
         &mut self,
         task: TaskId,
         label: Option<LabelId>,
-        (outputs, layouts): (&[Placed], Vec<Striped>),
-        steps: &mut Vec<Step>,
+        (outputs, layouts): (&[Placed], Vec<StripedLayout>),
+        steps: &mut Vec<PersistStep>,
     ) {
         let Some(&job) = self.owners.get(&task) else {
             return;
@@ -1240,7 +1261,7 @@ impl Driver {
         let sealed = unsettled.and_then(|unsettled| unsettled.outcome.result.as_ref().ok());
         let sealed = sealed.map(Vec::as_slice).unwrap_or_default();
         let files = of.outputs.iter().zip(outputs);
-        let files: Files = files
+        let files: OutputFiles = files
             .flat_map(|(output, &placed)| output.files(placed, sealed))
             .collect();
         for (_, placed) in &files {
@@ -1267,12 +1288,12 @@ impl Driver {
             reused,
             contents: contents.unwrap_or_default(),
         };
-        steps.push(Step::Publish(Box::new(publishing)));
+        steps.push(PersistStep::Publish(Box::new(publishing)));
         let unused = memo.on_done(task, &files);
         steps.extend(
             unused
                 .into_iter()
-                .map(|(ino, object)| Step::Expire { ino, object }),
+                .map(|(ino, object)| PersistStep::Expire { ino, object }),
         );
     }
 
@@ -1296,7 +1317,7 @@ impl Driver {
     }
 
     /// Checks whether files that jobs wait for exist now.
-    fn look_for_awaited(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    fn look_for_awaited(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         let found = self.database.read(|db| {
             let mut found = Vec::new();
             for ((uid, path), waiting) in &self.awaited {
@@ -1322,7 +1343,7 @@ impl Driver {
             }
             self.tell_replicas(&[placed.object], steps, outbox);
             let key = awaited_key(uid, &path);
-            steps.push(Step::Resolved { uid, path, placed });
+            steps.push(PersistStep::Resolved { uid, path, placed });
             self.feed(Event::FileSealed { path: key, placed }, steps, outbox);
         }
     }
@@ -1330,7 +1351,7 @@ impl Driver {
     /// Writes the decisions, then sends.
     fn finish(
         &mut self,
-        steps: Vec<Step>,
+        steps: Vec<PersistStep>,
         mut outbox: Outbox,
         inbox: &mut Inbox,
     ) -> Result<(), Stopped> {
@@ -1365,8 +1386,8 @@ impl Driver {
     }
 
     /// Returns when the steps are in the database, however long that takes.
-    fn keep(&self, steps: Vec<Step>, inbox: &mut Inbox) -> Result<Vec<Change>, Stopped> {
-        let batch = Arc::new(Batch {
+    fn keep(&self, steps: Vec<PersistStep>, inbox: &mut Inbox) -> Result<Vec<Change>, Stopped> {
+        let batch = Arc::new(StepBatch {
             steps,
             change: self.change,
             now: clock::now_ns(),

@@ -3,9 +3,9 @@
 
 use crate::clock;
 use crate::names::commit::Database;
-use crate::names::shared::Shared;
+use crate::names::shared::NamesShared;
 use crate::names::transaction::Tx;
-use crate::names::vnode::{Caller, Vnode};
+use crate::names::vnode::{Caller, InodeRecord};
 use crate::names::{Change, Changed, Fault, SqliteNames};
 use rusqlite::{Connection, params};
 use std::sync::Arc;
@@ -27,7 +27,11 @@ pub(crate) async fn run(names: Arc<SqliteNames>) {
     }
 }
 
-async fn once(database: &Database, shared: &Arc<Shared>, names: &SqliteNames) -> Result<(), Fault> {
+async fn once(
+    database: &Database,
+    shared: &Arc<NamesShared>,
+    names: &SqliteNames,
+) -> Result<(), Fault> {
     let now = clock::now_ns();
     let due = database.read(|db| due(db, now))?;
     if due.is_empty() {
@@ -61,7 +65,7 @@ impl Tx<'_> {
     fn expire(&mut self, ino: i64, object: i64) -> Result<(), Fault> {
         let sql = "DELETE FROM expiry WHERE ino = ?1 AND object = ?2";
         self.db.prepare_cached(sql)?.execute([ino, object])?;
-        let Some(vnode) = Vnode::find(self.db, ino.cast_unsigned())? else {
+        let Some(vnode) = InodeRecord::find(self.db, ino.cast_unsigned())? else {
             return Ok(());
         };
         if vnode.object != object.cast_unsigned() || vnode.writing != 0 {

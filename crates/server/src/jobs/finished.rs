@@ -73,7 +73,7 @@ pub(crate) async fn delete(database: &Database, jobs: Vec<u64>) -> Result<Vec<u6
 fn delete_now(db: &Connection, jobs: Vec<u64>) -> Result<Vec<u64>, Fault> {
     let mut deleted = Vec::new();
     for job in jobs {
-        let sql = "UPDATE job SET deleted = 1, once = NULL WHERE job = ?1 AND deleted = 0 AND state != ?2";
+        let sql = "UPDATE job SET deleted = 1, submission_id = NULL WHERE job = ?1 AND deleted = 0 AND state != ?2";
         let running = i32::from(State::Running);
         let mut statement = db.prepare_cached(sql)?;
         if statement.execute(params![job.cast_signed(), running])? == 0 {

@@ -3,8 +3,8 @@
 //! While the database can't be written, the driver decides nothing more, but nodes continue to report. The queue is bounded: a
 //! status replaces the earlier status, and a repeated message is queued once.
 
-use super::Incoming;
-use crate::cluster::Report;
+use super::DriverMessage;
+use crate::cluster::DriverReport;
 #[cfg(feature = "simulation")]
 use crate::simulated::time as clock;
 use std::collections::VecDeque;
@@ -18,13 +18,13 @@ pub(crate) struct Stopped;
 /// Messages for the driver.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    incoming: Receiver<Incoming>,
+    incoming: Receiver<DriverMessage>,
     /// Messages that arrived while none could be processed.
-    waiting: VecDeque<Incoming>,
+    waiting: VecDeque<DriverMessage>,
 }
 
 impl Inbox {
-    pub(crate) fn new(incoming: Receiver<Incoming>) -> Self {
+    pub(crate) fn new(incoming: Receiver<DriverMessage>) -> Self {
         Self {
             incoming,
             waiting: VecDeque::new(),
@@ -32,12 +32,12 @@ impl Inbox {
     }
 
     /// Returns the next message, if one arrives within `wait`.
-    pub(super) fn next(&mut self, wait: Duration) -> Result<Option<Incoming>, Stopped> {
+    pub(super) fn next(&mut self, wait: Duration) -> Result<Option<DriverMessage>, Stopped> {
         if let Some(first) = self.waiting.pop_front() {
             return Ok(Some(first));
         }
         match self.incoming.recv_timeout(wait) {
-            Ok(Incoming::Stop) | Err(RecvTimeoutError::Disconnected) => Err(Stopped),
+            Ok(DriverMessage::Stop) | Err(RecvTimeoutError::Disconnected) => Err(Stopped),
             Ok(message) => Ok(Some(message)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
         }
@@ -60,7 +60,9 @@ impl Inbox {
         loop {
             let left = end.saturating_duration_since(Instant::now());
             match self.incoming.recv_timeout(left) {
-                Ok(Incoming::Stop) | Err(RecvTimeoutError::Disconnected) => return Err(Stopped),
+                Ok(DriverMessage::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Stopped);
+                }
                 Ok(message) => {
                     self.waiting
                         .retain(|known| !supersedes(&message, known) && !is_abandoned(known));
@@ -73,29 +75,32 @@ impl Inbox {
 }
 
 /// Returns whether the caller no longer waits for the answer.
-fn is_abandoned(message: &Incoming) -> bool {
-    matches!(message, Incoming::Plan(_, answer) if answer.is_closed())
+fn is_abandoned(message: &DriverMessage) -> bool {
+    matches!(message, DriverMessage::Plan(_, answer) if answer.is_closed())
 }
 
 /// Returns whether the later message contains all content of the earlier one.
-fn supersedes(later: &Incoming, earlier: &Incoming) -> bool {
-    let (Incoming::Report(later), Incoming::Report(earlier)) = (later, earlier) else {
+fn supersedes(later: &DriverMessage, earlier: &DriverMessage) -> bool {
+    let (DriverMessage::Report(later), DriverMessage::Report(earlier)) = (later, earlier) else {
         return matches!(
             (later, earlier),
-            (Incoming::NamesChanged, Incoming::NamesChanged)
-                | (Incoming::Garbage, Incoming::Garbage)
+            (DriverMessage::NamesChanged, DriverMessage::NamesChanged)
+                | (DriverMessage::Garbage, DriverMessage::Garbage)
         );
     };
     match (&**later, &**earlier) {
-        (Report::Status { node: a }, Report::Status { node: b })
-        | (Report::Up { node: a, .. }, Report::Up { node: b, .. }) => a.node == b.node,
-        (Report::Down { node: a }, Report::Down { node: b }) => a == b,
-        (Report::Started { node: a, label: x }, Report::Started { node: b, label: y })
+        (DriverReport::Status { node: a }, DriverReport::Status { node: b })
+        | (DriverReport::Up { node: a, .. }, DriverReport::Up { node: b, .. }) => a.node == b.node,
+        (DriverReport::Down { node: a }, DriverReport::Down { node: b }) => a == b,
+        (
+            DriverReport::Started { node: a, label: x },
+            DriverReport::Started { node: b, label: y },
+        )
         | (
-            Report::Finished {
+            DriverReport::Finished {
                 node: a, label: x, ..
             },
-            Report::Finished {
+            DriverReport::Finished {
                 node: b, label: y, ..
             },
         ) => (a, x) == (b, y),
@@ -108,12 +113,12 @@ mod tests {
     use super::*;
     use tidemill_wire::v1;
 
-    fn report(report: Report) -> Incoming {
-        Incoming::Report(Box::new(report))
+    fn report(report: DriverReport) -> DriverMessage {
+        DriverMessage::Report(Box::new(report))
     }
 
-    fn status(node: u32, free_bytes: u64) -> Incoming {
-        report(Report::Status {
+    fn status(node: u32, free_bytes: u64) -> DriverMessage {
+        report(DriverReport::Status {
             node: v1::Node {
                 node,
                 free_bytes,
@@ -122,8 +127,8 @@ mod tests {
         })
     }
 
-    fn finished(label: u64) -> Incoming {
-        report(Report::Finished {
+    fn finished(label: u64) -> DriverMessage {
+        report(DriverReport::Finished {
             node: 1,
             label,
             outcome: v1::LabelOutcome::default(),
@@ -140,19 +145,19 @@ mod tests {
                 finished(7),
                 status(2, round),
                 finished(8),
-                Incoming::NamesChanged,
-                Incoming::Garbage,
+                DriverMessage::NamesChanged,
+                DriverMessage::Garbage,
             ] {
                 sender.send(message).unwrap();
             }
         }
         inbox.rest(Duration::ZERO).unwrap();
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         while let Ok(Some(message)) = inbox.next(Duration::ZERO) {
-            told.push(format!("{message:?}"));
+            reported.push(format!("{message:?}"));
         }
-        assert_eq!(told.len(), 6, "{told:#?}");
-        assert!(told[0].contains("free_bytes: 999"), "{}", told[0]);
+        assert_eq!(reported.len(), 6, "{reported:#?}");
+        assert!(reported[0].contains("free_bytes: 999"), "{}", reported[0]);
     }
 
     #[test]
@@ -162,7 +167,7 @@ mod tests {
         let mut answers = Vec::new();
         for _ in 0..3 {
             let (answer, answered) = tokio::sync::oneshot::channel();
-            let job = Box::new(crate::jobs::Accepted {
+            let job = Box::new(crate::jobs::SubmittedJob {
                 spec: tidemill_core::event::JobSpec {
                     job: tidemill_core::id::JobId(0),
                     owner: tidemill_core::label::Owner::default(),
@@ -176,7 +181,7 @@ mod tests {
                 lifetimes: Vec::new(),
                 files: std::collections::BTreeMap::new(),
             });
-            sender.send(Incoming::Plan(job, answer)).unwrap();
+            sender.send(DriverMessage::Plan(job, answer)).unwrap();
             answers.push(answered);
         }
         inbox.rest(Duration::ZERO).unwrap();
@@ -195,7 +200,7 @@ mod tests {
         let (sender, incoming) = std::sync::mpsc::channel();
         let mut inbox = Inbox::new(incoming);
         sender.send(finished(1)).unwrap();
-        sender.send(Incoming::Stop).unwrap();
+        sender.send(DriverMessage::Stop).unwrap();
         assert!(inbox.rest(Duration::from_secs(3600)).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Records of a task whose components ran in its place: it is described as one task that read the inputs of all components.
+//! Records of a task whose task instances ran in its place: it is described as one task that read the inputs of all task instances.
 
 use super::spec::{SPEC, StoredOrigin, StoredShare, StoredTask};
 use super::store::parse;
@@ -14,14 +14,14 @@ fn spec(db: &Connection, task: u64) -> Result<StoredTask, Fault> {
     parse(&spec, SPEC, task)
 }
 
-/// Returns whether a task merges the results of components.
+/// Returns whether a task merges the results of task instances.
 pub(crate) fn is_merge(db: &Connection, task: TaskId) -> Result<bool, Fault> {
     Ok(spec(db, task.0)?.share == StoredShare::Merge)
 }
 
-/// Returns the components that made the parts of a task's outputs.
-fn components(spec: &StoredTask) -> Vec<u64> {
-    // The first input of a task that joins striped files is the input that its components divide.
+/// Returns the task instances that made the parts of a task's outputs.
+fn instances(spec: &StoredTask) -> Vec<u64> {
+    // The first input of a task that joins striped files is the input that its task instances divide.
     let made = spec
         .inputs
         .iter()
@@ -30,7 +30,7 @@ fn components(spec: &StoredTask) -> Vec<u64> {
         StoredOrigin::Task { task, .. } => Some(task),
         StoredOrigin::File { .. } | StoredOrigin::Awaited => None,
     });
-    // Each component appears once for every output.
+    // Each task instance appears once for every output.
     made.collect::<BTreeSet<u64>>().into_iter().collect()
 }
 
@@ -47,9 +47,9 @@ fn object(db: &Connection, origin: StoredOrigin) -> Result<Option<i64>, Fault> {
     Ok(statement.query_row(row, |row| row.get(0)).optional()?)
 }
 
-/// Records the inputs of a task's components as inputs of the task.
+/// Records the inputs of a task's instances as inputs of the task.
 pub(crate) fn record(db: &Connection, task: TaskId) -> Result<(), Fault> {
-    let Some(&first) = components(&spec(db, task.0)?).first() else {
+    let Some(&first) = instances(&spec(db, task.0)?).first() else {
         return Ok(());
     };
     let sql = "INSERT OR REPLACE INTO task_input VALUES (?1, ?2, ?3, ?4, ?5)";
@@ -58,7 +58,7 @@ pub(crate) fn record(db: &Connection, task: TaskId) -> Result<(), Fault> {
         let Some(object) = object(db, input.origin)? else {
             continue;
         };
-        // Each component read its own selection of the first input.
+        // Each task instance read its own selection of the first input.
         let selection = if seq == 0 { "" } else { &input.selection };
         let task = task.0.cast_signed();
         insert.execute(params![task, seq, input.name, object, selection])?;
@@ -66,29 +66,29 @@ pub(crate) fn record(db: &Connection, task: TaskId) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Sets the times of a task to the end of its last component.
+/// Sets the times of a task to the end of its last task instance.
 pub(crate) fn measure(db: &Connection, task: TaskId) -> Result<(), Fault> {
     let sql = "UPDATE task SET (node, start, kernel_start, end, kernel_hash) = (SELECT one.node, max(one.end), \
                max(one.end), max(one.end), one.kernel_hash FROM json_each(?2) AS met CROSS JOIN task AS one \
                ON one.task = met.value) WHERE task = ?1";
-    let components = list(&components(&spec(db, task.0)?));
+    let instances = list(&instances(&spec(db, task.0)?));
     db.prepare_cached(sql)?
-        .execute(params![task.0.cast_signed(), components])?;
+        .execute(params![task.0.cast_signed(), instances])?;
     Ok(())
 }
 
-/// Sets the lineage record of a task whose components ran: it took as long and transferred as many bytes as the components
+/// Sets the lineage record of a task whose task instances ran: it took as long and transferred as many bytes as the task instances
 /// together.
 pub(crate) fn total(db: &Connection, spec: &StoredTask, run: &mut v1::Run) -> Result<(), Fault> {
-    let sql = "SELECT min(start), max(end), sum(read_bytes), sum(written_bytes), sum(moved_bytes) \
+    let sql = "SELECT min(start), max(end), sum(read_bytes), sum(written_bytes), sum(transferred_bytes) \
                FROM json_each(?1) AS met CROSS JOIN task ON task.task = met.value";
     let mut statement = db.prepare_cached(sql)?;
-    statement.query_row([list(&components(spec))], |row| {
+    statement.query_row([list(&instances(spec))], |row| {
         let bytes = |at: usize| Ok::<_, rusqlite::Error>(row.get::<_, i64>(at)?.cast_unsigned());
         (run.start, run.end) = (row.get(0)?, row.get(1)?);
         run.read_bytes = bytes(2)?;
         run.written_bytes = bytes(3)?;
-        run.moved_bytes = bytes(4)?;
+        run.transferred_bytes = bytes(4)?;
         Ok(())
     })?;
     Ok(())

@@ -6,25 +6,25 @@ mod numbers;
 pub(super) mod printed;
 mod text;
 
-use crate::files::stream::{Nodes, Source};
+use crate::files::stream::{SourceNodes, VersionStream};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::time::Duration;
-use tidemill_core::job::{Map, Mapped, Mapping};
+use tidemill_core::job::{MappedSelection, MapperResult, Mapping};
 use tidemill_core::layout::{Layout, RANGES_MAX, Selection};
 use tidemill_format::{
-    Bytes, DataType, Filter, Format, Header, Kind, Order, Range as Indices, Storage, Store,
-    Variable, columns, pieces, zip::Zip,
+    Bytes, DataKind, DataType, Endian, Filter, Format, Header, IndexRange as Indices, Storage,
+    Variable, VariableSource, columns, pieces, zip::Zip,
 };
-use tidemill_kernel::array::{Codec, Held, HeldPiece};
+use tidemill_kernel::array::{Codec, HeldChunk, VariablePart};
 use tokio::time::Instant;
 
 /// Maximum time for reading the headers of one job.
 pub(super) const HEADERS_MAX: Duration = Duration::from_secs(30);
-/// Maximum number of pieces of one variable.
-const PIECES_MAX: usize = 1 << 16;
-/// Distance in bytes above which records become separate pieces.
+/// Maximum number of chunks of one variable.
+const CHUNKS_MAX: usize = 1 << 16;
+/// Distance in bytes above which records become separate chunks.
 const APART_BYTES: u64 = 4 << 10;
 
 /// Returns the message for headers that take too long.
@@ -34,18 +34,18 @@ pub(super) fn slow() -> String {
 }
 
 /// A version that is read by ranges until a deadline.
-pub(super) struct Remote {
-    source: Source,
+pub(super) struct RangedVersion {
+    source: VersionStream,
     until: Instant,
 }
 
-impl Remote {
+impl RangedVersion {
     pub(super) fn new(
-        nodes: &Nodes,
-        reading: crate::names::reading::Reading,
+        nodes: &SourceNodes,
+        reading: crate::names::read_pins::ReadVersion,
         until: Instant,
     ) -> Option<Self> {
-        let source = Source::new(nodes, reading)?;
+        let source = VersionStream::new(nodes, reading)?;
         Some(Self { source, until })
     }
 
@@ -54,7 +54,7 @@ impl Remote {
     }
 }
 
-impl Bytes for Remote {
+impl Bytes for RangedVersion {
     fn size(&self) -> u64 {
         self.layout().size()
     }
@@ -75,7 +75,7 @@ impl Bytes for Remote {
 }
 
 /// Contiguous values of a variable.
-struct Piece {
+struct ContiguousValues {
     span: Range<u64>,
     start: Vec<u64>,
     shape: Vec<u64>,
@@ -91,16 +91,16 @@ pub(super) fn map(
     bytes: &dyn Bytes,
     layout: &Layout,
     mapping: &Mapping<'_>,
-) -> Result<Map, String> {
+) -> Result<MapperResult, String> {
     let mapper = mapping.mapper;
-    let told = |error: tidemill_format::Error| format!("{mapper}: {error}");
+    let reported = |error: tidemill_format::Error| format!("{mapper}: {error}");
     let (kind, name) = mapper.split_once(':').unwrap_or((mapper, ""));
-    if let Some(said) = name.strip_prefix("csv,").filter(|_| kind == "columns") {
-        return text::map(bytes, layout, (said, mapping)).map_err(|why| format!("{mapper}: {why}"));
+    if let Some(spec) = name.strip_prefix("csv,").filter(|_| kind == "columns") {
+        return text::map(bytes, layout, (spec, mapping)).map_err(|why| format!("{mapper}: {why}"));
     }
     let header = match kind {
-        "netcdf" | "hdf5" | "zarr" | "fits" => tidemill_format::read(bytes).map_err(told)?,
-        "columns" => columns::read(name, bytes).map_err(told)?,
+        "netcdf" | "hdf5" | "zarr" | "fits" => tidemill_format::read(bytes).map_err(reported)?,
+        "columns" => columns::read(name, bytes).map_err(reported)?,
         _ => {
             return Err(format!(
                 "{mapper:?} is none: give \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\", \"fits:HDU\", \"columns:NAME=TYPE,…\" \"columns:csv,COLUMN\" or \"program:NAME ARGUMENTS\""
@@ -109,18 +109,18 @@ pub(super) fn map(
     };
     let variable = chosen(&header, (kind, name)).map_err(|why| format!("{mapper}: {why}"))?;
     let zip = match header.format {
-        Format::Zarr(_) => Some(Zip::open(bytes).map_err(told)?),
+        Format::Zarr(_) => Some(Zip::open(bytes).map_err(reported)?),
         _ => None,
     };
-    let store = zip
-        .as_ref()
-        .map_or(Store::File(bytes), |zip| Store::Directory(zip));
+    let store = zip.as_ref().map_or(VariableSource::File(bytes), |zip| {
+        VariableSource::Directory(zip)
+    });
     let wrong = |why| format!("{mapper}: {why}");
     let handed = numbers::handed(mapping.kernels, variable, header.format).map_err(wrong)?;
-    let mut found = Found::new(variable, layout, store).map_err(wrong)?;
+    let mut found = MappedVariable::new(variable, layout, store).map_err(wrong)?;
     found.held.absent = handed.absent;
     let map = found.map(layout, mapping.per_part).map_err(wrong)?;
-    Ok(Map {
+    Ok(MapperResult {
         args: handed.args,
         ..map
     })
@@ -151,29 +151,33 @@ fn chosen<'a>(header: &'a Header, (kind, name): (&str, &str)) -> Result<&'a Vari
     }
 }
 
-/// A variable and its pieces.
-struct Found {
-    held: Held,
-    pieces: Vec<Piece>,
+/// A variable and its chunks.
+struct MappedVariable {
+    held: VariablePart,
+    chunks: Vec<ContiguousValues>,
 }
 
-impl Found {
-    fn new(variable: &Variable, layout: &Layout, store: Store<'_>) -> Result<Self, String> {
+impl MappedVariable {
+    fn new(
+        variable: &Variable,
+        layout: &Layout,
+        store: VariableSource<'_>,
+    ) -> Result<Self, String> {
         let (dtype, swap) = dtype(&variable.data_type)?;
         let mut found = Self {
-            held: Held {
+            held: VariablePart {
                 variable: variable.path.clone(),
                 dtype,
                 element: variable.data_type.size,
                 swap,
                 shape: variable.shape(),
-                chunk: None,
+                chunk_shape: None,
                 codecs: Vec::new(),
                 more: 0,
                 absent: None,
-                pieces: Vec::new(),
+                chunks: Vec::new(),
             },
-            pieces: Vec::new(),
+            chunks: Vec::new(),
         };
         match &variable.storage {
             Storage::Contiguous { offset } => {
@@ -181,19 +185,19 @@ impl Found {
             }
             Storage::Records { offset, stride } => found.records((*offset, *stride), layout)?,
             Storage::Chunked(chunked) => {
-                found.held.chunk = Some(chunked.shape.clone());
+                found.held.chunk_shape = Some(chunked.shape.clone());
                 found.held.codecs = codecs(&chunked.filters, 0)?;
                 found.chunks(variable, &chunked.filters, store)?;
             }
             Storage::Absent => {}
             Storage::Elsewhere(what) => return Err(format!("{what}, which can't be read")),
         }
-        if found.pieces.is_empty() {
+        if found.chunks.is_empty() {
             return Err(
                 "none of its values were ever written, so there is nothing to read".to_owned(),
             );
         }
-        let end = found.pieces.iter().map(|piece| piece.span.end).max();
+        let end = found.chunks.iter().map(|chunk| chunk.span.end).max();
         match end.filter(|end| *end > layout.size()) {
             Some(end) => Err(format!(
                 "its values end at byte {end}, and the file at {}: it is truncated or corrupt",
@@ -203,17 +207,17 @@ impl Found {
         }
     }
 
-    fn push(&mut self, piece: Piece) -> Result<(), String> {
-        if self.pieces.len() >= PIECES_MAX {
+    fn push(&mut self, chunk: ContiguousValues) -> Result<(), String> {
+        if self.chunks.len() >= CHUNKS_MAX {
             return Err(format!(
-                "it has more than {PIECES_MAX} pieces: store it in larger chunks, or stripe the file in larger units"
+                "it has more than {CHUNKS_MAX} chunks: store it in larger chunks, or stripe the file in larger units"
             ));
         }
-        self.pieces.push(piece);
+        self.chunks.push(chunk);
         Ok(())
     }
 
-    /// Adds contiguous values from a byte on, starting with value number `first`: one piece for each stripe, with the values that
+    /// Adds contiguous values from a byte on, starting with value number `first`: one chunk for each stripe, with the values that
     /// begin in the stripe.
     fn rows(
         &mut self,
@@ -224,13 +228,13 @@ impl Found {
         let size = u64::from(self.held.element);
         let end = first.saturating_add(count);
         while first < end {
-            let room = stripe_end(layout, at).saturating_sub(at).div_ceil(size);
-            let taken = room.clamp(1, end - first);
+            let space = stripe_end(layout, at).saturating_sub(at).div_ceil(size);
+            let taken = space.clamp(1, end - first);
             let span = at..at.saturating_add(taken.saturating_mul(size));
             at = span.end;
             let (start, shape) = (indices(first, &self.held.shape), vec![taken]);
             first += taken;
-            self.push(Piece {
+            self.push(ContiguousValues {
                 span,
                 start,
                 shape,
@@ -269,7 +273,7 @@ impl Found {
             let mut shape = self.held.shape.clone();
             let mut start = vec![0; shape.len()];
             (start[0], shape[0]) = (index, taken);
-            self.push(Piece {
+            self.push(ContiguousValues {
                 span,
                 start,
                 shape,
@@ -285,27 +289,27 @@ impl Found {
         &mut self,
         variable: &Variable,
         filters: &[Filter],
-        store: Store<'_>,
+        store: VariableSource<'_>,
     ) -> Result<(), String> {
         let all: Vec<_> = variable.shape().into_iter().map(Indices::all).collect();
         let found = pieces(variable, &all, store, u64::MAX).map_err(|error| error.to_string())?;
-        for (looked, piece) in found.enumerate() {
+        for (looked, chunk) in found.enumerate() {
             // Most chunks of a sparse variable may never have been written.
-            if looked >= 16 * PIECES_MAX {
-                return Err(format!("it has more than {} chunks", 16 * PIECES_MAX));
+            if looked >= 16 * CHUNKS_MAX {
+                return Err(format!("it has more than {} chunks", 16 * CHUNKS_MAX));
             }
-            let piece = piece.map_err(|error| error.to_string())?;
-            let Some(span) = piece.span else { continue };
+            let chunk = chunk.map_err(|error| error.to_string())?;
+            let Some(span) = chunk.span else { continue };
             if let Some(file) = span.file {
                 return Err(format!("its bytes are in another file, {file}"));
             }
-            let codecs = (piece.mask != 0)
-                .then(|| codecs(filters, piece.mask))
+            let codecs = (chunk.mask != 0)
+                .then(|| codecs(filters, chunk.mask))
                 .transpose()?;
-            self.push(Piece {
+            self.push(ContiguousValues {
                 span: span.offset..span.offset.saturating_add(span.size),
-                start: piece.at,
-                shape: piece.within.iter().map(Indices::count).collect(),
+                start: chunk.at,
+                shape: chunk.within.iter().map(Indices::count).collect(),
                 stride: None,
                 codecs,
             })?;
@@ -313,30 +317,30 @@ impl Found {
         Ok(())
     }
 
-    /// Returns the selection of each component.
-    fn map(&self, layout: &Layout, per_part: bool) -> Result<Map, String> {
+    /// Returns the selection of each task instance.
+    fn map(&self, layout: &Layout, per_part: bool) -> Result<MapperResult, String> {
         if !per_part {
-            let one = |(number, piece)| {
-                let selection = self.selection(layout, &[piece])?;
-                Ok(Mapped { number, selection })
+            let one = |(number, chunk)| {
+                let selection = self.selection(layout, &[chunk])?;
+                Ok(MappedSelection { number, selection })
             };
-            let components = self
-                .pieces
+            let instances = self
+                .chunks
                 .iter()
                 .enumerate()
                 .map(one)
                 .collect::<Result<Vec<_>, String>>()?;
-            let count = components.len();
-            return Ok(Map {
-                components,
+            let count = instances.len();
+            return Ok(MapperResult {
+                instances,
                 count,
-                ..Map::default()
+                ..MapperResult::default()
             });
         }
-        let mut parts: BTreeMap<usize, Vec<&Piece>> = BTreeMap::new();
+        let mut parts: BTreeMap<usize, Vec<&ContiguousValues>> = BTreeMap::new();
         let mut lookups = Lookups::new(layout);
-        for piece in &self.pieces {
-            let spans = lookups.spans(piece.span.clone())?;
+        for chunk in &self.chunks {
+            let spans = lookups.spans(chunk.span.clone())?;
             // The part with the most bytes; among equal parts the first.
             let most = spans
                 .iter()
@@ -345,27 +349,31 @@ impl Found {
             parts
                 .entry(most.map_or(0, |(part, _)| *part))
                 .or_default()
-                .push(piece);
+                .push(chunk);
         }
-        let one = |(number, pieces): (usize, Vec<&Piece>)| {
+        let one = |(number, chunks): (usize, Vec<&ContiguousValues>)| {
             let selection = self
-                .selection(layout, &pieces)
+                .selection(layout, &chunks)
                 .map_err(|why| format!("part {number}: {why}"))?;
-            Ok(Mapped { number, selection })
+            Ok(MappedSelection { number, selection })
         };
-        let components = parts.into_iter().map(one).collect::<Result<_, String>>()?;
+        let instances = parts.into_iter().map(one).collect::<Result<_, String>>()?;
         let count = layout.parts().len();
-        Ok(Map {
-            components,
+        Ok(MapperResult {
+            instances,
             count,
-            ..Map::default()
+            ..MapperResult::default()
         })
     }
 
-    /// Returns the bytes of some pieces, with the description of how to decode the values.
-    fn selection(&self, layout: &Layout, pieces: &[&Piece]) -> Result<Selection, String> {
-        let within = |piece: &&Piece| within_part(layout, &piece.span);
-        let parts: Option<Vec<_>> = pieces.iter().map(within).collect();
+    /// Returns the bytes of some chunks, with the description of how to decode the values.
+    fn selection(
+        &self,
+        layout: &Layout,
+        chunks: &[&ContiguousValues],
+    ) -> Result<Selection, String> {
+        let within = |chunk: &&ContiguousValues| within_part(layout, &chunk.span);
+        let parts: Option<Vec<_>> = chunks.iter().map(within).collect();
         let (part, spans) = match parts.filter(|all| all.iter().all(|(part, _)| *part == all[0].0))
         {
             Some(all) if matches!(layout, Layout::Striped(_)) => {
@@ -374,9 +382,9 @@ impl Found {
             }
             _ => (
                 None,
-                pieces
+                chunks
                     .iter()
-                    .map(|piece| piece.span.clone())
+                    .map(|chunk| chunk.span.clone())
                     .collect::<Vec<_>>(),
             ),
         };
@@ -385,16 +393,16 @@ impl Found {
             join_near(&mut ranges);
         }
         let mut held = self.held.clone();
-        held.pieces = pieces
+        held.chunks = chunks
             .iter()
             .zip(spans)
-            .map(|(piece, span)| HeldPiece {
-                start: piece.start.clone(),
-                shape: piece.shape.clone(),
+            .map(|(chunk, span)| HeldChunk {
+                start: chunk.start.clone(),
+                shape: chunk.shape.clone(),
                 offset: place(&ranges, span.start),
                 length: span.end - span.start,
-                stride: piece.stride,
-                codecs: piece.codecs.clone(),
+                stride: chunk.stride,
+                codecs: chunk.codecs.clone(),
             })
             .collect();
         let text = serde_json::to_string(&held).map_err(|error| error.to_string())?;
@@ -478,12 +486,12 @@ fn indices(mut number: u64, shape: &[u64]) -> Vec<u64> {
 fn dtype(of: &DataType) -> Result<(String, Option<u8>), String> {
     let bits = of.size.saturating_mul(8);
     let (name, number) = match (&of.kind, of.size) {
-        (Kind::Int, 1 | 2 | 4 | 8) => (format!("int{bits}"), of.size),
-        (Kind::Uint, 1 | 2 | 4 | 8) => (format!("uint{bits}"), of.size),
-        (Kind::Float, 2 | 4 | 8) => (format!("float{bits}"), of.size),
-        (Kind::Complex, 8 | 16) => (format!("complex{bits}"), of.size / 2),
-        (Kind::Bool, 1) => ("bool".to_owned(), 1),
-        (Kind::Text, size @ 1..) => (format!("S{size}"), 1),
+        (DataKind::Int, 1 | 2 | 4 | 8) => (format!("int{bits}"), of.size),
+        (DataKind::Uint, 1 | 2 | 4 | 8) => (format!("uint{bits}"), of.size),
+        (DataKind::Float, 2 | 4 | 8) => (format!("float{bits}"), of.size),
+        (DataKind::Complex, 8 | 16) => (format!("complex{bits}"), of.size / 2),
+        (DataKind::Bool, 1) => ("bool".to_owned(), 1),
+        (DataKind::Text, size @ 1..) => (format!("S{size}"), 1),
         (kind, size) => {
             return Err(format!(
                 "values of {size} bytes ({kind:?}) can't be read as an array"
@@ -491,9 +499,9 @@ fn dtype(of: &DataType) -> Result<(String, Option<u8>), String> {
         }
     };
     let native = if cfg!(target_endian = "big") {
-        Order::Big
+        Endian::Big
     } else {
-        Order::Little
+        Endian::Little
     };
     let swap = (of.order != native && number > 1).then(|| u8::try_from(number).unwrap_or(0));
     Ok((name, swap))
@@ -522,10 +530,10 @@ fn codecs(filters: &[Filter], mask: u32) -> Result<Vec<Codec>, String> {
     Ok(codecs)
 }
 
-/// Maximum number of extents that one map may cross, counted once for each piece.
+/// Maximum number of extents that one map may cross, counted once for each chunk.
 const EXTENTS_MAX: usize = 1 << 20;
 
-/// Translates bytes of the file to bytes of parts, up to a bound for all pieces of a map.
+/// Translates bytes of the file to bytes of parts, up to a bound for all chunks of a map.
 struct Lookups<'a> {
     layout: &'a Layout,
     left: usize,
@@ -541,14 +549,14 @@ impl<'a> Lookups<'a> {
         let crossed = match self.layout {
             Layout::Whole(_) | Layout::Striped(_) => 1,
             Layout::Extents(_) => {
-                let pieces = self.layout.pieces(bytes.clone());
-                pieces.take(self.left + 1).count()
+                let segments = self.layout.segments(bytes.clone());
+                segments.take(self.left + 1).count()
             }
         };
         let left = self.left.checked_sub(crossed);
         self.left = left.ok_or_else(|| {
             format!(
-                "the pieces cross more than {EXTENTS_MAX} extents of a file that several mounts wrote: name fewer pieces, or copy the file and map the copy"
+                "the chunks cross more than {EXTENTS_MAX} extents of a file that several mounts wrote: name fewer chunks, or copy the file and map the copy"
             )
         })?;
         Ok(self.layout.spans(bytes))
@@ -561,7 +569,7 @@ mod tests {
     use serde_json::Value as Json;
     use std::path::{Path, PathBuf};
     use tidemill_core::id::{NodeId, ObjectId};
-    use tidemill_core::layout::{Part, Striped};
+    use tidemill_core::layout::{Part, StripedLayout};
 
     pub(super) fn fixtures() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures")
@@ -571,12 +579,12 @@ mod tests {
     pub(super) fn lies(size: u64, unit: u64, width: usize) -> Layout {
         let on = |index: usize| {
             let id = u32::try_from(index).unwrap();
-            let size = Striped::part_size(unit, width, size, index);
+            let size = StripedLayout::part_size(unit, width, size, index);
             Part::on(ObjectId(u64::from(id) + 1), size, NodeId(id))
         };
         match width {
             0 => Layout::Whole(Part::on(ObjectId(1), size, NodeId(0))),
-            _ => Layout::Striped(Striped {
+            _ => Layout::Striped(StripedLayout {
                 unit,
                 size,
                 parts: (0..width).map(on).collect(),
@@ -593,15 +601,15 @@ mod tests {
         }
     }
 
-    /// Returns the bytes that the nodes gather for a component.
+    /// Returns the bytes that the nodes gather for a task instance.
     fn gathered(file: &[u8], layout: &Layout, selection: &Selection) -> Vec<u8> {
         let at = |offset: u64| usize::try_from(offset).unwrap();
         let part = selection.of_part().map(|part| part as usize);
         let whole = part.map(|part| {
-            let pieces = layout.pieces_of(part, 0..u64::MAX);
-            let bytes = pieces
+            let segments = layout.segments_of(part, 0..u64::MAX);
+            let bytes = segments
                 .iter()
-                .flat_map(|piece| &file[at(piece.offset)..][..at(piece.length)]);
+                .flat_map(|segment| &file[at(segment.offset)..][..at(segment.length)]);
             bytes.copied().collect::<Vec<u8>>()
         });
         let from = whole.as_deref().unwrap_or(file);
@@ -611,33 +619,34 @@ mod tests {
             .collect()
     }
 
-    /// Puts the values of components into their array, each place at most once. Returns the number of places filled.
+    /// Puts the values of task instances into their array, each place at most once. Returns the number of places filled.
     fn put_together(
-        map: &Map,
+        map: &MapperResult,
         file: &[u8],
         layout: &Layout,
         into: &mut [Option<Vec<u8>>],
     ) -> usize {
         let mut put = 0;
-        for component in &map.components {
-            let held: Held = serde_json::from_str(component.selection.values().unwrap()).unwrap();
+        for instance in &map.instances {
+            let held: VariablePart =
+                serde_json::from_str(instance.selection.values().unwrap()).unwrap();
             let mut values = Vec::new();
-            held.decode(&gathered(file, layout, &component.selection), &mut values)
+            held.decode(&gathered(file, layout, &instance.selection), &mut values)
                 .unwrap();
             let mut values = values.chunks(held.element as usize);
-            for piece in &held.pieces {
+            for chunk in &held.chunks {
                 let strides: Vec<u64> = (0..held.shape.len())
                     .map(|one| held.shape[one + 1..].iter().product())
                     .collect();
-                let first: u64 = piece
+                let first: u64 = chunk
                     .start
                     .iter()
                     .zip(&strides)
                     .map(|(index, stride)| index * stride)
                     .sum();
-                for number in 0..piece.shape.iter().product::<u64>() {
-                    let is_run = piece.shape.len() != held.shape.len();
-                    let within = indices(number, &piece.shape);
+                for number in 0..chunk.shape.iter().product::<u64>() {
+                    let is_run = chunk.shape.len() != held.shape.len();
+                    let within = indices(number, &chunk.shape);
                     let moved = within
                         .iter()
                         .zip(&strides)
@@ -704,8 +713,8 @@ mod tests {
                         continue;
                     }
                 };
-                let held = map.components[0].selection.values().unwrap();
-                let held: Held = serde_json::from_str(held).unwrap();
+                let held = map.instances[0].selection.values().unwrap();
+                let held: VariablePart = serde_json::from_str(held).unwrap();
                 let size = held.element as usize;
                 let mut found = vec![None; expected.len() / size];
                 let put = put_together(&map, file, &layout, &mut found);
@@ -724,9 +733,9 @@ mod tests {
     }
 
     /// Checks every variable of every fixture against the values that the libraries read: however the file is striped, per part and
-    /// per piece.
+    /// per chunk.
     #[test]
-    fn mapped_components_hold_values_that_libraries_read() {
+    fn mapped_instances_hold_values_that_libraries_read() {
         let (mut right, mut wrong) = (0, Vec::new());
         for name in [
             "cdf1.nc",
@@ -740,9 +749,9 @@ mod tests {
             "three.zarr.zip",
         ] {
             let file = std::fs::read(fixtures().join(name)).unwrap();
-            let told = std::fs::read(fixtures().join(format!("{name}.json"))).unwrap();
-            let told: Json = serde_json::from_slice(&told).unwrap();
-            for variable in told["variables"].as_array().unwrap() {
+            let reported = std::fs::read(fixtures().join(format!("{name}.json"))).unwrap();
+            let reported: Json = serde_json::from_slice(&reported).unwrap();
+            for variable in reported["variables"].as_array().unwrap() {
                 let Some(expected) = expected(variable) else {
                     continue;
                 };
@@ -771,9 +780,9 @@ mod tests {
     }
 
     /// Accepts a limited number of bytes.
-    struct Room(usize);
+    struct Space(usize);
 
-    impl io::Write for Room {
+    impl io::Write for Space {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0 = self
                 .0
@@ -816,16 +825,16 @@ mod tests {
                 file.truncate(file.len() - next(2) * next(file.len()));
                 let layout = lies(file.len() as u64, 100, 3);
                 let mapping = plain(mapper, next(2) == 0);
-                for component in map(&file, &layout, &mapping)
+                for instance in map(&file, &layout, &mapping)
                     .into_iter()
-                    .flat_map(|map| map.components)
+                    .flat_map(|map| map.instances)
                 {
-                    let held: Held =
-                        serde_json::from_str(component.selection.values().unwrap()).unwrap();
-                    // Undecodable values return an error; decodable values are written until the room is used up.
+                    let held: VariablePart =
+                        serde_json::from_str(instance.selection.values().unwrap()).unwrap();
+                    // Undecodable values return an error; decodable values are written until the space is used up.
                     let _ = held.decode(
-                        &gathered(&file, &layout, &component.selection),
-                        &mut Room(1 << 24),
+                        &gathered(&file, &layout, &instance.selection),
+                        &mut Space(1 << 24),
                     );
                 }
             }

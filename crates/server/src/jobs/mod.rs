@@ -4,16 +4,17 @@
 //! carries out its decisions. `persist` stores every decision before it takes effect, so that a server that is killed at any moment
 //! loses nothing. `publish` names the outputs. `service` answers clients.
 
-pub(crate) mod asked;
 mod blocks;
 pub(crate) mod driver;
+mod driver_records;
 pub(crate) mod expiry;
 pub(crate) mod finished;
 pub(crate) mod inbox;
 pub(crate) mod joins;
 mod mapper;
-mod memo;
+pub(crate) mod mapper_jobs;
 pub(crate) mod outbox;
+pub(crate) mod output_paths;
 mod persist;
 mod plan;
 mod publish;
@@ -24,9 +25,8 @@ pub(crate) mod store;
 pub(crate) mod submit;
 mod trace;
 mod view;
-pub(crate) mod way;
 
-use crate::cluster::Report;
+use crate::cluster::DriverReport;
 use std::collections::BTreeMap;
 use tidemill_core::dispatch::NodeLoad;
 use tidemill_core::event::{JobSpec, OutputSpec};
@@ -35,13 +35,16 @@ use tidemill_core::object::Placed;
 
 /// Message for the driver.
 #[derive(Debug)]
-pub(crate) enum Incoming {
+pub(crate) enum DriverMessage {
     /// A report of a node.
-    Report(Box<Report>),
+    Report(Box<DriverReport>),
     /// A job was accepted and is in the database.
-    Submitted(Box<Accepted>),
+    Submitted(Box<SubmittedJob>),
     /// Request for the state that a job would find and that is not in the database.
-    Plan(Box<Accepted>, tokio::sync::oneshot::Sender<plan::Sight>),
+    Plan(
+        Box<SubmittedJob>,
+        tokio::sync::oneshot::Sender<plan::ClusterView>,
+    ),
     /// The owner cancels a job.
     Cancel(JobId),
     /// Names changed: files that jobs wait for may exist now.
@@ -63,11 +66,11 @@ pub(crate) enum Incoming {
 }
 
 /// Files that a task has made, each as an output of its own.
-pub(crate) type Files = Vec<(OutputSpec, Placed)>;
+pub(crate) type OutputFiles = Vec<(OutputSpec, Placed)>;
 
 /// A job in the form that the driver receives.
 #[derive(Clone, Debug)]
-pub(crate) struct Accepted {
+pub(crate) struct SubmittedJob {
     /// The job for the dispatcher.
     pub(crate) spec: JobSpec,
     /// Supplementary groups of the owner.
@@ -77,11 +80,11 @@ pub(crate) struct Accepted {
     /// Whether cached results are used.
     pub(crate) cache: bool,
     /// Existing directories that the outputs are created in.
-    pub(crate) anchors: way::Anchors,
+    pub(crate) anchors: output_paths::Anchors,
     /// How long each task's outputs are kept.
     pub(crate) lifetimes: Vec<tidemill_core::job::Lifetime>,
     /// For a restored job: the files of tasks that succeeded, if one of their outputs is a directory.
-    pub(crate) files: BTreeMap<TaskId, Files>,
+    pub(crate) files: BTreeMap<TaskId, OutputFiles>,
 }
 
 /// Returns the dispatcher's name of a path that a job waits for. It includes the job's owner, because another user may not be able

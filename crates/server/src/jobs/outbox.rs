@@ -93,7 +93,7 @@ pub(crate) fn of(db: &Connection, node: Option<NodeId>) -> Result<Vec<(NodeId, L
 }
 
 /// Returns the labels that belong to no task, with their nodes.
-pub(crate) fn errands(db: &Connection) -> Result<Vec<(NodeId, Label)>, Fault> {
+pub(crate) fn maintenance_tasks(db: &Connection) -> Result<Vec<(NodeId, Label)>, Fault> {
     let sql = "SELECT node, label, body FROM label WHERE task = 0 ORDER BY label";
     all(db.prepare(sql)?.query([])?)
 }

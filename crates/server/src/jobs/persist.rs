@@ -6,13 +6,13 @@ use super::outbox::{self, Posted};
 use super::publish::{self, Publishing};
 use super::store::{resolve_awaited, state_number, task_state};
 use super::trace;
-use crate::names::burst::{self, Free};
+use crate::names::burst::{self, TierNode};
 use crate::names::replicas::remove_replica;
-use crate::names::shared::Shared;
+use crate::names::shared::NamesShared;
 use crate::names::transaction::Tx;
 use crate::names::vnode::Caller;
 use crate::names::{Change, Fault};
-use crate::replicas::{Found, Look};
+use crate::replicas::{ReplicaFinding, ReplicaReview};
 use crate::{corruption, migrations, removal, replicas, scrub};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension as _, params};
@@ -28,7 +28,7 @@ use tidemill_wire::v1::{self, State};
 
 /// One change to be kept.
 #[derive(Clone, Debug)]
-pub(crate) enum Step {
+pub(crate) enum PersistStep {
     /// A label is about to be sent.
     Post(Posted),
     /// State of a task.
@@ -66,13 +66,16 @@ pub(crate) enum Step {
         objects: Vec<ObjectId>,
     },
     /// Finding about the replicas of a version.
-    Replicas { object: ObjectId, found: Found },
+    Replicas {
+        object: ObjectId,
+        found: ReplicaFinding,
+    },
     /// An object in the burst tier is no longer stored elsewhere.
-    DrainsAgain(ObjectId),
+    StagesOutAgain(ObjectId),
     /// The objects of a node are examined: the node is lost, or has returned.
-    Look(Look),
+    Look(ReplicaReview),
     /// A node of the burst tier may hold too many bytes.
-    MakeRoom(Free),
+    MakeSpace(TierNode),
     /// More objects of a node that is being emptied are listed to be moved.
     List(u32),
     /// A file that a user's jobs waited for exists.
@@ -87,7 +90,7 @@ pub(crate) enum Step {
         label: LabelId,
         node: NodeId,
         ended: Result<Vec<ObjectId>, Vec<ObjectId>>,
-        read: scrub::Read,
+        read: scrub::ScrubbedLabel,
     },
     /// Objects of a node are corrupt.
     Corrupt { node: NodeId, objects: Vec<Corrupt> },
@@ -97,16 +100,20 @@ pub(crate) enum Step {
 
 /// A batch of steps, and the number of changes before it.
 #[derive(Debug)]
-pub(crate) struct Batch {
-    pub(crate) steps: Vec<Step>,
+pub(crate) struct StepBatch {
+    pub(crate) steps: Vec<PersistStep>,
     pub(crate) change: i64,
     pub(crate) now: i64,
 }
 
 /// Writes a batch; returns the changes in the namespace.
-pub(crate) fn write(db: &Connection, shared: &Shared, batch: &Batch) -> Result<Vec<Change>, Fault> {
+pub(crate) fn write(
+    db: &Connection,
+    shared: &NamesShared,
+    batch: &StepBatch,
+) -> Result<Vec<Change>, Fault> {
     let last = last_states(&batch.steps);
-    let mut writer = Writer {
+    let mut writer = StepWriter {
         db,
         shared,
         now: batch.now,
@@ -123,9 +130,9 @@ pub(crate) fn write(db: &Connection, shared: &Shared, batch: &Batch) -> Result<V
         db.prepare_cached(sql)?
             .execute(params![task.0.cast_signed(), message])?;
     }
-    // The duration of the last component is known only now.
+    // The duration of the last task instance is known only now.
     for step in &batch.steps {
-        if let Step::Publish(publishing) = step
+        if let PersistStep::Publish(publishing) = step
             && !publishing.layouts.is_empty()
         {
             joins::measure(db, publishing.task)?;
@@ -135,11 +142,11 @@ pub(crate) fn write(db: &Connection, shared: &Shared, batch: &Batch) -> Result<V
 }
 
 /// Returns the indices of the last state of each task: earlier states need not be written.
-fn last_states(steps: &[Step]) -> BTreeSet<usize> {
+fn last_states(steps: &[PersistStep]) -> BTreeSet<usize> {
     let mut seen = BTreeSet::new();
     let mut last = BTreeSet::new();
     for (index, step) in steps.iter().enumerate().rev() {
-        if let Step::Task { task, .. } = step
+        if let PersistStep::Task { task, .. } = step
             && seen.insert(*task)
         {
             last.insert(index);
@@ -148,9 +155,9 @@ fn last_states(steps: &[Step]) -> BTreeSet<usize> {
     last
 }
 
-struct Writer<'a> {
+struct StepWriter<'a> {
     db: &'a Connection,
-    shared: &'a Shared,
+    shared: &'a NamesShared,
     now: i64,
     change: i64,
     changes: Vec<Change>,
@@ -158,11 +165,11 @@ struct Writer<'a> {
     elsewhere: Vec<(TaskId, String)>,
 }
 
-impl Writer<'_> {
-    fn step(&mut self, step: &Step, last: bool) -> Result<(), Fault> {
+impl StepWriter<'_> {
+    fn step(&mut self, step: &PersistStep, last: bool) -> Result<(), Fault> {
         match step {
-            Step::Post(posted) => posted.put(self.db, self.now),
-            Step::Task {
+            PersistStep::Post(posted) => posted.put(self.db, self.now),
+            PersistStep::Task {
                 task,
                 state,
                 tries,
@@ -177,10 +184,10 @@ impl Writer<'_> {
                     Ok(())
                 }
             }
-            Step::Job { job, state, at } => self.job(*job, *state, *at),
-            Step::Nodes { job, nodes } => trace::keep(self.db, *job, nodes),
-            Step::Decided { job, decision } => self.decided(*job, decision),
-            Step::Publish(publishing) => {
+            PersistStep::Job { job, state, at } => self.job(*job, *state, *at),
+            PersistStep::Nodes { job, nodes } => trace::keep(self.db, *job, nodes),
+            PersistStep::Decided { job, decision } => self.decided(*job, decision),
+            PersistStep::Publish(publishing) => {
                 let (changes, elsewhere) =
                     publish::publish(self.db, self.shared, publishing, self.now)?;
                 self.changes.extend(changes);
@@ -189,7 +196,7 @@ impl Writer<'_> {
                 }
                 Ok(())
             }
-            Step::Measured {
+            PersistStep::Measured {
                 task,
                 node,
                 outcome,
@@ -198,7 +205,7 @@ impl Writer<'_> {
                 self.measured(*task, *node, outcome)?;
                 self.drew(*task, outcome, *above_idle)
             }
-            Step::Expire { ino, object } => {
+            PersistStep::Expire { ino, object } => {
                 // A file that was deleted has another inode now.
                 let sql = "SELECT ino FROM version WHERE object = ?1";
                 let mut known = self.db.prepare_cached(sql)?;
@@ -206,27 +213,33 @@ impl Writer<'_> {
                 let ino = known.optional()?.map_or(*ino, i64::cast_unsigned);
                 publish::expire(self.db, ino, *object, self.now)
             }
-            Step::Remove { node, objects } => self.remove(*node, objects),
-            Step::Look(look) => replicas::look(self.db, *look, self.now),
-            Step::List(node) => migrations::list(self.db, *node, self.now),
-            Step::MakeRoom(free) => burst::make_room(self.db, self.shared, *free, self.now),
-            Step::Replicas { object, found } => {
+            PersistStep::Remove { node, objects } => self.remove(*node, objects),
+            PersistStep::Look(look) => replicas::look(self.db, *look, self.now),
+            PersistStep::List(node) => migrations::list(self.db, *node, self.now),
+            PersistStep::MakeSpace(free) => {
+                burst::make_space(self.db, self.shared, *free, self.now)
+            }
+            PersistStep::Replicas { object, found } => {
                 let changed = replicas::found(self.db, *object, found, self.now)?;
                 self.changes.extend(changed);
                 Ok(())
             }
-            Step::DrainsAgain(object) => burst::drains_again(self.db, object.0.cast_signed()),
-            Step::Resolved { uid, path, placed } => resolve_awaited(self.db, *uid, path, *placed),
-            Step::Settle {
+            PersistStep::StagesOutAgain(object) => {
+                burst::stages_out_again(self.db, object.0.cast_signed())
+            }
+            PersistStep::Resolved { uid, path, placed } => {
+                resolve_awaited(self.db, *uid, path, *placed)
+            }
+            PersistStep::Settle {
                 label,
                 node,
                 ended,
                 read,
             } => self.settle(*label, *node, ended, read),
-            Step::Corrupt { node, objects } => {
+            PersistStep::Corrupt { node, objects } => {
                 corruption::found(self.db, self.shared, *node, objects, self.now).map(drop)
             }
-            Step::Scrubbed { scrub } => scrub::finish(self.db, *scrub, self.now),
+            PersistStep::Scrubbed { scrub } => scrub::finish(self.db, *scrub, self.now),
         }
     }
 
@@ -286,7 +299,7 @@ impl Writer<'_> {
 
     fn measured(&self, task: TaskId, node: NodeId, outcome: &Outcome) -> Result<(), Fault> {
         let sql = "UPDATE task SET node = ?2, start = ?3, kernel_start = ?4, end = ?5, read_bytes = ?6, \
-                   written_bytes = ?7, moved_bytes = ?8, cpu_ns = ?9, memory_bytes = ?10, kernel_hash = ?11, \
+                   written_bytes = ?7, transferred_bytes = ?8, cpu_ns = ?9, memory_bytes = ?10, kernel_hash = ?11, \
                    changed = ?12, stdout = ?13, stderr = ?14, reused = ?15, hash_ns = ?16, in_memory_bytes = ?17 WHERE task = ?1";
         self.db.prepare_cached(sql)?.execute(params![
             task.0.cast_signed(),
@@ -296,7 +309,7 @@ impl Writer<'_> {
             time_to_wire(outcome.end),
             outcome.read_bytes.cast_signed(),
             outcome.written_bytes.cast_signed(),
-            outcome.moved_bytes.cast_signed(),
+            outcome.transferred_bytes.cast_signed(),
             outcome.cpu.0.cast_signed(),
             outcome.memory_bytes.cast_signed(),
             outcome.kernel_hash,
@@ -315,8 +328,8 @@ impl Writer<'_> {
         if outcome.cpu == Span::default() {
             return Ok(());
         }
-        let sql = "UPDATE task SET microjoules = min(microjoules + ?2, ?4), reckoned = reckoned + ?3, \
-                   unreckoned = unreckoned + 1 - ?3 WHERE task = ?1";
+        let sql = "UPDATE task SET microjoules = min(microjoules + ?2, ?4), estimated = estimated + ?3, \
+                   unestimated = unestimated + 1 - ?3 WHERE task = ?1";
         self.db.prepare_cached(sql)?.execute(params![
             task.0.cast_signed(),
             above_idle.unwrap_or(0).cast_signed(),
@@ -340,7 +353,7 @@ impl Writer<'_> {
         label: LabelId,
         node: NodeId,
         ended: &Result<Vec<ObjectId>, Vec<ObjectId>>,
-        read: &scrub::Read,
+        read: &scrub::ScrubbedLabel,
     ) -> Result<(), Fault> {
         match outbox::take(self.db, label)? {
             Some(Operation::Remove { objects }) => {

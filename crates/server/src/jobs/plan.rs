@@ -1,18 +1,18 @@
 //! The plan of a job: the answer to a dry run. A planner calculates with it, so it has the facts that the cluster has recorded and
 //! omits unknown values. This module writes nothing.
 
-use super::memo::Directories;
+use super::driver_records::TaskDirectories;
 use super::results::{self, Presumed};
 use super::spec::kind;
-use super::submit::{self, PRETENDED, Read};
+use super::submit::{self, PRETENDED, ReadJob};
 use super::{store, trace, view};
 use crate::names::Fault;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::directory::{is_directory, outputs_of};
-use tidemill_core::event::{InputSpec, Origin, Share, TaskSpec};
+use tidemill_core::event::{InputSpec, Origin, TaskRole, TaskSpec};
 use tidemill_core::id::{LabelId, NodeId, ObjectId, TaskId};
-use tidemill_core::label::{Analysis, Input, Label, Operation, Output};
+use tidemill_core::label::{Analysis, Label, LabelInput, LabelOutput, Operation};
 use tidemill_core::layout::Selection;
 use tidemill_core::object::Placed;
 use tidemill_wire::v1;
@@ -22,11 +22,11 @@ use tidemill_wire::v1::State;
 const RUNS_MAX: u32 = 10_000;
 
 /// Bytes that runs of a kernel have read and written, by the kernel's kind and name.
-type Written = BTreeMap<(String, String), (u64, u64)>;
+type KernelTraffic = BTreeMap<(String, String), (u64, u64)>;
 
 /// State of the driver that the database does not have.
 #[derive(Debug)]
-pub(crate) struct Sight {
+pub(crate) struct ClusterView {
     /// Name of the policy that would choose nodes.
     pub(super) policy: String,
     /// As [`trace::nodes`] returns them.
@@ -35,7 +35,7 @@ pub(crate) struct Sight {
 
 /// Expected properties of an output that does not exist yet.
 #[derive(Clone, Copy, Debug)]
-struct Expected {
+struct ExpectedOutput {
     object: ObjectId,
     node: NodeId,
     /// Size in bytes; `None` if unknown.
@@ -45,8 +45,8 @@ struct Expected {
 /// Returns the job as far as it is known; see `SubmitReply.planned`.
 pub(super) fn planned(
     db: &Connection,
-    read: &Read,
-    sight: Sight,
+    read: &ReadJob,
+    cluster_view: ClusterView,
     up: &[u32],
 ) -> Result<v1::JobTrace, Fault> {
     let spec = &read.accepted.spec;
@@ -56,7 +56,7 @@ pub(super) fn planned(
         up: up.iter().copied().collect(),
         written: written(db, spec.owner.uid)?,
         expected: BTreeMap::new(),
-        directories: Directories::default(),
+        directories: TaskDirectories::default(),
         presumed: Presumed::default(),
         reused: BTreeSet::new(),
     };
@@ -79,14 +79,14 @@ pub(super) fn planned(
         source: read.source.clone(),
         workdir: read.job.workdir.clone(),
         uid: spec.owner.uid,
-        policy: sight.policy,
+        policy: cluster_view.policy,
         tasks_total: u32::try_from(spec.tasks.len()).unwrap_or(u32::MAX),
         tasks,
         ..v1::Job::default()
     };
     Ok(v1::JobTrace {
         job: Some(job),
-        nodes: sight.nodes,
+        nodes: cluster_view.nodes,
         files: files.into_values().collect(),
         tasks: traced,
     })
@@ -113,12 +113,12 @@ fn file(db: &Connection, input: &InputSpec) -> Result<Option<v1::TracedFile>, Fa
 
 struct Planner<'a> {
     db: &'a Connection,
-    read: &'a Read,
+    read: &'a ReadJob,
     up: BTreeSet<u32>,
-    written: Written,
-    expected: BTreeMap<(TaskId, usize), Expected>,
+    written: KernelTraffic,
+    expected: BTreeMap<(TaskId, usize), ExpectedOutput>,
     /// Directories in the cached results.
-    directories: Directories,
+    directories: TaskDirectories,
     presumed: Presumed,
     /// Tasks with cached results, as labels.
     reused: BTreeSet<u64>,
@@ -126,9 +126,9 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     fn task(&mut self, spec: &TaskSpec) -> Result<(v1::Task, v1::TracedTask), Fault> {
-        let remembered = self.remembered(spec)?;
+        let cached_result = self.cached_result(spec)?;
         let bytes = self.input_bytes(spec);
-        let sizes = match &remembered {
+        let sizes = match &cached_result {
             Some(found) => self.offered(spec, found),
             None => self.unmade(spec, bytes),
         };
@@ -148,7 +148,7 @@ impl Planner<'_> {
                 .collect(),
             ..v1::Task::default()
         };
-        if let Some(found) = remembered {
+        if let Some(found) = cached_result {
             task.reused_task = found.task;
             task.reused_job = store::job_of(self.db, TaskId(found.task))?;
         }
@@ -158,21 +158,21 @@ impl Planner<'_> {
             .find(|one| one.name == spec.kernel.name());
         let traced = v1::TracedTask {
             kernel_kind: match spec.share {
-                Share::Join => trace::JOIN.to_owned(),
-                Share::All | Share::Component | Share::Merge => kind(&spec.kernel).into(),
+                TaskRole::Join => trace::JOIN.to_owned(),
+                TaskRole::All | TaskRole::Instance | TaskRole::Merge => kind(&spec.kernel).into(),
             },
             kernel_path: code.map_or_else(String::new, |code| code.path.clone()),
             pinned: spec.node.map(|node| node.0),
             needs: Some(v1::Needs::from(&spec.needs)),
             sent: 0,
-            run_ns: trace::remembered_ns(self.db, Some(&task))?,
+            run_ns: trace::cached_ns(self.db, Some(&task))?,
             output_sizes: sizes.into_iter().collect::<Option<_>>().unwrap_or_default(),
         };
         Ok((task, traced))
     }
 
     /// Records the outputs that a cached result would give a task; returns their sizes.
-    fn offered(&mut self, spec: &TaskSpec, found: &v1::Remembered) -> Vec<Option<u64>> {
+    fn offered(&mut self, spec: &TaskSpec, found: &v1::CachedResult) -> Vec<Option<u64>> {
         let names = spec.outputs.iter().map(|output| output.name.as_str());
         let files = found.outputs.iter().map(|file| file.name.as_str());
         // The files match the outputs, or the result would not be offered.
@@ -183,7 +183,7 @@ impl Planner<'_> {
             let own = own.filter(|(_, owner)| **owner == at).map(|(file, _)| file);
             let object = object(spec.task, at);
             let size: u64 = own.clone().map(|file| file.size).sum();
-            let expected = Expected {
+            let expected = ExpectedOutput {
                 object,
                 node: NodeId(own.clone().next().map_or(0, |file| file.node)),
                 size: Some(size),
@@ -202,7 +202,7 @@ impl Planner<'_> {
     fn unmade(&mut self, spec: &TaskSpec, bytes: Option<u64>) -> Vec<Option<u64>> {
         let sizes = self.sizes(spec, bytes);
         for (at, &size) in sizes.iter().enumerate() {
-            let expected = Expected {
+            let expected = ExpectedOutput {
                 object: object(spec.task, at),
                 node: NodeId(0),
                 size,
@@ -213,7 +213,7 @@ impl Planner<'_> {
     }
 
     /// Returns the cached result that the task would receive, if that is certain without reading data first.
-    fn remembered(&mut self, spec: &TaskSpec) -> Result<Option<v1::Remembered>, Fault> {
+    fn cached_result(&mut self, spec: &TaskSpec) -> Result<Option<v1::CachedResult>, Fault> {
         if !self.read.accepted.cache {
             return Ok(None);
         }
@@ -245,7 +245,7 @@ impl Planner<'_> {
                 },
                 Origin::Awaited => (ObjectId(PRETENDED), NodeId(0), 0),
             };
-            Input {
+            LabelInput {
                 name: input.name.clone(),
                 object,
                 node,
@@ -254,14 +254,14 @@ impl Planner<'_> {
             }
         };
         let outputs = spec.outputs.iter().enumerate();
-        let outputs = outputs.map(|(at, output)| Output {
+        let outputs = outputs.map(|(at, output)| LabelOutput {
             name: output.name.clone(),
             object: object(spec.task, at),
             inode: output.inode,
             path: output.path.clone(),
             memory: output.memory,
         });
-        let inputs: Vec<Input> = spec.inputs.iter().map(input).collect();
+        let inputs: Vec<LabelInput> = spec.inputs.iter().map(input).collect();
         let job = &self.read.accepted.spec;
         let analysis = Analysis {
             task: spec.task,
@@ -272,10 +272,10 @@ impl Planner<'_> {
             inputs: self.directories.unfold(&inputs),
             outputs: outputs.collect(),
             stdin: spec.stdin.clone(),
-            pipelined: Vec::new(),
+            streaming: Vec::new(),
             stdout: spec.stdout.clone(),
             limits: spec.limits,
-            surroundings: spec.surroundings.clone(),
+            runtime_environment: spec.runtime_environment.clone(),
             needs: spec.needs.clone(),
         };
         Label {
@@ -342,7 +342,7 @@ fn object(task: TaskId, output: usize) -> ObjectId {
 }
 
 /// Returns the bytes that the newest runs of a user have read and written, by the kind and name of their kernels.
-fn written(db: &Connection, uid: u32) -> Result<Written, Fault> {
+fn written(db: &Connection, uid: u32) -> Result<KernelTraffic, Fault> {
     let sql = "SELECT json_extract(run.spec, '$.kernel_kind'), json_extract(run.spec, '$.kernel'), \
                sum(run.read_bytes), sum(run.written_bytes) \
                FROM (SELECT * FROM task ORDER BY task DESC LIMIT ?1) AS run JOIN job ON job.job = run.job \

@@ -1,23 +1,23 @@
 //! Names outputs and records lineage, in the transaction that ends their task. Watchers of the namespace receive the changes (next:
 //! `server/src/names/changes.rs`).
 
-use super::Files;
+use super::OutputFiles;
 use super::joins;
 use super::outbox;
+use super::output_paths::{Anchors, ExistingPath, split};
 use super::results;
-use super::way::{Anchors, Way, split};
 use crate::names::parts;
-use crate::names::shared::Shared;
+use crate::names::shared::NamesShared;
 use crate::names::transaction::{Tx, check_free, check_name};
-use crate::names::vnode::{Caller, NO_NODE, Vnode, WRITE};
+use crate::names::vnode::{Caller, InodeRecord, NO_NODE, WRITE};
 use crate::names::{Change, Fault, ids};
 use rusqlite::{Connection, params};
 use std::sync::Arc;
 use tidemill_core::event::OutputSpec;
 use tidemill_core::id::{Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::job::Lifetime;
-use tidemill_core::label::{Input, Operation, Owner};
-use tidemill_core::layout::Striped;
+use tidemill_core::label::{LabelInput, Operation, Owner};
+use tidemill_core::layout::StripedLayout;
 use tidemill_core::object::Placed;
 use tidemill_wire::v1::Kind;
 
@@ -35,9 +35,9 @@ pub(crate) struct Publishing {
     pub(crate) owner: Owner,
     pub(crate) groups: Vec<u32>,
     /// Files of the task, each as an output of its own.
-    pub(crate) outputs: Files,
-    /// Layouts of the outputs, if components have made their parts; otherwise empty.
-    pub(crate) layouts: Vec<Striped>,
+    pub(crate) outputs: OutputFiles,
+    /// Layouts of the outputs, if task instances have made their parts; otherwise empty.
+    pub(crate) layouts: Vec<StripedLayout>,
     /// Outputs that are directories, which contain some of the files.
     pub(crate) directories: Vec<OutputSpec>,
     /// Existing directories that the job's outputs are created in.
@@ -73,7 +73,7 @@ pub(crate) fn obstacle(
         fault if fault.of_database() => Err(fault),
         fault => Ok(Some(format!("output {path} can't be made: {fault}"))),
     };
-    if let Some(vnode) = Vnode::find(tx.db, ino)? {
+    if let Some(vnode) = InodeRecord::find(tx.db, ino)? {
         return match tx.check_replaced(&vnode, path) {
             Ok(()) => Ok(None),
             Err(fault) => refused(fault),
@@ -133,7 +133,7 @@ pub(crate) fn published(db: &Connection, task: TaskId) -> Result<bool, Fault> {
 /// the job wanted it.
 pub(crate) fn publish(
     db: &Connection,
-    shared: &Shared,
+    shared: &NamesShared,
     publishing: &Publishing,
     now: i64,
 ) -> Result<(Vec<Change>, String), Fault> {
@@ -198,7 +198,7 @@ pub(crate) fn publish(
 /// Returns whether a file existed and was deleted. Inode numbers are not reused.
 fn is_deleted(db: &Connection, inode: Inode) -> Result<bool, Fault> {
     let mut known = db.prepare_cached("SELECT 1 FROM version WHERE ino = ?1")?;
-    Ok(Vnode::find(db, inode.0)?.is_none() && known.exists([inode.0.cast_signed()])?)
+    Ok(InodeRecord::find(db, inode.0)?.is_none() && known.exists([inode.0.cast_signed()])?)
 }
 
 /// Schedules the removal, at time `at`, of a version of a file with all names of the file.
@@ -223,7 +223,7 @@ fn record(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
     let Operation::Analyse(analysis) = &label.operation else {
         return Ok(());
     };
-    // The parts of a task's components have such names.
+    // The parts of a task's instances have such names.
     let perhaps = analysis
         .inputs
         .iter()
@@ -232,10 +232,10 @@ fn record(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
         return joins::record(db, publishing.task);
     }
     record_inputs(db, publishing.task, &analysis.inputs)?;
-    results::remember(db, publishing, &label, analysis)
+    results::cache(db, publishing, &label, analysis)
 }
 
-fn record_inputs(db: &Connection, task: TaskId, inputs: &[Input]) -> Result<(), Fault> {
+fn record_inputs(db: &Connection, task: TaskId, inputs: &[LabelInput]) -> Result<(), Fault> {
     let mut statement =
         db.prepare_cached("INSERT OR REPLACE INTO task_input VALUES (?1, ?2, ?3, ?4, ?5)")?;
     for (seq, input) in (0_u32..).zip(inputs) {
@@ -257,7 +257,7 @@ impl Tx<'_> {
         &mut self,
         of: &Publishing,
         directory: &OutputSpec,
-        files: &mut Files,
+        files: &mut OutputFiles,
     ) -> Result<Option<String>, Fault> {
         if let Some(reason) = directory_obstacle(self, &of.anchors, &directory.path, of.replace)? {
             let path = format!("{}.job{}", directory.path, of.job);
@@ -276,7 +276,7 @@ impl Tx<'_> {
     }
 
     /// Fails unless the caller may write a file that its job replaces.
-    fn check_replaced(&self, vnode: &Vnode, path: &str) -> Result<(), Fault> {
+    fn check_replaced(&self, vnode: &InodeRecord, path: &str) -> Result<(), Fault> {
         if vnode.nlink == 0 {
             return Ok(());
         }
@@ -286,7 +286,7 @@ impl Tx<'_> {
 
     /// Returns whether an output would replace a file that the job's owner may no longer write.
     fn may_not_replace(&self, task: TaskId, output: &OutputSpec) -> Result<bool, Fault> {
-        let Some(vnode) = Vnode::find(self.db, output.inode.0)? else {
+        let Some(vnode) = InodeRecord::find(self.db, output.inode.0)? else {
             return Ok(false);
         };
         match self.check_replaced(&vnode, &output.path) {
@@ -304,7 +304,7 @@ impl Tx<'_> {
         output: &OutputSpec,
         placed: &Placed,
     ) -> Result<Option<String>, Fault> {
-        if let Some(vnode) = Vnode::find(self.db, output.inode.0)? {
+        if let Some(vnode) = InodeRecord::find(self.db, output.inode.0)? {
             return self.publish_again(of, vnode, placed).map(|()| None);
         }
         let mut vnode = self.output_vnode(of.owner, output, placed)?;
@@ -312,8 +312,8 @@ impl Tx<'_> {
             // The file was removed after the first run and stays removed; only the job reads the new output.
             return self.keep_unnamed(vnode, of).map(|()| None);
         }
-        let told = match self.name_output(of, output, &mut vnode) {
-            Ok(told) => told,
+        let reported = match self.name_output(of, output, &mut vnode) {
+            Ok(reported) => reported,
             Err(fault) if fault.of_database() => return Err(fault),
             Err(fault) => {
                 let lost = self.name_lost(of, &mut vnode)?;
@@ -321,14 +321,14 @@ impl Tx<'_> {
                 Some(format!("output {} is {lost}: {fault}", output.path))
             }
         };
-        if let Some(told) = &told {
-            tracing::warn!(job = %of.job, "{told}");
+        if let Some(reported) = &reported {
+            tracing::warn!(job = %of.job, "{reported}");
         }
-        if Vnode::find(self.db, vnode.ino)?.is_some() {
+        if InodeRecord::find(self.db, vnode.ino)?.is_some() {
             self.record_version(&vnode, of.owner.uid, of.task.0)?;
             self.changes.push(Change::Sealed(vnode.ino));
         }
-        Ok(told)
+        Ok(reported)
     }
 
     /// Publishes into an existing file. The task ran again because its first outputs were lost: a file that still has one of them
@@ -336,7 +336,7 @@ impl Tx<'_> {
     fn publish_again(
         &mut self,
         of: &Publishing,
-        mut vnode: Vnode,
+        mut vnode: InodeRecord,
         placed: &Placed,
     ) -> Result<(), Fault> {
         if vnode.object == placed.object.0 {
@@ -369,13 +369,13 @@ impl Tx<'_> {
     }
 
     /// Records an output that is no version of a file, and schedules its removal for when its job no longer needs it.
-    fn keep_unnamed(&self, mut vnode: Vnode, of: &Publishing) -> Result<(), Fault> {
+    fn keep_unnamed(&self, mut vnode: InodeRecord, of: &Publishing) -> Result<(), Fault> {
         vnode.version = 0;
         self.record_version(&vnode, of.owner.uid, of.task.0)?;
         self.drop_object(vnode.object, vnode.node)
     }
 
-    fn fill(&self, vnode: &mut Vnode, placed: &Placed) -> Result<(), Fault> {
+    fn fill(&self, vnode: &mut InodeRecord, placed: &Placed) -> Result<(), Fault> {
         let parted = self.shared.parts() && parts::parts(self.db, placed.object.0)?.is_some();
         vnode.object = placed.object.0;
         vnode.node = match parted {
@@ -393,8 +393,8 @@ impl Tx<'_> {
         owner: Owner,
         output: &OutputSpec,
         placed: &Placed,
-    ) -> Result<Vnode, Fault> {
-        let mut vnode = Vnode {
+    ) -> Result<InodeRecord, Fault> {
+        let mut vnode = InodeRecord {
             ino: output.inode.0,
             kind: Kind::File,
             mode: OUTPUT_MODE,
@@ -422,7 +422,7 @@ impl Tx<'_> {
         &mut self,
         of: &Publishing,
         output: &OutputSpec,
-        vnode: &mut Vnode,
+        vnode: &mut InodeRecord,
     ) -> Result<Option<String>, Fault> {
         let (way, found) = self.output_way(&of.anchors, &output.path)?;
         let directory = self.make_missing(way, (of.owner.uid, of.owner.gid))?;
@@ -440,10 +440,15 @@ impl Tx<'_> {
         )))
     }
 
-    fn name_in(&mut self, directory: Vnode, name: &str, vnode: &mut Vnode) -> Result<(), Fault> {
+    fn name_in(
+        &mut self,
+        directory: InodeRecord,
+        name: &str,
+        vnode: &mut InodeRecord,
+    ) -> Result<(), Fault> {
         check_name(name.as_bytes())?;
         let directory = self.writable_dir(directory.ino, name.as_bytes())?;
-        if Vnode::child(self.db, directory.ino, name.as_bytes())?.is_some() {
+        if InodeRecord::child(self.db, directory.ino, name.as_bytes())?.is_some() {
             return Err(Fault::Exists(name.into()));
         }
         let gid = vnode.gid;
@@ -462,7 +467,11 @@ impl Tx<'_> {
 
     /// Names an output that can't be where its job wants it: in root's `/lost+found`, or in the root directory if another object has
     /// that name. Returns its path; `None` if the output is not kept.
-    fn name_lost(&mut self, of: &Publishing, vnode: &mut Vnode) -> Result<Option<String>, Fault> {
+    fn name_lost(
+        &mut self,
+        of: &Publishing,
+        vnode: &mut InodeRecord,
+    ) -> Result<Option<String>, Fault> {
         let root = Caller::root();
         let mut tx = Tx::new(self.db, self.shared, &root, 0, self.now);
         let named = tx.name_as_lost(of, vnode);
@@ -477,11 +486,11 @@ impl Tx<'_> {
         }
     }
 
-    fn name_as_lost(&mut self, of: &Publishing, vnode: &mut Vnode) -> Result<String, Fault> {
-        let top = Vnode::get(self.db, Inode::ROOT.0)?;
-        let lost = match Vnode::child(self.db, top.ino, LOST.as_bytes())? {
+    fn name_as_lost(&mut self, of: &Publishing, vnode: &mut InodeRecord) -> Result<String, Fault> {
+        let top = InodeRecord::get(self.db, Inode::ROOT.0)?;
+        let lost = match InodeRecord::child(self.db, top.ino, LOST.as_bytes())? {
             None => {
-                let way = Way {
+                let way = ExistingPath {
                     vnode: top.clone(),
                     missing: vec![LOST.into()],
                 };
@@ -506,7 +515,7 @@ impl Tx<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::way::{self, Links};
+    use crate::jobs::output_paths::{self, Links};
     use crate::names::SqliteNames;
     use tidemill_core::id::NodeId;
     use tidemill_wire::v1;
@@ -515,12 +524,12 @@ mod tests {
     const OTHER: u32 = 1002;
 
     /// A cluster with a public directory of user 1001, a private directory of user 1002 and a directory for all.
-    struct Cluster {
+    struct PublishCluster {
         names: SqliteNames,
         _directory: tempfile::TempDir,
     }
 
-    impl Cluster {
+    impl PublishCluster {
         fn new() -> Self {
             let directory = tempfile::tempdir().unwrap();
             let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
@@ -570,7 +579,7 @@ mod tests {
             self.make(path, Kind::Symlink, (uid, 0o777), target);
         }
 
-        fn vnode(&self, path: &str) -> Option<Vnode> {
+        fn vnode(&self, path: &str) -> Option<InodeRecord> {
             let path = path.to_owned();
             self.within(move |tx| Ok(tx.resolve(path.as_bytes(), false).ok()))
         }
@@ -609,7 +618,7 @@ mod tests {
             let anchors = self.within(move |tx| {
                 let caller = caller(owner, &[]);
                 let tx = Tx::new(tx.db, tx.shared, &caller, 0, 1);
-                way::anchors(&tx, std::iter::once(output.as_str()), links)
+                output_paths::anchors(&tx, std::iter::once(output.as_str()), links)
             });
             let reserved = |kind: &'static str| self.within(move |tx| ids::reserve(tx.db, kind, 1));
             let output = OutputSpec {
@@ -669,7 +678,7 @@ mod tests {
     #[test]
     fn output_stays_in_its_directory_if_link_takes_its_place() {
         for (uid, directory) in [(ONE, "/one"), (OTHER, "/shared")] {
-            let cluster = Cluster::new();
+            let cluster = PublishCluster::new();
             let job = cluster.submitted(uid, &format!("{directory}/out/sub/f"), Links::All);
             assert_eq!(cluster.obstacle(&job), None);
             cluster.rename(&format!("{directory}/out"), &format!("{directory}/old"));
@@ -686,15 +695,18 @@ mod tests {
     fn output_goes_to_lost_found_if_its_directory_is_removed() {
         // The link of user 1001 leads to a directory that user 1001 may not write, and user 1002 may write.
         for (uid, directory) in [(ONE, "/one"), (OTHER, "/shared")] {
-            let cluster = Cluster::new();
+            let cluster = PublishCluster::new();
             let job = cluster.submitted(uid, &format!("{directory}/out/sub/f"), Links::All);
             cluster.remove_directory(&format!("{directory}/out"));
             cluster.link(&format!("{directory}/out"), ONE, "/other");
             let seen = cluster.obstacle(&job).unwrap();
             assert!(seen.contains("can't be made"), "{seen}");
-            let told = cluster.end(&job);
+            let reported = cluster.end(&job);
             let ino = job.outputs[0].0.inode.0;
-            assert!(told.contains(&format!("in /lost+found/{ino}")), "{told}");
+            assert!(
+                reported.contains(&format!("in /lost+found/{ino}")),
+                "{reported}"
+            );
             let named = cluster.vnode(&format!("/lost+found/{ino}")).unwrap();
             assert_eq!(named.uid, uid);
             assert_eq!(cluster.vnode("/lost+found").unwrap().uid, 0);
@@ -704,21 +716,21 @@ mod tests {
 
     #[test]
     fn output_goes_to_lost_found_if_write_permission_is_lost() {
-        let cluster = Cluster::new();
+        let cluster = PublishCluster::new();
         let job = cluster.submitted(OTHER, "/shared/out/f", Links::All);
         cluster.chmod("/shared/out", 0o755);
         // An object with that name that is not a directory of root is not used.
         cluster.make("/lost+found", Kind::File, (ONE, 0o666), "");
-        let told = cluster.end(&job);
+        let reported = cluster.end(&job);
         let lost = format!("/lost+found.{}", job.outputs[0].0.inode.0);
-        assert!(told.contains(&lost), "{told}");
+        assert!(reported.contains(&lost), "{reported}");
         assert_eq!(cluster.vnode(&lost).unwrap().uid, OTHER);
         assert!(cluster.is_empty("/shared/out"));
     }
 
     #[test]
     fn link_followed_at_submission_still_works_at_publication() {
-        let cluster = Cluster::new();
+        let cluster = PublishCluster::new();
         cluster.directory("/other/results", OTHER, 0o755);
         cluster.link("/shared/results", ONE, "/other/results");
         let path = "/shared/results/new/f";
@@ -729,7 +741,7 @@ mod tests {
         );
         assert!(cluster.vnode("/other/results/new/f").is_some());
 
-        // A rule fires long after its user wrote it.
+        // A rule is triggered long after its user wrote it.
         let rule = cluster.submitted(OTHER, path, Links::Own);
         assert!(rule.anchors.is_empty());
         assert!(cluster.obstacle(&rule).unwrap().contains("symbolic link"));
@@ -744,7 +756,7 @@ mod tests {
 
     #[test]
     fn output_with_taken_name_gets_suffix_in_same_directory() {
-        let cluster = Cluster::new();
+        let cluster = PublishCluster::new();
         let job = cluster.submitted(ONE, "/one/out/f", Links::All);
         cluster.make("/one/out/f", Kind::File, (ONE, 0o644), "");
         assert!(cluster.end(&job).contains("f.job7"));
@@ -754,7 +766,7 @@ mod tests {
 
     #[test]
     fn output_does_not_replace_file_without_write_permission() {
-        let cluster = Cluster::new();
+        let cluster = PublishCluster::new();
         let file = cluster.make("/shared/out/f", Kind::File, (ONE, 0o666), "");
         let mut job = cluster.submitted(OTHER, "/shared/out/f", Links::All);
         job.replace = true;

@@ -24,34 +24,34 @@ use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
 use tidemill_core::directory::{is_directory, outputs_of};
 use tidemill_core::id::{LabelId, NodeId, ObjectId};
-use tidemill_core::label::{Analysis, Input, Kernel, Label, Operation};
+use tidemill_core::label::{Analysis, Kernel, Label, LabelInput, Operation};
 use tidemill_core::layout::Selection;
 use tidemill_core::object::Placed;
-use tidemill_core::surroundings::Surroundings;
+use tidemill_core::runtime_environment::RuntimeEnvironment;
 use tidemill_wire::v1;
 
 /// Key of a result.
-type Key = [u8; blake3::OUT_LEN];
+type ResultKey = [u8; blake3::OUT_LEN];
 
 /// Maximum number of results of one shape that are examined.
 const RESULTS_MAX: u32 = 8;
 
 /// Properties that distinguish two results.
 #[derive(Debug)]
-struct Identity<'a> {
+struct ResultIdentity<'a> {
     uid: u32,
     kernel: &'a Kernel,
     args: &'a [String],
     stdin: Option<&'a str>,
     stdout: Option<&'a str>,
-    surroundings: &'a Surroundings,
-    inputs: Vec<Read<'a>>,
+    runtime_environment: &'a RuntimeEnvironment,
+    inputs: Vec<InputRead<'a>>,
     outputs: Vec<&'a str>,
 }
 
 /// One input.
 #[derive(Debug)]
-struct Read<'a> {
+struct InputRead<'a> {
     name: &'a str,
     /// First object with the input's content.
     first: u64,
@@ -60,27 +60,27 @@ struct Read<'a> {
     selection: &'a Selection,
 }
 
-impl Identity<'_> {
+impl ResultIdentity<'_> {
     /// Returns the inputs that are not code.
-    fn data(&self) -> impl Iterator<Item = &Read<'_>> {
+    fn data(&self) -> impl Iterator<Item = &InputRead<'_>> {
         let data = self.inputs.iter();
         data.filter(|input| !self.kernel.is_in(input.name))
     }
 
     /// Returns the key; `None` if the task reads only code.
-    fn key(&self) -> Option<Key> {
+    fn key(&self) -> Option<ResultKey> {
         self.digest(|input| Some(input.first))
     }
 
     /// Returns the key with the sizes of data in place of objects. Returns `None` also if a size is unknown.
-    fn shape(&self) -> Option<Key> {
+    fn shape(&self) -> Option<ResultKey> {
         // Code and selections of bytes are only identified by their objects.
         let is_fixed =
-            |input: &Read<'_>| self.kernel.is_in(input.name) || !input.selection.is_whole();
+            |input: &InputRead<'_>| self.kernel.is_in(input.name) || !input.selection.is_whole();
         self.digest(|input| Some(input.first).filter(|_| is_fixed(input)).or(input.size))
     }
 
-    fn digest(&self, of: impl Fn(&Read<'_>) -> Option<u64>) -> Option<Key> {
+    fn digest(&self, of: impl Fn(&InputRead<'_>) -> Option<u64>) -> Option<ResultKey> {
         self.data().next()?;
         let mut key = Digest::default();
         key.number(u64::from(self.uid));
@@ -94,7 +94,7 @@ impl Identity<'_> {
             key.number(of(input)?);
         }
         key.texts(self.outputs.iter().copied());
-        key.surroundings(self.surroundings);
+        key.runtime_environment(self.runtime_environment);
         let whole = key.0.finalize();
         if self.inputs.iter().all(|input| input.selection.is_whole()) {
             return Some(whole.into());
@@ -130,16 +130,16 @@ impl Digest {
         texts.into_iter().for_each(|text| self.text(text));
     }
 
-    /// Adds nothing for the default surroundings, so that results that were cached before surroundings existed are found.
-    fn surroundings(&mut self, surroundings: &Surroundings) {
-        if surroundings.is_empty() {
+    /// Adds nothing for the default runtime environment, so that results that were cached before runtime environments existed are found.
+    fn runtime_environment(&mut self, runtime_environment: &RuntimeEnvironment) {
+        if runtime_environment.is_empty() {
             return;
         }
-        let Surroundings {
+        let RuntimeEnvironment {
             environment,
             path,
             directories,
-        } = surroundings;
+        } = runtime_environment;
         self.texts(environment.keys().map(String::as_str));
         self.texts(environment.values().map(String::as_str));
         self.texts(path.iter().map(String::as_str));
@@ -149,9 +149,9 @@ impl Digest {
     fn kernel(&mut self, kernel: &Kernel) {
         self.text(super::spec::kind(kernel));
         match kernel {
-            Kernel::Stack(stack) => {
-                self.number(stack.stages.len() as u64);
-                for stage in &stack.stages {
+            Kernel::Pipeline(pipeline) => {
+                self.number(pipeline.stages.len() as u64);
+                for stage in &pipeline.stages {
                     self.kernel(&stage.kernel);
                     self.texts(stage.args.iter().map(String::as_str));
                 }
@@ -185,12 +185,12 @@ pub(super) fn recall(
     label: &Label,
     presumed: &mut Presumed,
     up: &dyn Fn(NodeId) -> bool,
-) -> Result<Option<v1::Remembered>, Fault> {
+) -> Result<Option<v1::CachedResult>, Fault> {
     let Operation::Analyse(analysis) = &label.operation else {
         return Ok(None);
     };
     // Such a task may read further inputs, which are unknown.
-    if analysis.surroundings.reads_all() || analysis.surroundings.is_ranked() {
+    if analysis.runtime_environment.reads_all() || analysis.runtime_environment.is_ranked() {
         return Ok(None);
     }
     let mut if_reused = Vec::new();
@@ -200,7 +200,7 @@ pub(super) fn recall(
         // Equal bytes in another file may belong to other parts of that file.
         let known = known.filter(|_| input.selection.of_part().is_none());
         if_reused.extend(known.and_then(|known| known.condition).map(|label| label.0));
-        inputs.push(Read {
+        inputs.push(InputRead {
             name: &input.name,
             first: known.map_or_else(|| first_of(db, input), |known| Ok(known.first))?,
             size: known.and_then(|known| known.size).or(Some(input.size)),
@@ -234,7 +234,7 @@ pub(super) fn recall(
         size: placed.size,
         ..v1::Input::default()
     });
-    Ok(Some(v1::Remembered {
+    Ok(Some(v1::CachedResult {
         task: found.result.task.cast_unsigned(),
         kernel_hash: found.result.kernel_hash,
         outputs: outputs.collect(),
@@ -243,14 +243,18 @@ pub(super) fn recall(
     }))
 }
 
-fn of_label<'a>(label: &Label, analysis: &'a Analysis, inputs: Vec<Read<'a>>) -> Identity<'a> {
-    Identity {
+fn of_label<'a>(
+    label: &Label,
+    analysis: &'a Analysis,
+    inputs: Vec<InputRead<'a>>,
+) -> ResultIdentity<'a> {
+    ResultIdentity {
         uid: label.owner.uid,
         kernel: &analysis.kernel,
         args: &analysis.args,
         stdin: analysis.stdin.as_deref(),
         stdout: analysis.stdout.as_deref(),
-        surroundings: &analysis.surroundings,
+        runtime_environment: &analysis.runtime_environment,
         inputs,
         outputs: analysis.outputs.iter().map(|o| o.name.as_str()).collect(),
     }
@@ -268,7 +272,7 @@ fn first(db: &Connection, object: u64) -> Result<u64, Fault> {
 
 /// Returns the first object with the content of an input. An input that is a part of a file is always its own first object, because
 /// other files may have other parts.
-fn first_of(db: &Connection, input: &Input) -> Result<u64, Fault> {
+fn first_of(db: &Connection, input: &LabelInput) -> Result<u64, Fault> {
     match input.selection.of_part() {
         Some(_) => Ok(input.object.0),
         None => first(db, input.object.0),
@@ -313,7 +317,7 @@ fn put_same(db: &Connection, object: u64, first: u64) -> Result<(), Fault> {
 
 /// A task with a cached result.
 #[derive(Debug)]
-struct Made {
+struct CachedTask {
     task: i64,
     /// Hash of the task's code.
     kernel_hash: String,
@@ -321,8 +325,8 @@ struct Made {
 
 /// An available result.
 #[derive(Debug)]
-struct Found {
-    result: Made,
+struct AvailableResult {
+    result: CachedTask,
     /// Files of the result, and the index of the output that each belongs to.
     outputs: Vec<(String, Placed)>,
     owners: Vec<usize>,
@@ -333,9 +337,9 @@ struct Found {
 /// Returns the result of a task with equal inputs, or with inputs that may turn out to be equal.
 fn find(
     db: &Connection,
-    identity: &Identity<'_>,
+    identity: &ResultIdentity<'_>,
     up: &dyn Fn(NodeId) -> bool,
-) -> Result<Option<Found>, Fault> {
+) -> Result<Option<AvailableResult>, Fault> {
     for (column, value) in [("key", identity.key()), ("shape", identity.shape())] {
         let Some(value) = value else { continue };
         for result in made(db, column, &value)? {
@@ -351,7 +355,7 @@ fn find(
             if let Some(owners) = owners
                 && outputs.iter().all(|(_, placed)| up(placed.node))
             {
-                return Ok(Some(Found {
+                return Ok(Some(AvailableResult {
                     result,
                     outputs,
                     owners,
@@ -374,14 +378,14 @@ fn readable(db: &Connection, placed: Placed, up: &dyn Fn(NodeId) -> bool) -> Res
 }
 
 /// Returns the newest results with this key or shape.
-fn made(db: &Connection, column: &str, value: &Key) -> Result<Vec<Made>, Fault> {
+fn made(db: &Connection, column: &str, value: &ResultKey) -> Result<Vec<CachedTask>, Fault> {
     let sql = format!(
         "SELECT result.task, kernel_hash FROM result JOIN task ON task.task = result.task \
          WHERE {column} = ?1 ORDER BY result.task DESC LIMIT {RESULTS_MAX}"
     );
     let mut statement = db.prepare_cached(&sql)?;
     let rows = statement.query_map([value.as_slice()], |row| {
-        Ok(Made {
+        Ok(CachedTask {
             task: row.get(0)?,
             kernel_hash: row.get(1)?,
         })
@@ -393,8 +397,8 @@ fn made(db: &Connection, column: &str, value: &Key) -> Result<Vec<Made>, Fault> 
 /// equal, and an empty list if all are. Returns `None` if the inputs differ, or can't be compared.
 fn missing(
     db: &Connection,
-    identity: &Identity<'_>,
-    result: &Made,
+    identity: &ResultIdentity<'_>,
+    result: &CachedTask,
 ) -> Result<Option<Vec<String>>, Fault> {
     let sql = "SELECT object FROM task_input WHERE task = ?1 ORDER BY seq";
     let mut statement = db.prepare_cached(sql)?;
@@ -433,7 +437,7 @@ fn missing(
 }
 
 /// Returns the files of a result with their names; empty if a file no longer exists.
-fn outputs(db: &Connection, result: &Made) -> Result<Vec<(String, Placed)>, Fault> {
+fn outputs(db: &Connection, result: &CachedTask) -> Result<Vec<(String, Placed)>, Fault> {
     let sql = "SELECT output.object, coalesce(version.node, 0), coalesce(version.size, 0), \
                coalesce(version.removed, 1), name FROM task_output AS output LEFT JOIN version ON version.object = output.object WHERE output.task = ?1 ORDER BY seq";
     let mut statement = db.prepare_cached(sql)?;
@@ -452,7 +456,7 @@ fn outputs(db: &Connection, result: &Made) -> Result<Vec<(String, Placed)>, Faul
 }
 
 /// Caches the result of a successful task for the inputs of its label, in the transaction that names the outputs.
-pub(super) fn remember(
+pub(super) fn cache(
     db: &Connection,
     publishing: &Publishing,
     label: &Label,
@@ -469,7 +473,7 @@ pub(super) fn remember(
     }
     let mut inputs = Vec::with_capacity(analysis.inputs.len());
     for input in &analysis.inputs {
-        inputs.push(Read {
+        inputs.push(InputRead {
             name: &input.name,
             first: first_of(db, input)?,
             size: size(db, input.object.0)?,
@@ -486,7 +490,7 @@ pub(super) fn remember(
     }
     // Without all hashes the content can't be recognised, and no data is read to try.
     let shape = identity.shape().filter(|_| hashed);
-    let shape = shape.as_ref().map(Key::as_slice);
+    let shape = shape.as_ref().map(ResultKey::as_slice);
     let task = publishing.task.0.cast_signed();
     db.prepare_cached("INSERT OR REPLACE INTO result VALUES (?1, ?2, ?3)")?
         .execute(params![key.as_slice(), task, shape])?;
@@ -508,7 +512,7 @@ mod tests {
 
     const ONE: &str = "one";
 
-    static NONE: Surroundings = Surroundings {
+    static NONE: RuntimeEnvironment = RuntimeEnvironment {
         environment: std::collections::BTreeMap::new(),
         path: Vec::new(),
         directories: Vec::new(),
@@ -520,20 +524,20 @@ mod tests {
         (directory, db)
     }
 
-    fn identity<'a>(kernel: &'a Kernel, code: u64, data: (u64, u64)) -> Identity<'a> {
-        let read = |name, first, size| Read {
+    fn identity<'a>(kernel: &'a Kernel, code: u64, data: (u64, u64)) -> ResultIdentity<'a> {
+        let read = |name, first, size| InputRead {
             name,
             first,
             size,
             selection: &Selection::WHOLE,
         };
-        Identity {
+        ResultIdentity {
             uid: 1,
             kernel,
             args: &[],
             stdin: None,
             stdout: None,
-            surroundings: &NONE,
+            runtime_environment: &NONE,
             inputs: vec![
                 read("code", code, Some(1)),
                 read("data", data.0, Some(data.1)),
@@ -558,11 +562,11 @@ mod tests {
         assert_eq!((unknown.shape(), unknown.key()), (None, one.key()));
         unknown.inputs.pop();
         assert_eq!(unknown.key(), None);
-        let other = |change: fn(&mut Surroundings)| {
-            let mut surroundings = Surroundings::default();
-            change(&mut surroundings);
-            let identity = Identity {
-                surroundings: &surroundings,
+        let other = |change: fn(&mut RuntimeEnvironment)| {
+            let mut runtime_environment = RuntimeEnvironment::default();
+            change(&mut runtime_environment);
+            let identity = ResultIdentity {
+                runtime_environment: &runtime_environment,
                 ..of(1, (2, 100))
             };
             identity.key()
@@ -598,7 +602,7 @@ mod tests {
             identity.inputs[1].selection = selection;
             (identity.key().unwrap(), identity.shape().unwrap())
         };
-        let known: std::collections::BTreeSet<Key> = selections
+        let known: std::collections::BTreeSet<ResultKey> = selections
             .iter()
             .flat_map(|selection| {
                 let (key, shape) = of(selection, (2, 100));
@@ -615,11 +619,11 @@ mod tests {
         db.execute_batch(sql).unwrap();
         learn(&db, 2, ONE).unwrap();
         learn(&db, 3, ONE).unwrap();
-        let result = Made {
+        let result = CachedTask {
             task: 1,
             kernel_hash: String::new(),
         };
-        let input = |selection: &Selection, object| Input {
+        let input = |selection: &Selection, object| LabelInput {
             name: "data".into(),
             object: ObjectId(object),
             node: NodeId(0),
@@ -664,7 +668,7 @@ mod tests {
     fn result_of_unknown_input_requires_matching_hash() {
         let (_directory, db) = database();
         let kernel = Kernel::Builtin("max".into());
-        let result = Made {
+        let result = CachedTask {
             task: 1,
             kernel_hash: String::new(),
         };

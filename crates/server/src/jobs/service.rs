@@ -1,22 +1,22 @@
 //! The gRPC service of jobs. It sends accepted jobs to the driver (next: `server/src/jobs/driver.rs`).
 
-use super::asked::{Asks, Programs};
 use super::driver::Signals;
-use super::submit::{Refused, Submission, Waits, dry_run, submit};
-use super::view::Wanted;
-use super::way::Links;
-use super::{Incoming, finished, plan, trace, view};
+use super::mapper_jobs::{Asks, ProgramMappers};
+use super::output_paths::Links;
+use super::submit::{AwaitedInputs, JobRefusal, Submission, dry_run, submit};
+use super::view::JobFilter;
+use super::{DriverMessage, finished, plan, trace, view};
 use crate::access::Access;
 use crate::cluster::Cluster;
+use crate::lease_recall::LeaseRecalls;
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
-use crate::recall::Recalls;
 use futures_util::Stream;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tidemill_client::turns::{Busy, Turns};
+use tidemill_client::concurrency_limit::{Busy, UserPermits};
 use tidemill_core::id::JobId;
 use tidemill_wire::convert::state_name;
 use tidemill_wire::v1::{self, State};
@@ -39,17 +39,17 @@ const JOBS_MAX: u32 = 10_000;
 #[derive(Clone, Debug)]
 pub(crate) struct JobService {
     pub(crate) names: Arc<SqliteNames>,
-    pub(crate) recalls: Recalls,
+    pub(crate) lease_recalls: LeaseRecalls,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) access: Arc<Access>,
-    pub(crate) driver: std::sync::mpsc::Sender<Incoming>,
+    pub(crate) driver: std::sync::mpsc::Sender<DriverMessage>,
     pub(crate) signals: Signals,
     /// Processes a user's scripts one after the other: each may keep a processor busy for a while.
-    pub(crate) submissions: Arc<Turns>,
+    pub(crate) submissions: Arc<UserPermits>,
 }
 
 impl JobService {
-    fn tell(&self, message: Incoming) -> Result<(), Status> {
+    fn tell(&self, message: DriverMessage) -> Result<(), Status> {
         self.driver
             .send(message)
             .map_err(|_| refused(&Fault::Closed))
@@ -60,10 +60,10 @@ impl JobService {
         if self.names.shared().low.load(Ordering::Relaxed) {
             return Err(refused(&Fault::Low));
         }
-        match submit(&self.names, &self.recalls, &self.cluster, submission).await {
+        match submit(&self.names, &self.lease_recalls, &self.cluster, submission).await {
             Ok((accepted, waits)) => {
                 let job = accepted.spec.job.0;
-                self.tell(Incoming::Submitted(Box::new(accepted)))?;
+                self.tell(DriverMessage::Submitted(Box::new(accepted)))?;
                 Ok(replied(job, waits))
             }
             Err(why) => not_accepted(why),
@@ -72,14 +72,15 @@ impl JobService {
 
     /// Checks a job as [`Self::accept`] does, and changes nothing.
     async fn plan(&self, submission: Submission) -> Result<v1::SubmitReply, Status> {
-        let read = match dry_run(&self.names, &self.recalls, &self.cluster, submission).await {
+        let read = match dry_run(&self.names, &self.lease_recalls, &self.cluster, submission).await
+        {
             Ok(read) => read,
             Err(why) => return not_accepted(why),
         };
         let (answer, answered) = tokio::sync::oneshot::channel();
-        self.tell(Incoming::Plan(Box::new(read.accepted.clone()), answer))?;
-        let sight = tokio::time::timeout(PLAN_WAIT, answered).await;
-        let sight = sight.ok().and_then(Result::ok).ok_or_else(|| {
+        self.tell(DriverMessage::Plan(Box::new(read.accepted.clone()), answer))?;
+        let cluster_view = tokio::time::timeout(PLAN_WAIT, answered).await;
+        let cluster_view = cluster_view.ok().and_then(Result::ok).ok_or_else(|| {
             Status::unavailable("the server has too much to do to plan a job; try again")
         })?;
         let up = self.cluster.up();
@@ -88,7 +89,7 @@ impl JobService {
         let plan = move || {
             let planned = names
                 .database()
-                .read(|db| plan::planned(db, &read, sight, &up));
+                .read(|db| plan::planned(db, &read, cluster_view, &up));
             let mut reply = replied(0, read.waits);
             reply.planned = Some(planned?);
             Ok(reply)
@@ -137,7 +138,7 @@ impl JobService {
     }
 }
 
-fn replied(job: u64, (awaited, total): Waits) -> v1::SubmitReply {
+fn replied(job: u64, (awaited, total): AwaitedInputs) -> v1::SubmitReply {
     let awaited = awaited.into_iter().map(|one| v1::AwaitedInput {
         path: one.path,
         task: one.task,
@@ -152,9 +153,9 @@ fn replied(job: u64, (awaited, total): Waits) -> v1::SubmitReply {
     }
 }
 
-fn not_accepted(why: Refused) -> Result<v1::SubmitReply, Status> {
+fn not_accepted(why: JobRefusal) -> Result<v1::SubmitReply, Status> {
     match why {
-        Refused::Script(errors) | Refused::Claimed(errors) => {
+        JobRefusal::Script(errors) | JobRefusal::Claimed(errors) => {
             let lines = errors.iter().flat_map(|text| text.lines());
             let errors = lines.map(str::to_owned).collect();
             Ok(v1::SubmitReply {
@@ -162,8 +163,8 @@ fn not_accepted(why: Refused) -> Result<v1::SubmitReply, Status> {
                 ..v1::SubmitReply::default()
             })
         }
-        Refused::Known(job) => Ok(replied(job.0, Waits::default())),
-        Refused::Fault(fault) => Err(refused(&fault)),
+        JobRefusal::Known(job) => Ok(replied(job.0, AwaitedInputs::default())),
+        JobRefusal::Fault(fault) => Err(refused(&fault)),
     }
 }
 
@@ -235,7 +236,7 @@ impl v1::jobs_server::Jobs for JobService {
         };
         let submission = Submission {
             bounded,
-            programs: Programs::Run(asks),
+            programs: ProgramMappers::Run(asks),
             links: Links::All,
             caller,
             script,
@@ -280,7 +281,7 @@ impl v1::jobs_server::Jobs for JobService {
             ));
         }
         let limit = if limit == 0 { JOBS_MAX } else { limit };
-        let wanted = Wanted {
+        let wanted = JobFilter {
             uid: (!everyone).then_some(caller.uid),
             limit: limit.min(JOBS_MAX),
             states,
@@ -398,7 +399,7 @@ impl v1::jobs_server::Jobs for JobService {
             .await?;
         let mut changes = self.signals.changes.subscribe();
         if !ended(&job) {
-            self.tell(Incoming::Cancel(JobId(job.job)))?;
+            self.tell(DriverMessage::Cancel(JobId(job.job)))?;
         }
         while !ended(&job) {
             changes

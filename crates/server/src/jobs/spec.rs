@@ -1,16 +1,16 @@
 //! The stored form of a task: JSON in the column `task.spec`, described in `docs/formats-server.md`.
 
-use super::way::{Anchors, split};
+use super::output_paths::{Anchors, split};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidemill_core::directory;
-use tidemill_core::event::{Ended, InputSpec, Origin, OutputSpec, Share, TaskSpec};
+use tidemill_core::event::{InputSpec, Origin, OutputSpec, RecoveredState, TaskRole, TaskSpec};
 use tidemill_core::id::{Inode, NodeId, ObjectId, TaskId};
 use tidemill_core::job::Lifetime;
-use tidemill_core::label::{Kernel, Limits, Stack, Stage};
+use tidemill_core::label::{Kernel, Limits, Pipeline, Stage};
 use tidemill_core::object::Placed;
 use tidemill_core::resources::Needs;
-use tidemill_core::surroundings::Surroundings;
+use tidemill_core::runtime_environment::RuntimeEnvironment;
 use tidemill_core::time::Span;
 
 /// A task in its stored form.
@@ -20,7 +20,7 @@ pub(crate) struct StoredTask {
     pub(crate) kernel_kind: String,
     pub(crate) kernel: String,
     pub(crate) args: Vec<String>,
-    /// Kernels of a stack.
+    /// Kernels of a pipeline.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     stages: Vec<StoredStage>,
     pub(crate) inputs: Vec<StoredInput>,
@@ -43,21 +43,21 @@ pub(crate) struct StoredTask {
     /// Existing directories that its outputs are created in.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) anchors: Anchors,
-    #[serde(default, skip_serializing_if = "Surroundings::is_empty")]
-    #[serde(with = "StoredSurroundings")]
-    pub(crate) surroundings: Surroundings,
+    #[serde(default, skip_serializing_if = "RuntimeEnvironment::is_empty")]
+    #[serde(with = "StoredRuntimeEnvironment")]
+    pub(crate) runtime_environment: RuntimeEnvironment,
     /// Role of the task for the task in the script; the default is that task itself.
     #[serde(default, skip_serializing_if = "StoredShare::is_all")]
     pub(crate) share: StoredShare,
 }
 
-/// Stored form of `Share`.
+/// Stored form of `TaskRole`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StoredShare {
     #[default]
     All,
-    Component,
+    Instance,
     Join,
     Merge,
 }
@@ -70,8 +70,8 @@ impl StoredShare {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(remote = "Surroundings")]
-struct StoredSurroundings {
+#[serde(remote = "RuntimeEnvironment")]
+struct StoredRuntimeEnvironment {
     environment: BTreeMap<String, String>,
     path: Vec<String>,
     directories: Vec<String>,
@@ -108,7 +108,7 @@ struct StoredStage {
 enum StoredLifetime {
     Keep,
     Used,
-    Handed,
+    Intermediate,
     AfterNs(u64),
 }
 
@@ -122,7 +122,7 @@ pub(crate) struct StoredInput {
     pub(crate) selection: String,
     /// Whether the input may be streamed while it is made.
     #[serde(default, skip_serializing_if = "is_false")]
-    pub(crate) pipelined: bool,
+    pub(crate) streaming: bool,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -155,7 +155,7 @@ impl StoredTask {
         let anchors = directories
             .filter_map(|directory| Some((directory.to_owned(), *anchors.get(directory)?)));
         let stages = match &task.kernel {
-            Kernel::Stack(stack) => stack.stages.as_slice(),
+            Kernel::Pipeline(pipeline) => pipeline.stages.as_slice(),
             _ => &[],
         };
         let stage = |stage: &Stage| StoredStage {
@@ -184,16 +184,16 @@ impl StoredTask {
             lifetime: match lifetime {
                 Lifetime::Keep => StoredLifetime::Keep,
                 Lifetime::Used => StoredLifetime::Used,
-                Lifetime::Handed => StoredLifetime::Handed,
+                Lifetime::Intermediate => StoredLifetime::Intermediate,
                 Lifetime::After(span) => StoredLifetime::AfterNs(span.0),
             },
             anchors: anchors.collect(),
-            surroundings: task.surroundings.clone(),
+            runtime_environment: task.runtime_environment.clone(),
             share: match task.share {
-                Share::All => StoredShare::All,
-                Share::Component => StoredShare::Component,
-                Share::Join => StoredShare::Join,
-                Share::Merge => StoredShare::Merge,
+                TaskRole::All => StoredShare::All,
+                TaskRole::Instance => StoredShare::Instance,
+                TaskRole::Join => StoredShare::Join,
+                TaskRole::Merge => StoredShare::Merge,
             },
         }
     }
@@ -220,7 +220,7 @@ impl StoredTask {
             resources: BTreeMap::new(),
             lifetime: StoredLifetime::Keep,
             anchors: Anchors::new(),
-            surroundings: Surroundings::default(),
+            runtime_environment: RuntimeEnvironment::default(),
             share: StoredShare::All,
         }
     }
@@ -235,7 +235,7 @@ impl StoredTask {
         match self.lifetime {
             StoredLifetime::Keep => Lifetime::Keep,
             StoredLifetime::Used => Lifetime::Used,
-            StoredLifetime::Handed => Lifetime::Handed,
+            StoredLifetime::Intermediate => Lifetime::Intermediate,
             StoredLifetime::AfterNs(ns) => Lifetime::After(Span(ns)),
         }
     }
@@ -254,15 +254,15 @@ impl StoredTask {
         &self,
         task: TaskId,
         uid: u32,
-        ended: Option<Ended>,
+        ended: Option<RecoveredState>,
     ) -> Option<TaskSpec> {
-        let kernel = if self.kernel_kind == STACK {
+        let kernel = if self.kernel_kind == PIPELINE {
             let stages = self.stages.iter().map(|stage| {
                 let kernel = single(&stage.kernel_kind, &stage.kernel)?;
                 let args = stage.args.clone();
                 Some(Stage { kernel, args })
             });
-            Kernel::Stack(Box::new(Stack {
+            Kernel::Pipeline(Box::new(Pipeline {
                 text: self.kernel.clone(),
                 stages: stages.collect::<Option<_>>()?,
             }))
@@ -271,7 +271,7 @@ impl StoredTask {
         };
         Some(TaskSpec {
             needs: self.needs(),
-            programs: self.surroundings.wanted(&kernel),
+            programs: self.runtime_environment.wanted(&kernel),
             task,
             name: self.name.clone(),
             kernel,
@@ -292,20 +292,20 @@ impl StoredTask {
                 output_bytes: self.output_bytes_max,
                 cores: self.cores,
             },
-            surroundings: self.surroundings.clone(),
+            runtime_environment: self.runtime_environment.clone(),
             share: match self.share {
-                StoredShare::All => Share::All,
-                StoredShare::Component => Share::Component,
-                StoredShare::Join => Share::Join,
-                StoredShare::Merge => Share::Merge,
+                StoredShare::All => TaskRole::All,
+                StoredShare::Instance => TaskRole::Instance,
+                StoredShare::Join => TaskRole::Join,
+                StoredShare::Merge => TaskRole::Merge,
             },
             ended,
         })
     }
 }
 
-/// Kind of kernel for a stack.
-const STACK: &str = "stack";
+/// Kind of kernel for a pipeline.
+const PIPELINE: &str = "pipeline";
 
 pub(super) fn kind(kernel: &Kernel) -> &'static str {
     match kernel {
@@ -314,7 +314,7 @@ pub(super) fn kind(kernel: &Kernel) -> &'static str {
         Kernel::Wasm { .. } => "wasm",
         Kernel::Stored { .. } => "stored",
         Kernel::Program(_) => "program",
-        Kernel::Stack(_) => STACK,
+        Kernel::Pipeline(_) => PIPELINE,
     }
 }
 
@@ -348,7 +348,7 @@ fn input_to_store(input: &InputSpec) -> StoredInput {
         path: input.path.clone(),
         origin,
         selection: input.selection.to_string(),
-        pipelined: input.pipelined,
+        streaming: input.streaming,
     }
 }
 
@@ -373,7 +373,7 @@ fn input_from_store(input: &StoredInput, uid: u32) -> InputSpec {
         origin,
         // The selection was checked when it was written.
         selection: input.selection.parse().unwrap_or_default(),
-        pipelined: input.pipelined,
+        streaming: input.streaming,
     }
 }
 

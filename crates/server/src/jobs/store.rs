@@ -2,12 +2,12 @@
 
 use super::outbox;
 use super::spec::{SPEC, StoredOrigin, StoredTask};
-use super::{Accepted, awaited_key};
+use super::{SubmittedJob, awaited_key};
 use crate::names::Fault;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
 use tidemill_core::directory;
-use tidemill_core::event::{Ended, JobSpec, Origin, OutputSpec, TaskState};
+use tidemill_core::event::{JobSpec, Origin, OutputSpec, RecoveredState, TaskState};
 use tidemill_core::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Operation, Owner};
 use tidemill_core::object::Placed;
@@ -21,7 +21,7 @@ pub(crate) struct Heading {
     pub(crate) workdir: String,
     pub(crate) script: String,
     /// Submission id, if the submission has one.
-    pub(crate) once: Option<String>,
+    pub(crate) submission_id: Option<String>,
     pub(crate) submitted: i64,
 }
 
@@ -31,11 +31,17 @@ pub(crate) fn state_number(state: State) -> i32 {
 }
 
 /// Returns the job that a user has submitted with this submission id.
-pub(crate) fn known(db: &Connection, uid: u32, once: Option<&str>) -> Result<Option<JobId>, Fault> {
-    let Some(once) = once else { return Ok(None) };
-    let sql = "SELECT job FROM job WHERE uid = ?1 AND once = ?2";
+pub(crate) fn known(
+    db: &Connection,
+    uid: u32,
+    submission_id: Option<&str>,
+) -> Result<Option<JobId>, Fault> {
+    let Some(submission_id) = submission_id else {
+        return Ok(None);
+    };
+    let sql = "SELECT job FROM job WHERE uid = ?1 AND submission_id = ?2";
     let mut job = db.prepare_cached(sql)?;
-    let job = job.query_row(params![uid, once], |row| row.get::<_, i64>(0));
+    let job = job.query_row(params![uid, submission_id], |row| row.get::<_, i64>(0));
     Ok(job.optional()?.map(|job| JobId(job.cast_unsigned())))
 }
 
@@ -43,7 +49,7 @@ pub(crate) fn known(db: &Connection, uid: u32, once: Option<&str>) -> Result<Opt
 pub(crate) fn insert(
     db: &Connection,
     heading: &Heading,
-    accepted: &mut Accepted,
+    accepted: &mut SubmittedJob,
 ) -> Result<(), Fault> {
     let spec = &mut accepted.spec;
     let (job, owner) = (spec.job.0.cast_signed(), spec.owner);
@@ -61,10 +67,10 @@ pub(crate) fn insert(
         heading.script,
         accepted.cache,
         accepted.replace,
-        heading.once,
+        heading.submission_id,
     ];
     let sql = "INSERT INTO job(job, name, source, workdir, uid, gid, groups, policy, state, submitted, ended, script, \
-               cache, replacing, once) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, ?11, ?12, ?13, ?14)";
+               cache, replacing, submission_id) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, ?11, ?12, ?13, ?14)";
     db.prepare_cached(sql)?.execute(row)?;
     let mut tasks = db.prepare_cached(
         "INSERT INTO task(task, job, spec, state, changed) VALUES (?1, ?2, ?3, ?4, 0)",
@@ -104,7 +110,7 @@ pub(crate) fn forget_overtaken(db: &Connection) -> Result<(), Fault> {
 }
 
 /// Returns all jobs that have not ended.
-pub(crate) fn unfinished(db: &Connection) -> Result<Vec<Accepted>, Fault> {
+pub(crate) fn unfinished(db: &Connection) -> Result<Vec<SubmittedJob>, Fault> {
     let sql = "SELECT job, uid, gid, groups, policy, cache, replacing FROM job WHERE state = ?1 ORDER BY job";
     let mut statement = db.prepare(sql)?;
     let rows = statement.query_map([state_number(State::Running)], |row| {
@@ -119,7 +125,7 @@ pub(crate) fn unfinished(db: &Connection) -> Result<Vec<Accepted>, Fault> {
             policy: row.get(4)?,
             tasks: Vec::new(),
         };
-        let accepted = Accepted {
+        let accepted = SubmittedJob {
             spec,
             groups: Vec::new(),
             cache: row.get(5)?,
@@ -140,7 +146,7 @@ pub(crate) fn unfinished(db: &Connection) -> Result<Vec<Accepted>, Fault> {
     Ok(jobs)
 }
 
-fn load_tasks(db: &Connection, job: &mut Accepted) -> Result<(), Fault> {
+fn load_tasks(db: &Connection, job: &mut SubmittedJob) -> Result<(), Fault> {
     let resolved = resolved_inputs(db, job.spec.job)?;
     let uid = job.spec.owner.uid;
     let mut statement = db
@@ -165,7 +171,7 @@ fn load_tasks(db: &Connection, job: &mut Accepted) -> Result<(), Fault> {
         let files = files(db, task)?;
         let done = outputs(&stored, &files);
         let ended = how_ended(db, done, row.get(2)?, label, row.get(4)?)?;
-        if stored.has_directory() && matches!(ended, Some(Ended::Done(_))) {
+        if stored.has_directory() && matches!(ended, Some(RecoveredState::Done(_))) {
             job.files.insert(task, files);
         }
         job.anchors.append(&mut stored.anchors);
@@ -183,23 +189,25 @@ fn how_ended(
     state: i32,
     label: LabelId,
     tries: u32,
-) -> Result<Option<Ended>, Fault> {
+) -> Result<Option<RecoveredState>, Fault> {
     Ok(match State::try_from(state).unwrap_or(State::Unspecified) {
-        State::Done => Some(Ended::Done(done)),
-        State::Failed | State::Cancelled => Some(Ended::Failed),
-        State::Sent | State::Running => outbox::find(db, label)?.map(|(node, sent)| Ended::Sent {
-            label,
-            node,
-            objects: match &sent.operation {
-                Operation::Analyse(analysis) => {
-                    analysis.outputs.iter().map(|one| one.object).collect()
-                }
-                Operation::Copy { .. } | Operation::Remove { .. } | Operation::Verify { .. } => {
-                    Vec::new()
-                }
-            },
-            tries: tries.saturating_sub(1),
-        }),
+        State::Done => Some(RecoveredState::Done(done)),
+        State::Failed | State::Cancelled => Some(RecoveredState::Failed),
+        State::Sent | State::Running => {
+            outbox::find(db, label)?.map(|(node, sent)| RecoveredState::Sent {
+                label,
+                node,
+                objects: match &sent.operation {
+                    Operation::Analyse(analysis) => {
+                        analysis.outputs.iter().map(|one| one.object).collect()
+                    }
+                    Operation::Copy { .. }
+                    | Operation::Remove { .. }
+                    | Operation::Verify { .. } => Vec::new(),
+                },
+                tries: tries.saturating_sub(1),
+            })
+        }
         _ => None,
     })
 }

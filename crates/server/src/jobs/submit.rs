@@ -1,22 +1,22 @@
 //! Submission: a script is parsed, resolved against the namespace with its owner's rights, and written to the database as an
 //! accepted job. A dry run takes the same steps except for the last.
 
-use super::asked::{Asked, Programs};
 use super::mapper::directory::Below;
-use super::mapper::{self, Remote};
+use super::mapper::{self, RangedVersion};
+use super::mapper_jobs::{MapperJobs, ProgramMappers};
+use super::output_paths::{self, Anchors, Links};
 use super::store::{self, Heading};
-use super::way::{self, Anchors, Links};
-use super::{Accepted, publish};
+use super::{SubmittedJob, publish};
 use crate::access::aside;
-use crate::bound;
+use crate::attached;
 use crate::clock;
 use crate::cluster::Cluster;
-use crate::files::stream::Nodes;
-use crate::names::budget::{Budget, Share};
-use crate::names::claims::{Claim, Claims};
+use crate::files::stream::SourceNodes;
+use crate::lease_recall::{LeaseRecalls, Settled};
+use crate::names::budget::{Budget, BudgetTurn};
+use crate::names::claims::{Claims, JobClaims};
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault, SqliteNames, ids, parts};
-use crate::recall::{Recalls, Settled};
 use futures_util::future::join_all;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,23 +26,24 @@ use std::time::Duration;
 use tidemill_core::directory;
 use tidemill_core::event::{JobSpec, NodeView, OutputSpec, Role};
 use tidemill_core::id::{Inode, JobId, NodeId, ObjectId, TaskId};
-use tidemill_core::job::own::OwnName;
+use tidemill_core::job::user_kernels::OwnName;
 use tidemill_core::job::{
-    Awaited, DirectoryMap, Files, Found, Ids, Job, JobError, KernelKind, Listed, Look, Made, Map,
-    Mapping, Outside, Problem, Program, awaited, resolve,
+    DirectoryLookup, DirectoryMap, ExternalInput, FutureInput, Job, JobError, JobIds, JobProblem,
+    KernelKind, ListedName, MapperProgram, MapperResult, Mapping, Outside, PathLookup,
+    ResolvedFile, awaited, resolve,
 };
 use tidemill_core::label::Owner;
 use tidemill_core::layout::{Layout, Part};
 use tidemill_core::object::Placed;
-use tidemill_core::resources::Place;
+use tidemill_core::resources::NodeOffer;
 use tidemill_wire::USER_SCRIPT_BYTES_MAX;
 use tidemill_wire::v1::{Kind, State};
 
 /// Time to wait for nodes when they are asked which programs they have.
 const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
 /// Number of checks, and the pause between them, for a job with a submission id while another job has claimed its outputs.
-const ONCE_LOOKS: u32 = 50;
-const ONCE_PAUSE: Duration = Duration::from_millis(20);
+const SUBMISSION_ID_LOOKS: u32 = 50;
+const SUBMISSION_ID_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum number of missing inputs that a reply names.
 const AWAITED_SHOWN_MAX: usize = 20;
 /// First id for dry runs: the database counts from 1, and never reaches this id.
@@ -55,7 +56,7 @@ const LISTED_MAX: u32 = 1_000_000;
 
 /// Reason why a job is refused.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refused {
+pub(crate) enum JobRefusal {
     /// Errors that the user can correct, one line each.
     #[error("the job script was refused")]
     Script(Vec<String>),
@@ -87,23 +88,23 @@ pub(crate) struct Submission {
     /// Whether the limit on the user's jobs applies.
     pub(crate) bounded: bool,
     /// Treatment of mappers that are programs.
-    pub(crate) programs: Programs,
+    pub(crate) programs: ProgramMappers,
     /// Symbolic links on the paths of outputs that are followed.
     pub(crate) links: Links,
 }
 
 /// Paths that stand for certain versions, regardless of the present versions of their files.
-pub(crate) type Given = BTreeMap<String, ObjectId>;
+pub(crate) type PinnedVersions = BTreeMap<String, ObjectId>;
 
 /// Inputs that a job waits for: some of them, and their number.
-pub(crate) type Waits = (Vec<Awaited>, usize);
+pub(crate) type AwaitedInputs = (Vec<FutureInput>, usize);
 
 /// A job that could be accepted.
 #[derive(Debug)]
-pub(crate) struct Read {
+pub(crate) struct ReadJob {
     pub(crate) job: Job,
-    pub(crate) accepted: Accepted,
-    pub(crate) waits: Waits,
+    pub(crate) accepted: SubmittedJob,
+    pub(crate) waits: AwaitedInputs,
     /// Name of the script in errors and the job list.
     pub(crate) source: String,
 }
@@ -111,15 +112,15 @@ pub(crate) struct Read {
 /// Accepts a job: the job is in the database when this returns.
 pub(crate) async fn submit(
     names: &SqliteNames,
-    recalls: &Recalls,
+    lease_recalls: &LeaseRecalls,
     cluster: &Arc<Cluster>,
     what: Submission,
-) -> Result<(Accepted, Waits), Refused> {
+) -> Result<(SubmittedJob, AwaitedInputs), JobRefusal> {
     submit_given(
         names,
-        recalls,
+        lease_recalls,
         cluster,
-        (what, &Given::new()),
+        (what, &PinnedVersions::new()),
         |_, _| Ok(()),
     )
     .await
@@ -129,14 +130,14 @@ pub(crate) async fn submit(
 /// neither is kept.
 pub(crate) async fn submit_given(
     names: &SqliteNames,
-    recalls: &Recalls,
+    lease_recalls: &LeaseRecalls,
     cluster: &Arc<Cluster>,
-    (what, given): (Submission, &Given),
-    also: impl FnOnce(&rusqlite::Connection, &Accepted) -> Result<(), Fault> + Send + 'static,
-) -> Result<(Accepted, Waits), Refused> {
+    (what, given): (Submission, &PinnedVersions),
+    also: impl FnOnce(&rusqlite::Connection, &SubmittedJob) -> Result<(), Fault> + Send + 'static,
+) -> Result<(SubmittedJob, AwaitedInputs), JobRefusal> {
     let (script, issued) = (what.script.clone(), Issue::Reserved);
-    let read = read((names, recalls, cluster), what, given, issued).await?;
-    let Read {
+    let read = read((names, lease_recalls, cluster), what, given, issued).await?;
+    let ReadJob {
         job,
         accepted,
         waits,
@@ -151,12 +152,16 @@ pub(crate) async fn submit_given(
         source,
         workdir: job.workdir.clone(),
         script,
-        once: job.once.clone(),
+        submission_id: job.submission_id.clone(),
         submitted: clock::now_ns(),
     };
     let write = move |db: &rusqlite::Connection| {
         let mut accepted = accepted;
-        let known = store::known(db, accepted.spec.owner.uid, heading.once.as_deref())?;
+        let known = store::known(
+            db,
+            accepted.spec.owner.uid,
+            heading.submission_id.as_deref(),
+        )?;
         if let Some(known) = known {
             return Ok(Err(known));
         }
@@ -165,7 +170,7 @@ pub(crate) async fn submit_given(
         Ok(Ok(accepted))
     };
     let accepted = names.database().write(write).await?;
-    let accepted = accepted.map_err(Refused::Known)?;
+    let accepted = accepted.map_err(JobRefusal::Known)?;
     claim.keep();
     Ok((accepted, waits))
 }
@@ -177,32 +182,44 @@ async fn claimed_by_itself(
     job: &Job,
     spec: &JobSpec,
     by: Vec<String>,
-) -> Result<Refused, Fault> {
-    let (uid, once) = (spec.owner.uid, job.once.as_deref());
-    for _ in 0..if once.is_some() { ONCE_LOOKS } else { 0 } {
-        let known = names.database().read(|db| store::known(db, uid, once))?;
+) -> Result<JobRefusal, Fault> {
+    let (uid, submission_id) = (spec.owner.uid, job.submission_id.as_deref());
+    for _ in 0..if submission_id.is_some() {
+        SUBMISSION_ID_LOOKS
+    } else {
+        0
+    } {
+        let known = names
+            .database()
+            .read(|db| store::known(db, uid, submission_id))?;
         if let Some(known) = known {
-            return Ok(Refused::Known(known));
+            return Ok(JobRefusal::Known(known));
         }
-        tokio::time::sleep(ONCE_PAUSE).await;
+        tokio::time::sleep(SUBMISSION_ID_PAUSE).await;
     }
-    Ok(Refused::Claimed(by))
+    Ok(JobRefusal::Claimed(by))
 }
 
 /// Returns the job that [`submit`] would accept, or the reason why it would not. Nothing is written, reserved or claimed.
 pub(crate) async fn dry_run(
     names: &SqliteNames,
-    recalls: &Recalls,
+    lease_recalls: &LeaseRecalls,
     cluster: &Arc<Cluster>,
     what: Submission,
-) -> Result<Read, Refused> {
-    let given = Given::new();
-    let read = read((names, recalls, cluster), what, &given, Issue::Pretended).await?;
+) -> Result<ReadJob, JobRefusal> {
+    let given = PinnedVersions::new();
+    let read = read(
+        (names, lease_recalls, cluster),
+        what,
+        &given,
+        Issue::Pretended,
+    )
+    .await?;
     let paths = outputs(&read.accepted.spec);
     let borrowed: Vec<&str> = paths.iter().map(String::as_str).collect();
     let taken = names.shared().claims.taken(&borrowed);
     if !taken.is_empty() {
-        return Err(Refused::Claimed(claimed(&read.job, &paths, &taken)));
+        return Err(JobRefusal::Claimed(claimed(&read.job, &paths, &taken)));
     }
     Ok(read)
 }
@@ -217,26 +234,26 @@ enum Issue {
 }
 
 async fn read(
-    (names, recalls, cluster): (&SqliteNames, &Recalls, &Arc<Cluster>),
+    (names, lease_recalls, cluster): (&SqliteNames, &LeaseRecalls, &Arc<Cluster>),
     mut what: Submission,
-    given: &Given,
+    given: &PinnedVersions,
     issue: Issue,
-) -> Result<Read, Refused> {
-    let one = |text: String| Refused::Script(vec![text]);
+) -> Result<ReadJob, JobRefusal> {
+    let one = |text: String| JobRefusal::Script(vec![text]);
     if what.bounded && what.script.len() > USER_SCRIPT_BYTES_MAX {
         return Err(one(format!(
             "{}: the script has more than {USER_SCRIPT_BYTES_MAX} bytes; split the job",
             what.source
         )));
     }
-    aside(|| bound::plain(names, &mut what.script))?;
+    aside(|| attached::plain(names, &mut what.script))?;
     let owner = Owner {
         uid: what.caller.uid,
         gid: what.caller.gid,
     };
     // Credentials that a mount has checked do not cover the files that a script names.
     let caller = publish::caller(owner, &what.caller.groups);
-    let full = what.bounded && !has_room(names, what.caller.uid)?;
+    let full = what.bounded && !has_space(names, what.caller.uid)?;
     let too_many = || {
         one(format!(
             "{}: you have {} jobs under way already: wait until some have ended, or cancel some",
@@ -244,29 +261,48 @@ async fn read(
             names.shared().limits.get().jobs_each
         ))
     };
-    let own = (names, cluster);
-    let (mut writing, mut asked) = (RefCell::default(), Asked::default());
-    let mut found = parsed(own, &caller, (&what, given), (&writing, &asked));
+    let (mut writing, mut asked) = (RefCell::default(), MapperJobs::default());
+    let mut found = parsed(
+        (names, cluster),
+        &caller,
+        (&what, given),
+        (&writing, &asked),
+    );
     let open = std::mem::take(writing.get_mut());
     if !open.is_empty() {
         // A file that is still open counts with its sealed version.
-        join_all(open.iter().map(|&ino| recalls.settle(0, ino))).await;
-        found = parsed(own, &caller, (&what, given), (&writing, &asked));
+        join_all(open.iter().map(|&ino| lease_recalls.settle(0, ino))).await;
+        found = parsed(
+            (names, cluster),
+            &caller,
+            (&what, given),
+            (&writing, &asked),
+        );
     }
     if full && found.is_err() {
         // A run of mapper programs is a job, too.
         return Err(too_many());
     }
-    while asked.ask((names, recalls, cluster), (&what, given)).await? {
-        found = parsed(own, &caller, (&what, given), (&writing, &asked));
+    while asked
+        .ask((names, lease_recalls, cluster), (&what, given))
+        .await?
+    {
+        found = parsed(
+            (names, cluster),
+            &caller,
+            (&what, given),
+            (&writing, &asked),
+        );
     }
     let (job, source) = found?;
     if issue == Issue::Reserved {
         // The job's work may be complete by now, so that a new check would refuse the job.
-        let (uid, once) = (what.caller.uid, job.once.as_deref());
-        let known = names.database().read(|db| store::known(db, uid, once))?;
+        let (uid, submission_id) = (what.caller.uid, job.submission_id.as_deref());
+        let known = names
+            .database()
+            .read(|db| store::known(db, uid, submission_id))?;
         if let Some(known) = known {
-            return Err(Refused::Known(known));
+            return Err(JobRefusal::Known(known));
         }
     }
     if full {
@@ -275,13 +311,13 @@ async fn read(
     let places = places(cluster, &job).await;
     let issued = match issue {
         Issue::Reserved => reserve(names, &job).await?,
-        Issue::Pretended => Issued::pretended(),
+        Issue::Pretended => IssuedIds::pretended(),
     };
     let seen = (caller, places, given, what.links);
-    let found = resolved((names, recalls), &job, &seen, owner, issued).await?;
-    let (mut accepted, waits) = found.map_err(Refused::Script)?;
+    let found = resolved((names, lease_recalls), &job, &seen, owner, issued).await?;
+    let (mut accepted, waits) = found.map_err(JobRefusal::Script)?;
     accepted.groups.clone_from(&what.caller.groups);
-    Ok(Read {
+    Ok(ReadJob {
         job,
         accepted,
         waits,
@@ -293,23 +329,23 @@ async fn read(
 fn parsed(
     (names, cluster): (&SqliteNames, &Arc<Cluster>),
     caller: &Caller,
-    (what, given): (&Submission, &Given),
-    (writing, asked): (&RefCell<BTreeSet<u64>>, &Asked),
-) -> Result<(Job, String), Refused> {
-    let one = |text: String| Refused::Script(vec![text]);
+    (what, given): (&Submission, &PinnedVersions),
+    (writing, asked): (&RefCell<BTreeSet<u64>>, &MapperJobs),
+) -> Result<(Job, String), JobRefusal> {
+    let one = |text: String| JobRefusal::Script(vec![text]);
     let source = called(what);
-    let directories = Directories {
+    let directories = OwnerDirectories {
         names,
         cluster,
         caller,
         given,
         writing,
-        asked: matches!(what.programs, Programs::Run(_)).then_some(asked),
+        asked: matches!(what.programs, ProgramMappers::Run(_)).then_some(asked),
         until: tokio::time::Instant::now() + mapper::HEADERS_MAX,
     };
     let parsed = aside(|| Job::read(&source, what.script.as_bytes(), &directories));
     let mut job = parsed.map_err(|errors| one(errors.to_string()))?;
-    if let Some(refusal) = aside(|| bound::refusal(names, paths(&job)))? {
+    if let Some(refusal) = aside(|| attached::refusal(names, paths(&job)))? {
         return Err(one(format!("{source}: {refusal}")));
     }
     job.cache &= !what.no_cache;
@@ -318,7 +354,7 @@ fn parsed(
     if !what.policy.is_empty() {
         job.policy = Some(what.policy.clone());
     }
-    if matches!(what.programs, Programs::Are) {
+    if matches!(what.programs, ProgramMappers::Are) {
         let outputs = job.tasks.iter_mut().flat_map(|task| &mut task.outputs);
         outputs.for_each(|output| output.part = true);
     }
@@ -354,7 +390,7 @@ fn outputs(spec: &JobSpec) -> Vec<String> {
 }
 
 /// Claims the outputs of a job; fails if another job has claimed any of them.
-fn claim<'a>(claims: &'a Claims, job: &Job, spec: &JobSpec) -> Result<Claim<'a>, Vec<String>> {
+fn claim<'a>(claims: &'a Claims, job: &Job, spec: &JobSpec) -> Result<JobClaims<'a>, Vec<String>> {
     let paths = outputs(spec);
     let borrowed: Vec<&str> = paths.iter().map(String::as_str).collect();
     let claimed_by = |taken| claimed(job, &paths, &taken);
@@ -373,7 +409,7 @@ fn claimed(job: &Job, paths: &[String], taken: &BTreeMap<String, JobId>) -> Vec<
             file: job.file.clone(),
             at: output.at,
             task: Some(task.name.clone()),
-            problem: Problem::ClaimedOutput {
+            problem: JobProblem::ClaimedOutput {
                 path: claimed.clone(),
                 job: other,
             },
@@ -384,7 +420,7 @@ fn claimed(job: &Job, paths: &[String], taken: &BTreeMap<String, JobId>) -> Vec<
 }
 
 /// Returns whether a user may have one more unfinished job.
-fn has_room(names: &SqliteNames, uid: u32) -> Result<bool, Fault> {
+fn has_space(names: &SqliteNames, uid: u32) -> Result<bool, Fault> {
     let sql = "SELECT count(*) FROM job WHERE state = ?1 AND uid = ?2";
     let running = store::state_number(State::Running);
     let jobs: i64 = names
@@ -397,20 +433,20 @@ fn has_room(names: &SqliteNames, uid: u32) -> Result<bool, Fault> {
 /// and then submits a job means the written content. The server therefore first asks mounts that write files which the job reads. A
 /// file that is still open counts with its sealed version.
 async fn resolved(
-    (names, recalls): (&SqliteNames, &Recalls),
+    (names, lease_recalls): (&SqliteNames, &LeaseRecalls),
     job: &Job,
-    (caller, places, given, links): &(Caller, Vec<Place>, &Given, Links),
+    (caller, places, given, links): &(Caller, Vec<NodeOffer>, &PinnedVersions, Links),
     owner: Owner,
-    issued: Issued,
-) -> Result<Result<(Accepted, Waits), Vec<String>>, Fault> {
-    let look = |share: Option<Share>| {
+    issued: IssuedIds,
+) -> Result<Result<(SubmittedJob, AwaitedInputs), Vec<String>>, Fault> {
+    let look = |share: Option<BudgetTurn>| {
         let mut issued = issued.clone();
         let read = |db: &rusqlite::Connection| {
             let mut tx = Tx::new(db, names.shared(), caller, 0, clock::now_ns());
             if caller.uid != 0 {
                 tx.budget = Budget::of_script();
             }
-            let seen = Seen {
+            let seen = OwnerView {
                 tx: &tx,
                 places,
                 given,
@@ -423,7 +459,7 @@ async fn resolved(
         aside(|| names.database().read_with(share.as_ref(), read))
     };
     let (resolved, writing) = look(names.database().turn(caller).await)?;
-    let settled = join_all(writing.keys().map(|&ino| recalls.settle(0, ino))).await;
+    let settled = join_all(writing.keys().map(|&ino| lease_recalls.settle(0, ino))).await;
     let mut ended = false;
     let mut unknown = Vec::new();
     for (path, settled) in writing.values().zip(settled) {
@@ -444,10 +480,10 @@ async fn resolved(
 
 fn look_around(
     job: &Job,
-    (seen, links): (&Seen<'_>, Links),
+    (seen, links): (&OwnerView<'_>, Links),
     owner: Owner,
-    issued: &mut Issued,
-) -> Result<Result<(Accepted, Waits), Vec<String>>, Fault> {
+    issued: &mut IssuedIds,
+) -> Result<Result<(SubmittedJob, AwaitedInputs), Vec<String>>, Fault> {
     let spec = match resolve(job, issued.job, owner, seen, issued) {
         Ok(spec) => spec,
         Err(errors) => return Ok(Err(vec![errors.to_string()])),
@@ -455,14 +491,14 @@ fn look_around(
     let outputs = spec.tasks.iter().flat_map(|task| &task.outputs);
     let outputs = outputs.filter(|output| !output.part);
     let paths = outputs.map(|output| output.path.as_str());
-    let anchors = way::anchors(seen.tx, paths, links)?;
+    let anchors = output_paths::anchors(seen.tx, paths, links)?;
     let errors = unwritable(job, &spec, seen.tx, (&anchors, links));
     if !errors.is_empty() {
         return Ok(Err(errors));
     }
     let lifetimes = job.tasks.iter().map(|task| task.lifetime).collect();
     let waits = awaited(job, &spec, seen, AWAITED_SHOWN_MAX);
-    let accepted = Accepted {
+    let accepted = SubmittedJob {
         spec,
         groups: Vec::new(),
         cache: job.cache,
@@ -524,13 +560,13 @@ fn unwritable(
 
 /// Ids for all tasks and outputs of a job.
 #[derive(Clone, Debug)]
-struct Issued {
+struct IssuedIds {
     job: JobId,
     tasks: std::ops::Range<u64>,
     inodes: std::ops::Range<u64>,
 }
 
-impl Issued {
+impl IssuedIds {
     /// Returns unused ids: the first of the ids that follow all ids that can ever be issued.
     fn pretended() -> Self {
         Self {
@@ -541,7 +577,7 @@ impl Issued {
     }
 }
 
-impl Ids for Issued {
+impl JobIds for IssuedIds {
     fn task(&mut self) -> TaskId {
         TaskId(self.tasks.next().expect("one was reserved for each task"))
     }
@@ -551,7 +587,7 @@ impl Ids for Issued {
     }
 }
 
-async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
+async fn reserve(names: &SqliteNames, job: &Job) -> Result<IssuedIds, Fault> {
     let tasks = job.tasks.len() as u64;
     let outputs = job
         .tasks
@@ -563,7 +599,7 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
         let job = JobId(ids::reserve(db, "job", 1)?);
         let task = ids::reserve(db, "task", tasks)?;
         let inode = ids::reserve(db, "inode", outputs)?;
-        Ok(Issued {
+        Ok(IssuedIds {
             job,
             tasks: task..task + tasks,
             inodes: inode..inode + outputs,
@@ -574,7 +610,7 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
 
 /// Returns the nodes of the cluster, up or down. For nodes that answer, the result says which of the possible programs and of
 /// the requested directories they have.
-async fn places(cluster: &Cluster, job: &Job) -> Vec<Place> {
+async fn places(cluster: &Cluster, job: &Job) -> Vec<NodeOffer> {
     let kernels = job
         .tasks
         .iter()
@@ -588,7 +624,10 @@ async fn places(cluster: &Cluster, job: &Job) -> Vec<Place> {
             }
         })
         .flat_map(|(task, kernel)| task.programs(&kernel.name));
-    let directories = job.tasks.iter().flat_map(|task| task.surroundings.shown());
+    let directories = job
+        .tasks
+        .iter()
+        .flat_map(|task| task.runtime_environment.shown());
     let directories = directories.map(|directory| format!("{directory}/"));
     let names: BTreeSet<String> = programs.chain(directories).collect();
     let mut found: BTreeMap<u32, Vec<String>> = BTreeMap::new();
@@ -598,9 +637,9 @@ async fn places(cluster: &Cluster, job: &Job) -> Vec<Place> {
     }
     let places = cluster.nodes().into_iter().filter_map(|node| {
         let view = NodeView::try_from(&node).ok()?;
-        Some(Place {
+        Some(NodeOffer {
             node: NodeId(node.node),
-            host: view.role == Role::Host,
+            server_cores: view.role == Role::ServerCores,
             offers: view.offers,
             programs: found
                 .remove(&node.node)
@@ -611,24 +650,24 @@ async fn places(cluster: &Cluster, job: &Job) -> Vec<Place> {
 }
 
 /// Directories that a job's owner may list, each in its state at the time of the look-up.
-struct Directories<'a> {
+struct OwnerDirectories<'a> {
     names: &'a SqliteNames,
     cluster: &'a Arc<Cluster>,
     caller: &'a Caller,
-    given: &'a Given,
+    given: &'a PinnedVersions,
     /// Files whose parts matter and that are being written.
     writing: &'a RefCell<BTreeSet<u64>>,
     /// Answers of programs that are mappers; `None` if programs are not asked.
-    asked: Option<&'a Asked>,
+    asked: Option<&'a MapperJobs>,
     /// Deadline for reading all headers.
     until: tokio::time::Instant,
 }
 
-impl Directories<'_> {
+impl OwnerDirectories<'_> {
     /// Returns a reader for the version that was looked up.
-    fn version(&self, path: &str, made: &Made) -> Result<Remote, String> {
+    fn version(&self, path: &str, made: &ExternalInput) -> Result<RangedVersion, String> {
         let objects = self.cluster.objects().ok_or("no file can be read here")?;
-        let nodes = Nodes {
+        let nodes = SourceNodes {
             cluster: self.cluster.clone(),
             shared: self.names.shared().clone(),
             objects: objects.clone(),
@@ -636,7 +675,7 @@ impl Directories<'_> {
         let inode = self.names.database().read(|db| {
             let tx = Tx::new(db, self.names.shared(), self.caller, 0, clock::now_ns());
             Ok(match look(&tx, path).0 {
-                Look::Sealed(found) => found.inode.0,
+                PathLookup::Sealed(found) => found.inode.0,
                 _ => 0,
             })
         });
@@ -645,12 +684,13 @@ impl Directories<'_> {
         if reading.vnode.object != made.object.0 {
             return Err("the file has just changed; submit the job again".to_owned());
         }
-        Remote::new(&nodes, reading, self.until).ok_or_else(|| "the file is empty".to_owned())
+        RangedVersion::new(&nodes, reading, self.until)
+            .ok_or_else(|| "the file is empty".to_owned())
     }
 }
 
-impl Files for Directories<'_> {
-    fn list(&self, directory: &str) -> Vec<Listed> {
+impl DirectoryLookup for OwnerDirectories<'_> {
+    fn list(&self, directory: &str) -> Vec<ListedName> {
         let listed = self.names.database().read(|db| {
             let now = clock::now_ns();
             let tx = Tx::new(db, self.names.shared(), self.caller, 0, now);
@@ -660,7 +700,7 @@ impl Files for Directories<'_> {
             tracing::debug!(directory, %fault, "no file of it is seen by patterns");
             Vec::new()
         });
-        let named = |(name, kind): (Vec<u8>, Kind)| Listed {
+        let named = |(name, kind): (Vec<u8>, Kind)| ListedName {
             name: String::from_utf8_lossy(&name).into_owned(),
             is_directory: kind == Kind::Directory,
             is_text: std::str::from_utf8(&name).is_ok(),
@@ -668,7 +708,7 @@ impl Files for Directories<'_> {
         listed.into_iter().map(named).collect()
     }
 
-    fn made_of(&self, path: &str) -> Option<Made> {
+    fn made_of(&self, path: &str) -> Option<ExternalInput> {
         let made = self.names.database().read(|db| {
             let now = clock::now_ns();
             let tx = Tx::new(db, self.names.shared(), self.caller, 0, now);
@@ -677,12 +717,12 @@ impl Files for Directories<'_> {
                 None => look(&tx, path),
             };
             self.writing.borrow_mut().extend(writing);
-            let Look::Sealed(found) = look else {
+            let PathLookup::Sealed(found) = look else {
                 return Ok(None);
             };
             let object = found.placed.object;
             let layout = layout(db, found.placed);
-            Ok(Some(Made { object, layout }))
+            Ok(Some(ExternalInput { object, layout }))
         });
         made.unwrap_or_else(|fault| {
             tracing::debug!(path, %fault, "what it is made of is not known");
@@ -690,7 +730,12 @@ impl Files for Directories<'_> {
         })
     }
 
-    fn mapped(&self, path: &str, made: &Made, mapping: &Mapping<'_>) -> Result<Map, String> {
+    fn mapped(
+        &self,
+        path: &str,
+        made: &ExternalInput,
+        mapping: &Mapping<'_>,
+    ) -> Result<MapperResult, String> {
         let file = self.version(path, made)?;
         mapper::map(&file, file.layout(), mapping)
     }
@@ -702,7 +747,7 @@ impl Files for Directories<'_> {
     ) -> Result<Option<DirectoryMap>, String> {
         let is_directory = self.names.database().read(|db| {
             let tx = Tx::new(db, self.names.shared(), self.caller, 0, clock::now_ns());
-            Ok(look(&tx, path).0 == Look::Directory)
+            Ok(look(&tx, path).0 == PathLookup::Directory)
         });
         match is_directory.map_err(|fault| fault.to_string())? {
             true => mapper::directory::map(self, path, mapping).map(Some),
@@ -710,7 +755,12 @@ impl Files for Directories<'_> {
         }
     }
 
-    fn asked(&self, program: &Program, made: &Made, per_part: bool) -> Result<Map, String> {
+    fn asked(
+        &self,
+        program: &MapperProgram,
+        made: &ExternalInput,
+        per_part: bool,
+    ) -> Result<MapperResult, String> {
         let asked = self.asked.ok_or(NOT_ASKED)?;
         asked.map(program, made, per_part)
     }
@@ -730,8 +780,8 @@ impl Files for Directories<'_> {
     }
 }
 
-impl Below for Directories<'_> {
-    fn look(&self, path: &str) -> io::Result<Option<Made>> {
+impl Below for OwnerDirectories<'_> {
+    fn look(&self, path: &str) -> io::Result<Option<ExternalInput>> {
         if tokio::time::Instant::now() >= self.until {
             return Err(io::Error::other(mapper::slow()));
         }
@@ -740,22 +790,31 @@ impl Below for Directories<'_> {
             let (look, writing) = look(&tx, path);
             self.writing.borrow_mut().extend(writing);
             Ok(match look {
-                Look::Sealed(found) => {
+                PathLookup::Sealed(found) => {
                     let object = found.placed.object;
                     let layout = layout(db, found.placed);
-                    Ok(Some(Made { object, layout }))
+                    Ok(Some(ExternalInput { object, layout }))
                 }
-                Look::Denied => Err(io::Error::new(
+                PathLookup::Denied => Err(io::Error::new(
                     io::ErrorKind::PermissionDenied,
                     "you may not read it",
                 )),
-                Look::Nothing | Look::Away | Look::Directory | Look::Unsealed => Ok(None),
+                PathLookup::Nothing
+                | PathLookup::Away
+                | PathLookup::Directory
+                | PathLookup::Unsealed => Ok(None),
             })
         });
         made.map_err(io::Error::other)?
     }
 
-    fn read_at(&self, path: &str, made: &Made, offset: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read_at(
+        &self,
+        path: &str,
+        made: &ExternalInput,
+        offset: u64,
+        into: &mut [u8],
+    ) -> io::Result<()> {
         let file = self.version(path, made).map_err(io::Error::other)?;
         tidemill_format::Bytes::read_at(&file, offset, into)
     }
@@ -774,16 +833,16 @@ impl Below for Directories<'_> {
 }
 
 /// The cluster with the rights of a job's owner.
-struct Seen<'a> {
+struct OwnerView<'a> {
     tx: &'a Tx<'a>,
-    places: &'a [Place],
-    given: &'a Given,
+    places: &'a [NodeOffer],
+    given: &'a PinnedVersions,
     /// Files that were looked up and are being written.
     writing: RefCell<BTreeMap<u64, String>>,
 }
 
-impl Outside for Seen<'_> {
-    fn look(&self, path: &str) -> Look {
+impl Outside for OwnerView<'_> {
+    fn look(&self, path: &str) -> PathLookup {
         if let Some(&object) = self.given.get(path) {
             return look_at_version(self.tx, object);
         }
@@ -815,7 +874,7 @@ impl Outside for Seen<'_> {
         checked.err().map(|error| error.to_string())
     }
 
-    fn places(&self) -> &[Place] {
+    fn places(&self) -> &[NodeOffer] {
         self.places
     }
 }
@@ -833,24 +892,31 @@ pub(crate) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
 }
 
 /// Returns the object at a path, and its inode if a version of it is being written.
-fn look(tx: &Tx<'_>, path: &str) -> (Look, Option<u64>) {
+fn look(tx: &Tx<'_>, path: &str) -> (PathLookup, Option<u64>) {
     let vnode = match tx.resolve(path.as_bytes(), true) {
         Ok(vnode) => vnode,
         Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => {
             let away = tx.absolute_link(path.as_bytes()).is_some();
-            return (if away { Look::Away } else { Look::Nothing }, None);
+            return (
+                if away {
+                    PathLookup::Away
+                } else {
+                    PathLookup::Nothing
+                },
+                None,
+            );
         }
-        Err(_) => return (Look::Denied, None),
+        Err(_) => return (PathLookup::Denied, None),
     };
     if vnode.kind != Kind::File {
-        return (Look::Directory, None);
+        return (PathLookup::Directory, None);
     }
     if !tx.caller.may(&vnode, crate::names::vnode::READ) {
-        return (Look::Denied, None);
+        return (PathLookup::Denied, None);
     }
     let writing = (vnode.writing != 0).then_some(vnode.ino);
     if vnode.version == 0 {
-        return (Look::Unsealed, writing);
+        return (PathLookup::Unsealed, writing);
     }
     let node = if vnode.has_parts() {
         tx.first_part(vnode.object).unwrap_or(0)
@@ -867,17 +933,17 @@ fn look(tx: &Tx<'_>, path: &str) -> (Look, Option<u64>) {
     } else {
         tx.caller.may(&vnode, crate::names::vnode::SEARCH)
     };
-    let found = Found {
+    let found = ResolvedFile {
         inode: Inode(vnode.ino),
         placed,
         writable: tx.caller.may(&vnode, crate::names::vnode::WRITE),
         executable,
     };
-    (Look::Sealed(found), writing)
+    (PathLookup::Sealed(found), writing)
 }
 
 /// Returns a version, regardless of its file's name and present version. The caller keeps its bytes.
-fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> Look {
+fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> PathLookup {
     // The size of a version that is still being written is not known yet; 0 stands for it.
     let sql = "SELECT ino, size, node FROM version WHERE object = ?1 \
                UNION ALL SELECT ino, 0, node FROM writing WHERE object = ?1 LIMIT 1";
@@ -893,17 +959,17 @@ fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> Look {
     });
     // The job does not wait for a deleted version.
     let Ok((ino, size, node)) = found else {
-        return Look::Denied;
+        return PathLookup::Denied;
     };
     let vnode = match tx.reach(ino) {
         Ok(vnode) if tx.caller.may(&vnode, crate::names::vnode::READ) => vnode,
-        _ => return Look::Denied,
+        _ => return PathLookup::Denied,
     };
     let node = match u32::try_from(node) {
         Ok(node) => node,
         Err(_) => tx.first_part(object.0).unwrap_or(0),
     };
-    Look::Sealed(Found {
+    PathLookup::Sealed(ResolvedFile {
         inode: Inode(ino),
         placed: Placed {
             object,
@@ -918,7 +984,7 @@ fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> Look {
 /// Returns the sealed version of a file that the caller may read.
 pub(crate) fn sealed(tx: &Tx<'_>, path: &str) -> Result<Option<Placed>, Fault> {
     match look(tx, path).0 {
-        Look::Sealed(found) => Ok(Some(found.placed)),
+        PathLookup::Sealed(found) => Ok(Some(found.placed)),
         _ => Ok(None),
     }
 }
@@ -926,7 +992,7 @@ pub(crate) fn sealed(tx: &Tx<'_>, path: &str) -> Result<Option<Placed>, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::Limits;
+    use crate::limits::UserLimits;
 
     #[tokio::test]
     async fn user_with_too_many_jobs_waits_and_others_do_not() {
@@ -940,20 +1006,20 @@ mod tests {
             }
             Ok(())
         };
-        names.shared().limits.set(Limits {
+        names.shared().limits.set(UserLimits {
             jobs_each: 5,
-            ..Limits::default()
+            ..UserLimits::default()
         });
-        assert!(has_room(&names, 7).unwrap());
+        assert!(has_space(&names, 7).unwrap());
         names.database().write(insert).await.unwrap();
-        assert!(!has_room(&names, 7).unwrap());
-        assert!(has_room(&names, 8).unwrap());
+        assert!(!has_space(&names, 7).unwrap());
+        assert!(has_space(&names, 8).unwrap());
         let end = "UPDATE job SET state = ?1 WHERE job = (SELECT max(job) FROM job)";
         let ended = [store::state_number(State::Done)];
         let end = names
             .database()
             .write(move |db| Ok(db.execute(end, ended)?));
         end.await.unwrap();
-        assert!(has_room(&names, 7).unwrap());
+        assert!(has_space(&names, 7).unwrap());
     }
 }

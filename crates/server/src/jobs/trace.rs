@@ -5,7 +5,7 @@
 
 use super::spec::{SPEC, StoredOrigin, StoredShare, StoredTask};
 use super::store::parse;
-use super::{Accepted, store, view};
+use super::{SubmittedJob, store, view};
 use crate::names::{Fault, parts};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension as _, params};
@@ -23,7 +23,7 @@ const REUSED_MAX: usize = 64;
 
 /// Returns the nodes that are up at the start of a job, with their histories of its kernels and all other state that its policy
 /// uses.
-pub(crate) fn nodes(job: &Accepted, dispatcher: &Dispatcher, now: Time) -> Vec<v1::Node> {
+pub(crate) fn nodes(job: &SubmittedJob, dispatcher: &Dispatcher, now: Time) -> Vec<v1::Node> {
     let memory = dispatcher.memory(job.spec.policy.as_deref());
     let read: BTreeSet<ObjectId> = inputs(&job.spec).collect();
     let mut all: Vec<v1::Node> = known(job, dispatcher.nodes(now)).collect();
@@ -54,7 +54,7 @@ fn inputs(job: &JobSpec) -> impl Iterator<Item = ObjectId> + '_ {
 }
 
 fn known(
-    job: &Accepted,
+    job: &SubmittedJob,
     nodes: impl Iterator<Item = NodeStatus>,
 ) -> impl Iterator<Item = v1::Node> {
     let tasks = job.spec.tasks.iter();
@@ -141,14 +141,12 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
             kernel_kind: match stored.share {
                 // The task runs nothing, so it has no code.
                 StoredShare::Join => JOIN.to_owned(),
-                StoredShare::All | StoredShare::Component | StoredShare::Merge => {
-                    stored.kernel_kind
-                }
+                StoredShare::All | StoredShare::Instance | StoredShare::Merge => stored.kernel_kind,
             },
             pinned: stored.node,
             sent: sent.get(&id).copied().unwrap_or(0),
             output_sizes: sizes.iter().map(|placed| placed.size).collect(),
-            run_ns: remembered_ns(db, job.tasks.get(tasks.len()))?,
+            run_ns: cached_ns(db, job.tasks.get(tasks.len()))?,
         });
         for input in stored.inputs {
             let (size, node, object) = match input.origin {
@@ -204,7 +202,7 @@ pub(super) fn layout(db: &Connection, object: u64) -> Result<Option<v1::Layout>,
 pub(super) const JOIN: &str = "builtin";
 
 /// Returns the duration of the run that made a task's reused result; 0 if the task ran itself or the duration is unknown.
-pub(super) fn remembered_ns(db: &Connection, task: Option<&v1::Task>) -> Result<u64, Fault> {
+pub(super) fn cached_ns(db: &Connection, task: Option<&v1::Task>) -> Result<u64, Fault> {
     let mut next = task.map_or(0, |task| task.reused_task);
     let sql = "SELECT reused, end - kernel_start FROM task WHERE task = ?1";
     let mut statement = db.prepare_cached(sql)?;

@@ -44,7 +44,7 @@ pub(crate) fn job(db: &Connection, id: u64) -> Result<Option<v1::Job>, Fault> {
 
 /// Filter of a job list.
 #[derive(Debug, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct JobFilter {
     /// Owner of the jobs; `None` for all users.
     pub(crate) uid: Option<u32>,
     /// Maximum number of jobs, the newest first.
@@ -56,7 +56,7 @@ pub(crate) struct Wanted {
 }
 
 /// Returns jobs, the newest first.
-pub(crate) fn jobs(db: &Connection, wanted: &Wanted) -> Result<Vec<v1::Job>, Fault> {
+pub(crate) fn jobs(db: &Connection, wanted: &JobFilter) -> Result<Vec<v1::Job>, Fault> {
     let sql = format!(
         "{JOB} WHERE (?1 IS NULL OR uid = ?1) AND deleted = 0 AND (?2 = '' OR instr(?2, ',' || state || ',')) \
          AND (?3 = '' OR name GLOB ?3) ORDER BY job DESC LIMIT ?4"
@@ -76,7 +76,7 @@ pub(crate) fn jobs(db: &Connection, wanted: &Wanted) -> Result<Vec<v1::Job>, Fau
 }
 
 fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
-    let sql = "SELECT state, count(*), sum(moved_bytes), CAST(total(microjoules) AS INTEGER), sum(reckoned), sum(unreckoned) \
+    let sql = "SELECT state, count(*), sum(transferred_bytes), CAST(total(microjoules) AS INTEGER), sum(estimated), sum(unestimated) \
                FROM task WHERE job = ?1 GROUP BY state";
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query([job.job.cast_signed()])?;
@@ -85,7 +85,7 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
         let tasks: u32 = row.get(1)?;
         job.tasks_total += tasks;
         job.tasks_by_state.insert(state_name(state).into(), tasks);
-        job.moved_bytes += row.get::<_, i64>(2)?.cast_unsigned();
+        job.transferred_bytes += row.get::<_, i64>(2)?.cast_unsigned();
         if let Some(drew) = energy(row, 3)? {
             let sum = job.energy.get_or_insert_default();
             sum.microjoules = sum.microjoules.saturating_add(drew.microjoules);
@@ -115,13 +115,13 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
 }
 
 /// Returns the energy of runs above idle, from three columns; `None` if there were no runs.
-fn energy(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<v1::Reckoned>> {
-    let reckoned = v1::Reckoned {
+fn energy(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<v1::Estimated>> {
+    let estimated = v1::Estimated {
         microjoules: row.get::<_, i64>(at)?.cast_unsigned(),
         runs: row.get(at + 1)?,
         unknown: row.get(at + 2)?,
     };
-    Ok((reckoned.runs + reckoned.unknown > 0).then_some(reckoned))
+    Ok((estimated.runs + estimated.unknown > 0).then_some(estimated))
 }
 
 /// Adds the known reasons why tasks of a job wait before they are on a node.
@@ -143,9 +143,9 @@ fn held_up(db: &Connection, job: &mut v1::Job) -> Result<(), Fault> {
 /// Returns the tasks of a job that changed after `after`, in the script's order, and the number of the last change.
 pub(crate) fn tasks(db: &Connection, job: u64, after: i64) -> Result<(Vec<v1::Task>, i64), Fault> {
     let sql = "SELECT task, spec, state, node, tries, start, kernel_start, end, read_bytes, written_bytes, \
-               moved_bytes, cpu_ns, memory_bytes, kernel_hash, error, iif(state = 6, stderr, ''), changed, reused, \
+               transferred_bytes, cpu_ns, memory_bytes, kernel_hash, error, iif(state = 6, stderr, ''), changed, reused, \
                coalesce((SELECT before.job FROM task AS before WHERE before.task = task.reused), 0), hash_ns, \
-               in_memory_bytes, microjoules, reckoned, unreckoned FROM task \
+               in_memory_bytes, microjoules, estimated, unestimated FROM task \
                WHERE job = ?1 AND changed > ?2 ORDER BY task";
     let unresolved = unresolved(db, job)?;
     let mut statement = db.prepare_cached(sql)?;
@@ -178,10 +178,10 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         .filter(|input| waiting && matches!(input.origin, StoredOrigin::Awaited))
         .map(|input| input.path.clone())
         .filter(|path| unresolved.contains(path));
-    let handed_on = stored.outputs.iter().filter(|output| output.memory);
-    let handed_on = handed_on.count() as u64;
-    let pipelined = stored.inputs.iter().filter(|input| input.pipelined);
-    let pipelined = pipelined.map(|input| input.path.clone()).collect();
+    let memory_outputs = stored.outputs.iter().filter(|output| output.memory);
+    let memory_outputs = memory_outputs.count() as u64;
+    let streaming = stored.inputs.iter().filter(|input| input.streaming);
+    let streaming = streaming.map(|input| input.path.clone()).collect();
     Ok(v1::Task {
         task: id,
         state,
@@ -189,7 +189,7 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         name: stored.name,
         kernel: stored.kernel,
         args: stored.args,
-        surroundings: convert::surroundings(&stored.surroundings),
+        runtime_environment: convert::runtime_environment(&stored.runtime_environment),
         selections: selections(stored.inputs.iter().map(|input| input.selection.clone())),
         inputs: (stored.inputs.into_iter())
             .map(|input| shown(input.path, &input.name))
@@ -204,7 +204,7 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         end: row.get(7)?,
         read_bytes: long(8)?,
         written_bytes: long(9)?,
-        moved_bytes: long(10)?,
+        transferred_bytes: long(10)?,
         cpu_ns: long(11)?,
         memory_bytes: long(12)?,
         kernel_hash: row.get(13)?,
@@ -214,8 +214,8 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         reused_job: long(18)?,
         hash_ns: long(19)?,
         in_memory_bytes: long(20)?,
-        handed_on,
-        pipelined,
+        memory_outputs,
+        streaming,
         energy: energy(row, 21)?,
         ..v1::Task::default()
     })
@@ -262,15 +262,15 @@ pub(crate) fn logs(
 }
 
 /// Returns the number of inputs that a task read before their makers in the job ended, by the clock of their node.
-fn fed(task: &v1::Task, makers: &HashMap<&str, &v1::Task>) -> u32 {
+fn streamed(task: &v1::Task, makers: &HashMap<&str, &v1::Task>) -> u32 {
     let ran = task.reused_task == 0;
     let makers = task
-        .pipelined
+        .streaming
         .iter()
         .filter_map(|path| makers.get(path.as_str()));
-    let fed =
+    let streamed =
         makers.filter(|maker| ran && maker.node == task.node && task.kernel_start < maker.end);
-    u32::try_from(fed.count()).unwrap_or(u32::MAX)
+    u32::try_from(streamed.count()).unwrap_or(u32::MAX)
 }
 
 /// Returns the reasons for the placement of a job's tasks.
@@ -280,7 +280,7 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
         .into_iter()
         .map(|task| (task.task, task))
         .collect();
-    let sql = "SELECT body, task.label = decision.label, moved_bytes, in_memory_bytes FROM decision \
+    let sql = "SELECT body, task.label = decision.label, transferred_bytes, in_memory_bytes FROM decision \
                JOIN task ON task.task = decision.task WHERE decision.job = ?1 ORDER BY decision.label";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([job.cast_signed()], |row| {
@@ -296,7 +296,7 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
     let makers: HashMap<&str, &v1::Task> = makers.collect();
     let mut decisions = Vec::new();
     for row in rows {
-        let (body, is_last, moved_bytes, in_memory_bytes) = row?;
+        let (body, is_last, transferred_bytes, in_memory_bytes) = row?;
         let mut decision = v1::Decision::decode(body.as_slice())
             .map_err(|error| Fault::Corrupt(format!("a decision about job {job}: {error}")))?;
         if let Some(task) = tasks.get(&decision.task) {
@@ -307,16 +307,16 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
             }
             decision.reused_task = task.reused_task;
             decision.reused_job = task.reused_job;
-            decision.handed_on = task.handed_on;
+            decision.memory_outputs = task.memory_outputs;
             // The streamed inputs are known when the task has ended.
             if is_last && task.kernel_start > 0 {
-                decision.pipelined = u32::try_from(task.pipelined.len()).unwrap_or(u32::MAX);
-                decision.fed = fed(task, &makers);
+                decision.streaming = u32::try_from(task.streaming.len()).unwrap_or(u32::MAX);
+                decision.streamed = streamed(task, &makers);
             }
             decision.energy = task.energy.filter(|_| is_last);
         }
         if is_last {
-            decision.moved_bytes = moved_bytes;
+            decision.transferred_bytes = transferred_bytes;
             decision.in_memory_bytes = in_memory_bytes;
         }
         decisions.push(decision);

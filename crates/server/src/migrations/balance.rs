@@ -4,12 +4,12 @@
 use crate::names::Fault;
 use crate::names::burst;
 use crate::names::replicas::{CURRENT, REBALANCE, look_again, migrates_at};
-use crate::names::shared::Shared;
+use crate::names::shared::NamesShared;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
-use tidemill_core::balance::{Fill, Plan};
+use tidemill_core::balance::{BalancePlan, NodeFill};
 use tidemill_core::id::NodeId;
-use tidemill_core::replicas::Site;
+use tidemill_core::replicas::OnlineNode;
 use tidemill_wire::v1;
 
 /// Maximum number of migrations written in one transaction.
@@ -17,7 +17,7 @@ const MIGRATIONS_MAX: usize = 16_384;
 
 /// Migration of one replica of an object.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedMove {
     object: i64,
     source: u32,
     target: u32,
@@ -26,26 +26,26 @@ pub(crate) struct Planned {
 /// A plan of migrations.
 #[derive(Debug)]
 pub(crate) struct Rebalance {
-    fills: Vec<Fill>,
-    migrations: Vec<Planned>,
+    fills: Vec<NodeFill>,
+    migrations: Vec<PlannedMove>,
     flows: BTreeMap<(u32, u32), (u64, u64)>,
 }
 
 impl Rebalance {
     /// Plans the migrations after which all nodes are equally full, within `within` percent.
-    pub(crate) fn plan(db: &Connection, sites: &[Site], within: u32) -> Result<Self, Fault> {
+    pub(crate) fn plan(db: &Connection, sites: &[OnlineNode], within: u32) -> Result<Self, Fault> {
         let held = held(db)?;
         let takes = sites
             .iter()
-            .filter(|site| site.takes && !site.memory && !site.burst && !site.outside);
-        let fills = takes.map(|site| Fill {
+            .filter(|site| site.takes && !site.memory && !site.burst && !site.backend);
+        let fills = takes.map(|site| NodeFill {
             node: site.node,
             host: site.host.clone(),
             held_bytes: held.get(&site.node.0).copied().unwrap_or(0),
             free_bytes: site.free_bytes,
         });
-        let fills: Vec<Fill> = fills.collect();
-        let mut plan = Plan::new(&fills, within);
+        let fills: Vec<NodeFill> = fills.collect();
+        let mut plan = BalancePlan::new(&fills, within);
         let (mut migrations, mut flows) = (Vec::new(), BTreeMap::new());
         let sql = "SELECT object, node, size FROM held WHERE removed = 0 AND size > 0 AND node >= 0 \
                    AND NOT EXISTS (SELECT 1 FROM migration WHERE migration.object = held.object) ORDER BY object";
@@ -63,7 +63,7 @@ impl Rebalance {
             let Some(NodeId(target)) = plan.take(NodeId(source), size, &others) else {
                 continue;
             };
-            migrations.push(Planned {
+            migrations.push(PlannedMove {
                 object,
                 source,
                 target,
@@ -99,7 +99,7 @@ impl Rebalance {
     }
 
     /// Returns the migrations in groups that are written in one transaction each.
-    pub(crate) fn into_migrations(self) -> Vec<Vec<Planned>> {
+    pub(crate) fn into_migrations(self) -> Vec<Vec<PlannedMove>> {
         self.migrations
             .chunks(MIGRATIONS_MAX)
             .map(<[_]>::to_vec)
@@ -126,8 +126,8 @@ fn held(db: &Connection) -> Result<BTreeMap<u32, u64>, Fault> {
 /// Writes planned migrations. Objects that were deleted or moved since the plan are left out.
 pub(crate) fn keep(
     db: &Connection,
-    shared: &Shared,
-    migrations: &[Planned],
+    shared: &NamesShared,
+    migrations: &[PlannedMove],
     now: i64,
 ) -> Result<(), Fault> {
     shared.leaving.set_moving();

@@ -1,18 +1,18 @@
 //! Files that their owners want on other nodes. This module writes the table `migration`. Next: `server/src/replicas.rs`, which creates and
 //! removes the replicas.
 
-use super::{Member, Refusal};
+use super::{NodeProperties, NodeRefusal};
 use crate::names::Fault;
 use crate::names::parts;
-use crate::names::promises;
 use crate::names::replicas::{self, CURRENT, DRAIN, MOVE};
+use crate::names::reservations;
 use crate::names::transaction::Tx;
-use crate::names::vnode::Vnode;
+use crate::names::vnode::InodeRecord;
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::id::ObjectId;
 use tidemill_core::layout::Part;
 use tidemill_core::layout::RESERVE_BYTES;
-use tidemill_core::replicas::Site;
+use tidemill_core::replicas::OnlineNode;
 use tidemill_wire::v1::{self, Kind};
 
 /// Maximum number of files and directories of one request, since names can't be changed during the request.
@@ -23,7 +23,7 @@ const READ: u32 = 0o4;
 
 /// An object of a version and the node of its first replica.
 #[derive(Clone, Copy, Debug)]
-struct Lies {
+struct VersionObject {
     object: u64,
     first: u32,
     size: u64,
@@ -31,7 +31,7 @@ struct Lies {
 
 /// A node to which files are to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Target {
+struct MoveTarget {
     node: u32,
     free_bytes: u64,
     /// Bytes that are to move to the node.
@@ -42,15 +42,15 @@ struct Target {
 pub(crate) fn to(
     tx: &Tx<'_>,
     request: &v1::MoveRequest,
-    (members, sites): (&[Member], &[Site]),
-) -> Result<Result<v1::MoveReply, Refusal>, Fault> {
+    (members, sites): (&[NodeProperties], &[OnlineNode]),
+) -> Result<Result<v1::MoveReply, NodeRefusal>, Fault> {
     let mut targets = match takes_all(tx, request, members, sites) {
         Ok(targets) => targets,
         Err(refusal) => return Ok(Err(refusal)),
     };
     let Some(files) = below(tx, tx.resolve(&request.path, true)?, Whose::Own)? else {
         let path = String::from_utf8_lossy(&request.path).into_owned();
-        return Ok(Err(Refusal::TooMany(path, BELOW_MAX)));
+        return Ok(Err(NodeRefusal::TooMany(path, BELOW_MAX)));
     };
     let mut reply = v1::MoveReply::default();
     let mut moving = Vec::new();
@@ -77,7 +77,7 @@ pub(crate) fn to(
         let needed = target.bytes.saturating_add(RESERVE_BYTES);
         let goes = moving.iter().any(|(_, _, node)| *node == target.node);
         if goes && target.free_bytes < needed {
-            return Ok(Err(Refusal::Full {
+            return Ok(Err(NodeRefusal::Full {
                 node: target.node,
                 free: target.free_bytes,
                 needed,
@@ -103,13 +103,16 @@ enum Whose {
 }
 
 /// Returns the files of a request, or the path as an error if there are too many.
-fn meant(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Result<Vec<Vnode>, String>, Fault> {
-    if request.directory != 0 && (request.free || request.bring.is_some()) {
+fn meant(
+    tx: &Tx<'_>,
+    request: &v1::StageRequest,
+) -> Result<Result<Vec<InodeRecord>, String>, Fault> {
+    if request.directory != 0 && (request.evict || request.stage_in.is_some()) {
         return Err(Fault::Malformed(
             "a directory by its number is only waited for",
         ));
     }
-    let (first, whose) = match (request.directory, &request.bring) {
+    let (first, whose) = match (request.directory, &request.stage_in) {
         (0, None) => (tx.resolve(&request.path, true)?, Whose::Own),
         (0, Some(_)) => {
             let first = tx.resolve(&request.path, true)?;
@@ -122,7 +125,7 @@ fn meant(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Result<Vec<Vnode>, S
             tx.need(&first, want, &String::from_utf8_lossy(&request.path))?;
             (first, Whose::Readable)
         }
-        (ino, _) if !tx.waits_for_drain(ino)? => return Ok(Ok(Vec::new())),
+        (ino, _) if !tx.waits_for_stage_out(ino)? => return Ok(Ok(Vec::new())),
         (ino, _) => (tx.reach(ino)?, Whose::Listed),
     };
     let called = first.ino;
@@ -132,14 +135,14 @@ fn meant(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Result<Vec<Vnode>, S
     })
 }
 
-/// Drains the objects of a file, or of all files below a directory, from the burst tier now.
-pub(crate) fn stage(
+/// Stages out the objects of a file, or of all files below a directory, from the burst tier now.
+pub(crate) fn stage_out(
     tx: &Tx<'_>,
     request: &v1::StageRequest,
-) -> Result<Result<v1::StageReply, Refusal>, Fault> {
+) -> Result<Result<v1::StageReply, NodeRefusal>, Fault> {
     let files = match meant(tx, request)? {
         Ok(files) => files,
-        Err(path) => return Ok(Err(Refusal::TooMany(path, BELOW_MAX))),
+        Err(path) => return Ok(Err(NodeRefusal::TooMany(path, BELOW_MAX))),
     };
     let mut reply = v1::StageReply {
         until: match request.until {
@@ -159,7 +162,7 @@ pub(crate) fn stage(
         }
         let objects: Vec<(u64, u64)> = objects.iter().map(|one| (one.object, one.size)).collect();
         let before = reply.objects;
-        tx.drain_now(&objects, request.free, &mut reply)?;
+        tx.stage_out_now(&objects, request.evict, &mut reply)?;
         // The request waits for these objects, whatever time the clock has shown since.
         if reply.objects > before {
             reply.until = reply.until.max(sealed_at(tx, file.object)?);
@@ -177,14 +180,14 @@ fn sealed_at(tx: &Tx<'_>, object: u64) -> Result<i64, Fault> {
 }
 
 /// Orders replicas of the stored objects of a file, or of all files below a directory, on a node of the burst tier.
-pub(crate) fn bring(
+pub(crate) fn stage_in(
     tx: &Tx<'_>,
-    (request, bring): (&v1::StageRequest, &v1::Bring),
-    (members, sites): (&[Member], &[Site]),
-) -> Result<Result<v1::StageReply, Refusal>, Fault> {
+    (request, stage_in): (&v1::StageRequest, &v1::StageIn),
+    (members, sites): (&[NodeProperties], &[OnlineNode]),
+) -> Result<Result<v1::StageReply, NodeRefusal>, Fault> {
     let files = match meant(tx, request)? {
         Ok(files) => files,
-        Err(path) => return Ok(Err(Refusal::TooMany(path, BELOW_MAX))),
+        Err(path) => return Ok(Err(NodeRefusal::TooMany(path, BELOW_MAX))),
     };
     let mut reply = v1::StageReply::default();
     let (mut new, mut bytes_new, mut bytes_there) = (Vec::new(), 0_u64, 0_u64);
@@ -214,28 +217,28 @@ pub(crate) fn bring(
     if new.is_empty() {
         return Ok(Ok(reply));
     }
-    let target = match burst_site(bring, members, sites) {
+    let target = match burst_site(stage_in, members, sites) {
         Ok(target) => target,
         Err(refusal) => return Ok(Err(refusal)),
     };
     let node = target.node.0;
-    let promised = promises::promised(tx.db, node, tx.now)?;
+    let reserved = reservations::reserved(tx.db, node, tx.now)?;
     let needed = [
         bytes_new,
         tx.coming_to_burst(node)?,
         RESERVE_BYTES,
-        promised,
+        reserved,
     ];
     let needed = needed.into_iter().fold(0, u64::saturating_add);
     let free = target.free_bytes;
-    let may_go = tx.may_go(node)?.saturating_sub(bytes_there);
-    if free.saturating_add(may_go) < needed {
-        return Ok(Err(Refusal::Full { node, free, needed }));
+    let evictable = tx.evictable(node)?.saturating_sub(bytes_there);
+    if free.saturating_add(evictable) < needed {
+        return Ok(Err(NodeRefusal::Full { node, free, needed }));
     }
-    tx.give_room(node, needed.saturating_sub(free))?;
+    tx.give_space(node, needed.saturating_sub(free))?;
     tx.shared.leaving.set_moving();
     for object in new {
-        tx.bring(object, node)?;
+        tx.stage_in(object, node)?;
     }
     reply.node = node + 1;
     Ok(Ok(reply))
@@ -243,24 +246,24 @@ pub(crate) fn bring(
 
 /// Returns the named node of the burst tier, or one on the caller's host, else the node with the most free space.
 pub(super) fn burst_site<'a>(
-    bring: &v1::Bring,
-    members: &[Member],
-    sites: &'a [Site],
-) -> Result<&'a Site, Refusal> {
-    if let Some(node) = bring.node.checked_sub(1) {
+    stage_in: &v1::StageIn,
+    members: &[NodeProperties],
+    sites: &'a [OnlineNode],
+) -> Result<&'a OnlineNode, NodeRefusal> {
+    if let Some(node) = stage_in.node.checked_sub(1) {
         let member = members.iter().find(|one| one.node == node);
         return match member {
-            None => Err(Refusal::Unknown(node)),
-            Some(member) if !member.burst => Err(Refusal::NotBurst(node)),
+            None => Err(NodeRefusal::Unknown(node)),
+            Some(member) if !member.burst => Err(NodeRefusal::NotBurst(node)),
             Some(_) => {
                 let site = sites.iter().find(|site| site.node.0 == node);
-                site.ok_or(Refusal::Down(node))
+                site.ok_or(NodeRefusal::Down(node))
             }
         };
     }
     let tier = sites.iter().filter(|site| site.burst && site.takes);
-    let best = tier.max_by_key(|site| (site.host == bring.host, site.free_bytes));
-    best.ok_or(Refusal::NoBurst)
+    let best = tier.max_by_key(|site| (site.host == stage_in.host, site.free_bytes));
+    best.ok_or(NodeRefusal::NoBurst)
 }
 
 /// Returns the files of a request that mounts are writing, or at least some of them.
@@ -274,19 +277,19 @@ pub(crate) fn written(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Vec<u64
 fn takes_all(
     tx: &Tx<'_>,
     request: &v1::MoveRequest,
-    members: &[Member],
-    sites: &[Site],
-) -> Result<Vec<Target>, Refusal> {
+    members: &[NodeProperties],
+    sites: &[OnlineNode],
+) -> Result<Vec<MoveTarget>, NodeRefusal> {
     let one = [request.node];
     let named = match request.nodes.is_empty() {
         true => &one[..],
         false => &request.nodes[..],
     };
-    let mut targets: Vec<Target> = Vec::new();
+    let mut targets: Vec<MoveTarget> = Vec::new();
     for &node in named {
         let site = takes(tx, node, members, sites)?;
         if targets.iter().all(|target| target.node != node) {
-            targets.push(Target {
+            targets.push(MoveTarget {
                 node,
                 free_bytes: site.free_bytes,
                 bytes: 0,
@@ -297,20 +300,20 @@ fn takes_all(
 }
 
 /// Returns the objects of a sealed version; none if it has no bytes yet.
-fn objects_of(tx: &Tx<'_>, file: &Vnode) -> Result<Vec<Lies>, Fault> {
+fn objects_of(tx: &Tx<'_>, file: &InodeRecord) -> Result<Vec<VersionObject>, Fault> {
     if file.object == 0 {
         return Ok(Vec::new());
     }
     if let Some(first) = file.node() {
         let (object, size) = (file.object, file.size);
-        return Ok(vec![Lies {
+        return Ok(vec![VersionObject {
             object,
             first,
             size,
         }]);
     }
     let parts = parts::of_all(tx.db, &[ObjectId(file.object)])?.into_iter();
-    let lies = |part: &Part| Lies {
+    let lies = |part: &Part| VersionObject {
         object: part.object.0,
         first: part.replicas.first().map_or(0, |replica| replica.node.0),
         size: part.size,
@@ -322,8 +325,8 @@ fn objects_of(tx: &Tx<'_>, file: &Vnode) -> Result<Vec<Lies>, Fault> {
 
 /// Distributes the objects of a version over the target nodes. Each target gets the same number, and objects on a target stay there.
 fn spread<E>(
-    objects: &[Lies],
-    targets: &mut [Target],
+    objects: &[VersionObject],
+    targets: &mut [MoveTarget],
     has: impl Fn(u64, u32) -> Result<bool, E>,
 ) -> Result<Vec<(u64, u32, u32)>, E> {
     let most = objects.len().div_ceil(targets.len().max(1));
@@ -364,22 +367,22 @@ fn spread<E>(
 fn takes<'a>(
     tx: &Tx<'_>,
     node: u32,
-    members: &[Member],
-    sites: &'a [Site],
-) -> Result<&'a Site, Refusal> {
+    members: &[NodeProperties],
+    sites: &'a [OnlineNode],
+) -> Result<&'a OnlineNode, NodeRefusal> {
     let member = members.iter().find(|one| one.node == node);
-    let member = member.ok_or(Refusal::Unknown(node))?;
+    let member = member.ok_or(NodeRefusal::Unknown(node))?;
     if !member.store {
-        return Err(Refusal::NoStore(node));
+        return Err(NodeRefusal::NoStore(node));
     }
     if member.burst {
-        return Err(Refusal::Burst(node));
+        return Err(NodeRefusal::Burst(node));
     }
     if tx.shared.leaving.is_closed(node) {
-        return Err(Refusal::Emptied(node));
+        return Err(NodeRefusal::Emptied(node));
     }
     let site = sites.iter().find(|site| site.node.0 == node);
-    site.ok_or(Refusal::Down(node))
+    site.ok_or(NodeRefusal::Down(node))
 }
 
 /// Whether a node has a replica that is not the first.
@@ -426,7 +429,7 @@ pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
 }
 
 /// Returns a file, or the files below a directory, if the caller has the needed rights; `None` if there are too many.
-fn below(tx: &Tx<'_>, first: Vnode, whose: Whose) -> Result<Option<Vec<Vnode>>, Fault> {
+fn below(tx: &Tx<'_>, first: InodeRecord, whose: Whose) -> Result<Option<Vec<InodeRecord>>, Fault> {
     let mut files = Vec::new();
     let mut left = vec![first];
     let mut seen = 0;
@@ -464,8 +467,8 @@ mod tests {
     use proptest::prelude::*;
     use std::convert::Infallible;
 
-    fn target(node: u32) -> Target {
-        Target {
+    fn target(node: u32) -> MoveTarget {
+        MoveTarget {
             node,
             free_bytes: u64::MAX,
             bytes: 0,
@@ -473,13 +476,13 @@ mod tests {
     }
 
     fn spread_to(firsts: &[u32], nodes: &[u32], replicas: &[(u64, u32)]) -> Vec<(u64, u32, u32)> {
-        let lies = |(object, &first): (u64, &u32)| Lies {
+        let lies = |(object, &first): (u64, &u32)| VersionObject {
             object,
             first,
             size: 10,
         };
-        let objects: Vec<Lies> = (0..).zip(firsts).map(lies).collect();
-        let mut targets: Vec<Target> = nodes.iter().map(|&node| target(node)).collect();
+        let objects: Vec<VersionObject> = (0..).zip(firsts).map(lies).collect();
+        let mut targets: Vec<MoveTarget> = nodes.iter().map(|&node| target(node)).collect();
         let has = |object, node| Ok::<_, Infallible>(replicas.contains(&(object, node)));
         let Ok(goes) = spread(&objects, &mut targets, has);
         let bytes: u64 = targets.iter().map(|target| target.bytes).sum();
@@ -507,7 +510,7 @@ mod tests {
     fn spread_balances_whole_files_by_bytes() {
         let mut targets = [target(1), target(2)];
         let mut go = |size| {
-            let whole = [Lies {
+            let whole = [VersionObject {
                 object: 7,
                 first: 0,
                 size,

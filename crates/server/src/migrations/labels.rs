@@ -3,7 +3,7 @@
 use crate::jobs::outbox;
 use crate::names::Fault;
 use crate::names::burst;
-use crate::names::replicas::{BURST, DRAIN, MOVE, STAGE};
+use crate::names::replicas::{DRAIN, EVICT, MOVE, STAGE_IN};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
 use tidemill_core::id::{LabelId, ObjectId};
@@ -16,8 +16,8 @@ fn word(why: i64) -> &'static str {
     match why {
         DRAIN => "drain",
         MOVE => "move",
-        BURST => "room",
-        STAGE => "stage",
+        EVICT => "evict",
+        STAGE_IN => "stage-in",
         _ => "rebalance",
     }
 }
@@ -27,56 +27,60 @@ pub(crate) fn list(
     db: &Connection,
     running: &BTreeSet<LabelId>,
     removed: &BTreeSet<u32>,
-) -> Result<Vec<v1::Errand>, Fault> {
-    let mut errands = Vec::new();
-    for (node, label) in outbox::errands(db)? {
+) -> Result<Vec<v1::MaintenanceTask>, Fault> {
+    let mut maintenance_tasks = Vec::new();
+    for (node, label) in outbox::maintenance_tasks(db)? {
         let id = label.id;
         let sql = "SELECT at FROM label WHERE label = ?1";
         let mut at = db.prepare_cached(sql)?;
-        let mut errand = v1::Errand {
+        let mut maintenance_task = v1::MaintenanceTask {
             label: id.0,
             node: node.0,
             at: at.query_row([id.0.cast_signed()], |row| row.get(0))?,
             running: running.contains(&id),
-            ..v1::Errand::default()
+            ..v1::MaintenanceTask::default()
         };
         match &label.operation {
             Operation::Copy { from, to, .. } => {
-                errand.kind = "copy".into();
-                errand.object = to.object.0;
-                errand.objects = 1;
-                errand.from = from.node.0;
-                errand.bytes = from.size;
-                errand.path = to.path.clone().into_bytes();
-                errand.why = why_copied(db, to.object.0, removed)?;
+                maintenance_task.kind = "copy".into();
+                maintenance_task.object = to.object.0;
+                maintenance_task.objects = 1;
+                maintenance_task.from = from.node.0;
+                maintenance_task.bytes = from.size;
+                maintenance_task.path = to.path.clone().into_bytes();
+                maintenance_task.why = why_copied(db, to.object.0, removed)?;
             }
             Operation::Remove { objects } => {
-                errand.kind = "remove".into();
-                let lives = of_many(db, &mut errand, objects)?;
-                errand.why = if lives { "moved" } else { "removed" }.into();
+                maintenance_task.kind = "remove".into();
+                let lives = of_many(db, &mut maintenance_task, objects)?;
+                maintenance_task.why = if lives { "moved" } else { "removed" }.into();
             }
             Operation::Verify { objects, .. } => {
-                errand.kind = "verify".into();
-                of_many(db, &mut errand, objects)?;
-                errand.why = "scrub".into();
+                maintenance_task.kind = "verify".into();
+                of_many(db, &mut maintenance_task, objects)?;
+                maintenance_task.why = "scrub".into();
             }
             Operation::Analyse(_) => continue,
         }
-        errands.push(errand);
+        maintenance_tasks.push(maintenance_task);
     }
-    Ok(errands)
+    Ok(maintenance_tasks)
 }
 
 /// Records the number of objects, and the name of the first one. Returns whether the first object still belongs to a current version.
-fn of_many(db: &Connection, errand: &mut v1::Errand, objects: &[ObjectId]) -> Result<bool, Fault> {
+fn of_many(
+    db: &Connection,
+    maintenance_task: &mut v1::MaintenanceTask,
+    objects: &[ObjectId],
+) -> Result<bool, Fault> {
     let mut first_lives = false;
-    errand.objects = objects.len() as u64;
+    maintenance_task.objects = objects.len() as u64;
     for (index, object) in objects.iter().enumerate() {
         let (path, size, lives) = version(db, object.0)?;
         if index == 0 {
-            (errand.object, errand.path, first_lives) = (object.0, path, lives);
+            (maintenance_task.object, maintenance_task.path, first_lives) = (object.0, path, lives);
         }
-        errand.bytes = errand.bytes.saturating_add(size);
+        maintenance_task.bytes = maintenance_task.bytes.saturating_add(size);
     }
     Ok(first_lives)
 }

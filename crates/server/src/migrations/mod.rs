@@ -9,17 +9,17 @@
 pub(crate) mod balance;
 pub(crate) mod files;
 pub(crate) mod labels;
-pub(crate) mod promises;
+pub(crate) mod reservations;
 
 use crate::elastic::store;
 use crate::names::burst;
 use crate::names::channels;
-use crate::names::replicas::{BURST, CURRENT, DRAIN, MIGRATIONS, look_again};
-use crate::names::shared::Shared;
+use crate::names::replicas::{CURRENT, DRAIN, EVICT, MIGRATIONS, look_again};
+use crate::names::shared::NamesShared;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault};
 use rusqlite::{Connection, OptionalExtension, params};
-use tidemill_core::shown::line;
+use tidemill_core::display::line;
 use tidemill_wire::v1;
 
 /// Maximum number of versions examined in one batch for replicas on a node that is being emptied.
@@ -40,7 +40,7 @@ pub(crate) struct Migration {
 
 /// Properties of a node of the cluster that matter for migrations.
 #[derive(Clone, Debug)]
-pub(crate) struct Member {
+pub(crate) struct NodeProperties {
     pub(crate) node: u32,
     pub(crate) store: bool,
     pub(crate) memory: bool,
@@ -50,7 +50,7 @@ pub(crate) struct Member {
 
 /// Reason why an operation on a node is refused.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum NodeRefusal {
     #[error("node {0} is not part of the cluster; see `tidemill status`")]
     Unknown(u32),
     #[error(
@@ -78,7 +78,9 @@ pub(crate) enum Refusal {
     Writing(u32, u64),
     #[error("node {0} keeps no data: name one that `tidemill status` lists as store")]
     NoStore(u32),
-    #[error("node {0} is of the burst tier, from which files drain: name one that stores")]
+    #[error(
+        "node {0} is of the burst tier, from which files are staged out: name one of the capacity tier"
+    )]
     Burst(u32),
     #[error("node {0} is not of the burst tier; see `tidemill status`")]
     NotBurst(u32),
@@ -106,27 +108,27 @@ pub(crate) enum Refusal {
         capacity: u64,
     },
     #[error(
-        "users may be promised {max} bytes of node {node} together (--reserve-max of the server), and were promised {promised}: \
+        "users may reserve {max} bytes of node {node} together (--reserve-max of the server), and have reserved {reserved}: \
          wait until that has ended (--wait), or ask for less"
     )]
-    Share { node: u32, max: u64, promised: u64 },
+    Share { node: u32, max: u64, reserved: u64 },
     #[error(
-        "users may be promised {max} bytes of node {node} together (--reserve-max of the server), and {bytes} are more"
+        "users may reserve {max} bytes of node {node} together (--reserve-max of the server), and {bytes} are more"
     )]
     BeyondShare { node: u32, bytes: u64, max: u64 },
     #[error(
-        "one user may be promised {max} bytes of node {node} for more than 7 days, and was promised {promised}: \
+        "one user may reserve {max} bytes of node {node} for more than 7 days, and has reserved {reserved}: \
          ask for less, or for a shorter time"
     )]
-    Long { node: u32, max: u64, promised: u64 },
-    #[error("{0} is not a directory: give a directory, for whose files room is promised")]
+    Long { node: u32, max: u64, reserved: u64 },
+    #[error("{0} is not a directory: give a directory, for whose files space is reserved")]
     NoDirectory(String),
-    #[error("a promise of {0} is not possible: give a size, and a time up to 366 days")]
+    #[error("a reservation of {0} is not possible: give a size, and a time up to 366 days")]
     Nothing(&'static str),
-    #[error("there are {0} promises, as many as may be: `tidemill stage list`")]
-    TooManyPromises(u64),
-    #[error("promise {0} does not exist or is not yours: `tidemill stage list`")]
-    NoPromise(String),
+    #[error("there are {0} reservations, as many as may be: `tidemill stage list`")]
+    TooManyReservations(u64),
+    #[error("reservation {0} does not exist or is not yours: `tidemill stage list`")]
+    NoReservation(String),
     #[error("{0} has more than {1} files and directories below it; name some of them")]
     TooMany(String, usize),
     #[error(
@@ -144,7 +146,7 @@ pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<Migration>, Fault> 
         Ok(Migration {
             source: row.get(0)?,
             target: row.get(1)?,
-            anywhere: matches!(row.get(2)?, DRAIN | BURST),
+            anywhere: matches!(row.get(2)?, DRAIN | EVICT),
         })
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
@@ -179,15 +181,15 @@ pub(crate) fn stay(db: &Connection, object: u64) -> Result<(), Fault> {
 /// Starts the emptying of a node. A node that is being emptied already is no error.
 pub(crate) fn drain(
     db: &Connection,
-    shared: &Shared,
-    (node, members): (u32, &[Member]),
+    shared: &NamesShared,
+    (node, members): (u32, &[NodeProperties]),
     now: i64,
-) -> Result<Result<(), Refusal>, Fault> {
+) -> Result<Result<(), NodeRefusal>, Fault> {
     if !members.iter().any(|one| one.node == node) {
-        return Ok(Err(Refusal::Unknown(node)));
+        return Ok(Err(NodeRefusal::Unknown(node)));
     }
     if is_last(shared, node, members) {
-        return Ok(Err(Refusal::Last(node)));
+        return Ok(Err(NodeRefusal::Last(node)));
     }
     // From now on, each version sealed on the node is put on the list at its seal.
     shared.leaving.set_emptied(node, true);
@@ -210,7 +212,7 @@ fn not_there(db: &Connection, node: u32) -> Result<(), Fault> {
 }
 
 /// Whether no other node with a disk could take the objects of this node.
-fn is_last(shared: &Shared, node: u32, members: &[Member]) -> bool {
+fn is_last(shared: &NamesShared, node: u32, members: &[NodeProperties]) -> bool {
     let mut others = members.iter().filter(|one| one.node != node);
     !others.any(|one| one.store && !one.memory && !one.burst && !shared.leaving.is_closed(one.node))
 }
@@ -218,11 +220,11 @@ fn is_last(shared: &Shared, node: u32, members: &[Member]) -> bool {
 /// Stops the emptying of a node. Its remaining objects stay, and objects that have left it stay on the other nodes.
 pub(crate) fn cancel_drain(
     db: &Connection,
-    shared: &Shared,
+    shared: &NamesShared,
     node: u32,
-) -> Result<Result<(), Refusal>, Fault> {
+) -> Result<Result<(), NodeRefusal>, Fault> {
     if db.execute("DELETE FROM drain WHERE node = ?1", [node])? == 0 {
-        return Ok(Err(Refusal::NotEmptied(node)));
+        return Ok(Err(NodeRefusal::NotEmptied(node)));
     }
     // Entries on the list of versions to examine are removed when they are examined.
     let sql = "DELETE FROM migration WHERE source = ?1 AND why = ?2";
@@ -336,32 +338,32 @@ const COMING: &str = "SELECT count(*) FROM replica WHERE node = ?1";
 /// number of these files.
 pub(crate) fn remove(
     db: &Connection,
-    shared: &Shared,
-    (node, members): (u32, &[Member]),
+    shared: &NamesShared,
+    (node, members): (u32, &[NodeProperties]),
     (lose, now): (bool, i64),
-) -> Result<Result<u64, Refusal>, Fault> {
+) -> Result<Result<u64, NodeRefusal>, Fault> {
     let Some(member) = members.iter().find(|one| one.node == node) else {
-        return Ok(Err(Refusal::Unknown(node)));
+        return Ok(Err(NodeRefusal::Unknown(node)));
     };
     if member.store && is_last(shared, node, members) {
-        return Ok(Err(Refusal::Last(node)));
+        return Ok(Err(NodeRefusal::Last(node)));
     }
     let (files, names) = held(db, node)?;
     if files > 0 && !lose {
         let names = names.join(", ");
-        return Ok(Err(Refusal::HasFiles { node, files, names }));
+        return Ok(Err(NodeRefusal::HasFiles { node, files, names }));
     }
     if member.up {
         if files > 0 {
-            return Ok(Err(Refusal::Up(node)));
+            return Ok(Err(NodeRefusal::Up(node)));
         }
         if let Some(use_of) = in_use(db, node)? {
-            return Ok(Err(Refusal::InUse(node, use_of)));
+            return Ok(Err(NodeRefusal::InUse(node, use_of)));
         }
     }
     let writing = count(db, WRITING, node)?;
     if writing > 0 && !lose {
-        return Ok(Err(Refusal::Writing(node, writing)));
+        return Ok(Err(NodeRefusal::Writing(node, writing)));
     }
     abandon_writing(db, shared, node, now)?;
     forget(db, shared, node, now)?;
@@ -401,7 +403,12 @@ fn in_use(db: &Connection, node: u32) -> Result<Option<String>, Fault> {
 }
 
 /// Abandons the versions that are being written on the node, since they can't become complete any more.
-fn abandon_writing(db: &Connection, shared: &Shared, node: u32, now: i64) -> Result<(), Fault> {
+fn abandon_writing(
+    db: &Connection,
+    shared: &NamesShared,
+    node: u32,
+    now: i64,
+) -> Result<(), Fault> {
     let sql = "SELECT ino, object FROM writing WHERE node = ?1 \
                UNION SELECT ino, writing.object FROM part CROSS JOIN writing ON writing.object = part.object \
                WHERE part.node = ?1";
@@ -418,7 +425,7 @@ fn abandon_writing(db: &Connection, shared: &Shared, node: u32, now: i64) -> Res
     Ok(())
 }
 
-fn forget(db: &Connection, shared: &Shared, node: u32, now: i64) -> Result<(), Fault> {
+fn forget(db: &Connection, shared: &NamesShared, node: u32, now: i64) -> Result<(), Fault> {
     shared.leaving.set_removed(node);
     // Other nodes have these versions, too, and further replicas may be missing from now on.
     let sql = "SELECT object FROM replica WHERE node = ?1 UNION SELECT burst.object FROM burst \
@@ -450,7 +457,7 @@ fn forget(db: &Connection, shared: &Shared, node: u32, now: i64) -> Result<(), F
         "DELETE FROM note WHERE node = ?1",
         "DELETE FROM lost WHERE node = ?1",
         "DELETE FROM burst WHERE node = ?1",
-        "DELETE FROM promise WHERE node = ?1",
+        "DELETE FROM space_reservation WHERE node = ?1",
         "DELETE FROM node WHERE node = ?1",
     ] {
         db.execute(sql, [node])?;

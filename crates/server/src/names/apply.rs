@@ -1,7 +1,7 @@
 //! Dispatches a request's operations to the functions that carry them out.
 
 use super::fault::Fault;
-use super::together;
+use super::multi_writer;
 use super::transaction::Tx;
 use prost::Message;
 use std::sync::atomic::Ordering;
@@ -17,11 +17,11 @@ pub(crate) fn only_reads(op: &v1::NameOp) -> bool {
                 | Op::GetAttr(_)
                 | Op::ReadDir(_)
                 | Op::Open(_)
-                | Op::Pieces(_)
+                | Op::Publications(_)
                 | Op::GetXattr(_)
                 | Op::ListXattr(_)
                 | Op::StatFs(_)
-                | Op::Drains(_)
+                | Op::StageOutWait(_)
         ) | None
     )
 }
@@ -44,7 +44,7 @@ impl Tx<'_> {
             };
             let failed = result.is_err();
             let mut answer = result.unwrap_or_else(|fault| Answer::Error((&fault).into()));
-            self.show_together(&mut answer)?;
+            self.show_multi_writer(&mut answer)?;
             self.show_places(&mut answer);
             let result = v1::NameResult {
                 result: Some(answer),
@@ -59,15 +59,15 @@ impl Tx<'_> {
     }
 
     /// For a mount, adds the size of a file that several mounts write, and the object under which it is read.
-    fn show_together(&self, answer: &mut Answer) -> Result<(), Fault> {
+    fn show_multi_writer(&self, answer: &mut Answer) -> Result<(), Fault> {
         if self.session == 0 || !self.shared.parts() {
             return Ok(());
         }
         let show = |attr: Option<&mut v1::Attr>| -> Result<(), Fault> {
             if let Some(attr) = attr.filter(|attr| attr.writing)
-                && let Some((version, size, mtime)) = together::seen(self.db, attr.ino)?
+                && let Some((version, size, mtime)) = multi_writer::seen(self.db, attr.ino)?
             {
-                (attr.together, attr.size) = (version, size);
+                (attr.multi_writer, attr.size) = (version, size);
                 attr.mtime = attr.mtime.max(mtime);
             }
             Ok(())
@@ -89,16 +89,16 @@ impl Tx<'_> {
         if self.session != 0 {
             return;
         }
-        let rooms = self.shared.rooms();
-        let url = |node| rooms.urls.get(&node).cloned().unwrap_or_default();
+        let spaces = self.shared.spaces();
+        let url = |node| spaces.urls.get(&node).cloned().unwrap_or_default();
         let urls = |parts: &[v1::LayoutPart]| parts.iter().map(|part| url(part.node)).collect();
         match answer {
-            Answer::Opened(opened) => match (&opened.layout, &mut opened.together) {
+            Answer::Opened(opened) => match (&opened.layout, &mut opened.multi_writer) {
                 (Some(layout), _) => opened.part_urls = urls(&layout.parts),
-                (None, Some(together)) => together.part_urls = urls(&together.parts),
+                (None, Some(multi_writer)) => multi_writer.part_urls = urls(&multi_writer.parts),
                 (None, None) => opened.url = url(opened.node),
             },
-            Answer::Together(together) => together.part_urls = urls(&together.parts),
+            Answer::MultiWriter(multi_writer) => multi_writer.part_urls = urls(&multi_writer.parts),
             _ => {}
         }
     }
@@ -148,7 +148,7 @@ impl Tx<'_> {
             Op::ReadDir(op) => self.read_dir(op),
             Op::Open(op) => self.open(op),
             Op::NewVersion(op) => self.new_version(op),
-            Op::Spill(op) => self.spill(op),
+            Op::Overflow(op) => self.overflow(op),
             Op::Seal(op) => self.seal(op),
             Op::Abandon(op) => self.abandon(op),
             Op::GetXattr(op) => self.get_xattr(op),
@@ -157,9 +157,9 @@ impl Tx<'_> {
             Op::RemoveXattr(op) => self.remove_xattr(op),
             Op::StatFs(_) => Ok(self.stat_fs()),
             Op::Release(op) => self.release(op),
-            Op::Drains(op) => self.drains(op),
+            Op::StageOutWait(op) => self.stage_out_wait(op),
             Op::Publish(op) => self.publish(op),
-            Op::Pieces(op) => self.pieces(op),
+            Op::Publications(op) => self.read_publications(op),
             Op::Answer(_) => Err(Fault::Malformed("an answer comes in a request of its own")),
             Op::Lock(_) => Err(Fault::Malformed("locks come in requests of their own")),
         }

@@ -3,11 +3,11 @@
 use super::fault::Fault;
 use super::parts::Striping;
 use super::transaction::{Change, NAME_MAX, Tx, shown};
-use super::vnode::{SETGID, SETUID, Vnode};
+use super::vnode::{InodeRecord, SETGID, SETUID};
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::burst::Durable;
-use tidemill_core::layout::Medium;
-use tidemill_core::replicas::Wanted;
+use tidemill_core::layout::Tier;
+use tidemill_core::replicas::WantedReplicas;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
 /// Directory attribute: the node of new files below this directory. Value on a file: its node.
@@ -18,11 +18,11 @@ pub(crate) const DIRECTORY_REPLICAS: &[u8] = b"user.tidemill.replicas";
 /// Directory attribute: the striping of new versions of files below this directory, as `UNIT` or `UNIT,WIDTH`; `off` for no striping.
 /// Value on a file: its striping.
 pub(crate) const DIRECTORY_STRIPES: &[u8] = b"user.tidemill.stripe";
-/// Directory attribute: the medium of new versions of files below this directory, `memory` or `disk`. Value on a file: its medium.
-pub(crate) const DIRECTORY_MEDIUM: &[u8] = b"user.tidemill.medium";
+/// Directory attribute: the tier of new versions of files below this directory, `memory` or `disk`. Value on a file: its tier.
+pub(crate) const DIRECTORY_TIER: &[u8] = b"user.tidemill.tier";
 /// The directory attribute: the text of a rule for files below this directory.
 pub(crate) const DIRECTORY_RULE: &[u8] = b"user.tidemill.rule";
-/// Directory attribute: the state that `fsync` of this directory and those below it waits for, `synced` or `drained`.
+/// Directory attribute: the state that `fsync` of this directory and those below it waits for, `synced` or `staged`.
 pub(crate) const DIRECTORY_DURABLE: &[u8] = b"user.tidemill.durable";
 /// Attribute of a file, and of a directory for all files below it: whether readers of an unsealed version wait for further bytes, `1`
 /// or `0`.
@@ -40,13 +40,13 @@ const TRUSTED: &[u8] = b"trusted.";
 /// Longest value of an extended attribute, in bytes.
 const VALUE_MAX: usize = 65_536;
 
-fn is_virtual(vnode: &Vnode, name: &[u8]) -> bool {
+fn is_virtual(vnode: &InodeRecord, name: &[u8]) -> bool {
     let of_directories = [
         DIRECTORY_DURABLE,
         DIRECTORY_NODE,
         DIRECTORY_REPLICAS,
         DIRECTORY_STRIPES,
-        DIRECTORY_MEDIUM,
+        DIRECTORY_TIER,
         DIRECTORY_RULE,
     ];
     VIRTUAL.contains(&name) || (of_directories.contains(&name) && !vnode.is_dir())
@@ -72,7 +72,7 @@ impl Tx<'_> {
     /// Changes attributes of an inode; the caller writes the inode.
     pub(crate) fn change_attributes(
         &mut self,
-        vnode: &mut Vnode,
+        vnode: &mut InodeRecord,
         op: &v1::SetAttr,
     ) -> Result<(), Fault> {
         let only_if = op.only_if.as_ref();
@@ -111,7 +111,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    fn check_set_attr(&self, vnode: &Vnode, op: &v1::SetAttr) -> Result<(), Fault> {
+    fn check_set_attr(&self, vnode: &InodeRecord, op: &v1::SetAttr) -> Result<(), Fault> {
         self.need_owner(vnode)?;
         if self.caller.above() {
             return Ok(());
@@ -149,7 +149,7 @@ impl Tx<'_> {
             .optional()?)
     }
 
-    fn answered(&self, vnode: &Vnode, name: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
+    fn answered(&self, vnode: &InodeRecord, name: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
         if vnode.kind != Kind::File || vnode.version == 0 {
             return Ok(None);
         }
@@ -162,7 +162,7 @@ impl Tx<'_> {
                 let (wanted, _) = self.replicas_of(vnode.object)?;
                 number(wanted.into())
             }
-            DIRECTORY_MEDIUM => vnode.node().map(|node| {
+            DIRECTORY_TIER => vnode.node().map(|node| {
                 let memory = self.shared.in_memory(node);
                 if memory { "memory" } else { "disk" }.into()
             }),
@@ -209,7 +209,9 @@ impl Tx<'_> {
         }
         if op.name == DIRECTORY_REPLICAS {
             let text = String::from_utf8_lossy(&op.value);
-            text.trim().parse::<Wanted>().map_err(Fault::BadReplicas)?;
+            text.trim()
+                .parse::<WantedReplicas>()
+                .map_err(Fault::BadReplicas)?;
             self.shared.set_directory_replicas();
         }
         if op.name == DIRECTORY_STRIPES {
@@ -217,10 +219,10 @@ impl Tx<'_> {
             text.trim().parse::<Striping>().map_err(Fault::BadLayout)?;
             self.shared.set_directory_stripes();
         }
-        if op.name == DIRECTORY_MEDIUM {
+        if op.name == DIRECTORY_TIER {
             let text = String::from_utf8_lossy(&op.value);
-            text.trim().parse::<Medium>().map_err(Fault::BadMedium)?;
-            self.shared.set_directory_media();
+            text.trim().parse::<Tier>().map_err(Fault::BadTier)?;
+            self.shared.set_directory_tiers();
         }
         if op.name == DIRECTORY_DURABLE {
             let text = String::from_utf8_lossy(&op.value);
@@ -241,14 +243,14 @@ impl Tx<'_> {
     }
 
     /// Returns whether readers on another mount than the writer's wait for bytes that are not written yet.
-    pub(super) fn has_readers_wait(&self, vnode: &Vnode) -> Result<bool, Fault> {
-        let said = match self.stored(vnode.ino, WAIT)? {
-            Some(said) => said.trim_ascii() == b"1",
+    pub(super) fn has_readers_wait(&self, vnode: &InodeRecord) -> Result<bool, Fault> {
+        let reported = match self.stored(vnode.ino, WAIT)? {
+            Some(reported) => reported.trim_ascii() == b"1",
             None => {
                 self.directory_attribute::<u8>(&self.directory_of(vnode.ino)?, WAIT)? == Some(1)
             }
         };
-        Ok(said)
+        Ok(reported)
     }
 
     pub(crate) fn remove_xattr(&mut self, op: &v1::RemoveXattr) -> Result<Answer, Fault> {
@@ -271,7 +273,7 @@ impl Tx<'_> {
         self.touch(vnode)
     }
 
-    fn check_settable(&self, vnode: &Vnode, name: &[u8]) -> Result<(), Fault> {
+    fn check_settable(&self, vnode: &InodeRecord, name: &[u8]) -> Result<(), Fault> {
         if is_virtual(vnode, name) {
             return Err(Fault::AttributeReadOnly(shown(name)));
         }
@@ -282,7 +284,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    fn touch(&mut self, mut vnode: Vnode) -> Result<Answer, Fault> {
+    fn touch(&mut self, mut vnode: InodeRecord) -> Result<Answer, Fault> {
         vnode.ctime = self.now;
         vnode.update(self.db)?;
         self.note(&vnode)?;
@@ -323,10 +325,10 @@ impl Tx<'_> {
     }
 
     pub(crate) fn stat_fs(&self) -> Answer {
-        let rooms = self.shared.rooms();
+        let spaces = self.shared.spaces();
         Answer::StatFs(v1::StatFsReply {
-            capacity: rooms.capacity_bytes,
-            free: rooms.free_bytes,
+            capacity: spaces.capacity_bytes,
+            free: spaces.free_bytes,
             files: self.shared.files(),
         })
     }

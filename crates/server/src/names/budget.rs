@@ -107,22 +107,22 @@ impl Budget {
 pub(crate) struct Shares {
     all_max: usize,
     each_max: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<TurnCounts>,
     /// Wakes threads outside the runtime.
     freed: Condvar,
     /// Wakes tasks.
-    told: Notify,
+    signal: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct TurnCounts {
     all: usize,
     each: HashMap<u32, usize>,
 }
 
 /// A turn, held until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub(crate) struct BudgetTurn {
     shares: Arc<Shares>,
     uid: u32,
 }
@@ -134,28 +134,28 @@ impl Shares {
             each_max,
             taken: Mutex::default(),
             freed: Condvar::new(),
-            told: Notify::new(),
+            signal: Notify::new(),
         })
     }
 
     /// Waits for a turn of the caller; daemons of the cluster need none.
-    pub(crate) async fn take(self: &Arc<Self>, caller: &Caller) -> Option<Share> {
+    pub(crate) async fn take(self: &Arc<Self>, caller: &Caller) -> Option<BudgetTurn> {
         if caller.administrator {
             return None;
         }
         loop {
-            let told = self.told.notified();
-            tokio::pin!(told);
-            told.as_mut().enable();
+            let signal = self.signal.notified();
+            tokio::pin!(signal);
+            signal.as_mut().enable();
             if let Some(share) = self.try_take(&mut self.taken.lock(), caller.uid) {
                 return Some(share);
             }
-            told.await;
+            signal.await;
         }
     }
 
     /// Does the same for threads outside the runtime.
-    pub(crate) fn take_blocking(self: &Arc<Self>, caller: &Caller) -> Option<Share> {
+    pub(crate) fn take_blocking(self: &Arc<Self>, caller: &Caller) -> Option<BudgetTurn> {
         if caller.administrator {
             return None;
         }
@@ -169,7 +169,7 @@ impl Shares {
     }
 
     /// Takes a turn of a user at once, if one is free. Root may take any free turn.
-    pub(crate) fn enter(self: &Arc<Self>, uid: u32) -> Option<Share> {
+    pub(crate) fn enter(self: &Arc<Self>, uid: u32) -> Option<BudgetTurn> {
         let mut taken = self.taken.lock();
         if uid == 0 && taken.all < self.all_max {
             return Some(self.add(&mut taken, uid));
@@ -177,7 +177,7 @@ impl Shares {
         self.try_take(&mut taken, uid)
     }
 
-    fn try_take(self: &Arc<Self>, taken: &mut Taken, uid: u32) -> Option<Share> {
+    fn try_take(self: &Arc<Self>, taken: &mut TurnCounts, uid: u32) -> Option<BudgetTurn> {
         let own = taken.each.get(&uid).copied().unwrap_or(0);
         if taken.all >= self.all_max || own >= self.each_max {
             return None;
@@ -185,11 +185,11 @@ impl Shares {
         Some(self.add(taken, uid))
     }
 
-    fn add(self: &Arc<Self>, taken: &mut Taken, uid: u32) -> Share {
+    fn add(self: &Arc<Self>, taken: &mut TurnCounts, uid: u32) -> BudgetTurn {
         taken.all += 1;
         *taken.each.entry(uid).or_default() += 1;
         let shares = self.clone();
-        Share { shares, uid }
+        BudgetTurn { shares, uid }
     }
 
     /// Returns whether any user has a turn.
@@ -198,7 +198,7 @@ impl Shares {
     }
 }
 
-impl Drop for Share {
+impl Drop for BudgetTurn {
     fn drop(&mut self) {
         let mut taken = self.shares.taken.lock();
         taken.all -= 1;
@@ -210,7 +210,7 @@ impl Drop for Share {
         }
         drop(taken);
         self.shares.freed.notify_all();
-        self.shares.told.notify_waiters();
+        self.shares.signal.notify_waiters();
     }
 }
 
@@ -227,7 +227,7 @@ pub(crate) fn in_place<T>(work: impl FnOnce() -> T) -> T {
 mod tests {
     use super::*;
 
-    use crate::names::{Names, Request, SqliteNames, ids};
+    use crate::names::{Names, NamesRequest, SqliteNames, ids};
     use prost::Message;
     use rustix::io::Errno;
     use std::sync::mpsc;
@@ -248,10 +248,10 @@ mod tests {
 
     fn apply(names: &SqliteNames, caller: Caller, ops: Vec<Op>) -> Vec<v1::NameResult> {
         let ops = ops.into_iter().map(|op| v1::NameOp { op: Some(op) });
-        let request = Request {
+        let request = NamesRequest {
             caller,
             ops: ops.collect(),
-            ..Request::default()
+            ..NamesRequest::default()
         };
         names.apply_blocking(request).unwrap()
     }

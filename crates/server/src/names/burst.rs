@@ -5,16 +5,16 @@
 
 use super::attribute::DIRECTORY_DURABLE;
 use super::fault::Fault;
-use super::promises;
-use super::replicas::{BURST, CURRENT, MIGRATIONS, NOWHERE, STAGE, migrates_at};
-use super::shared::Shared;
+use super::replicas::{CURRENT, EVICT, MIGRATIONS, NOWHERE, STAGE_IN, migrates_at};
+use super::reservations;
+use super::shared::NamesShared;
 use super::transaction::Tx;
-use super::vnode::Vnode;
+use super::vnode::InodeRecord;
 use parking_lot::RwLock;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tidemill_core::burst::{Durable, Fill, Limits};
+use tidemill_core::burst::{Durable, TierFill, TierLimits};
 use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_wire::convert::BURST as TIER;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
@@ -22,10 +22,10 @@ use tidemill_wire::v1::{self, name_result::Result as Answer};
 /// State of an object (`burst.state`): it waits for its time, is due to be copied, or also has its replicas elsewhere.
 pub(super) const WAITS: i64 = 0;
 pub(super) const DUE: i64 = 1;
-const DRAINED: i64 = 2;
+const STAGED: i64 = 2;
 /// Delay after which a node's report includes a sealed object, in nanoseconds.
 pub(super) const HEARD_NS: i64 = 2 * 1_000_000_000;
-/// Maximum number of objects that one call evicts, or drains earlier.
+/// Maximum number of objects that one call evicts, or stages out earlier.
 const OBJECTS_MAX: u32 = 4096;
 
 /// Nodes of the tier, including offline nodes that were known before.
@@ -33,9 +33,9 @@ const OBJECTS_MAX: u32 = 4096;
 pub(crate) struct Bursts {
     nodes: RwLock<BTreeSet<u32>>,
     any: AtomicBool,
-    limits: RwLock<Limits>,
-    /// Whether any room has been promised, in this run or before.
-    promised: AtomicBool,
+    limits: RwLock<TierLimits>,
+    /// Whether any space has been reserved, in this run or before.
+    reserved: AtomicBool,
 }
 
 impl Bursts {
@@ -63,20 +63,20 @@ impl Bursts {
         }
     }
 
-    /// Returns whether room in the tier may be promised.
-    pub(crate) fn promised(&self) -> bool {
-        self.promised.load(Ordering::Relaxed)
+    /// Returns whether space in the tier may be reserved.
+    pub(crate) fn reserved(&self) -> bool {
+        self.reserved.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_promised(&self) {
-        self.promised.store(true, Ordering::Relaxed);
+    pub(crate) fn set_reserved(&self) {
+        self.reserved.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> TierLimits {
         *self.limits.read()
     }
 
-    pub(crate) fn set_limits(&self, limits: Limits) {
+    pub(crate) fn set_limits(&self, limits: TierLimits) {
         *self.limits.write() = limits;
     }
 }
@@ -84,7 +84,12 @@ impl Bursts {
 impl Tx<'_> {
     /// Records that an object was just sealed on a node of the burst tier. It is copied from there after a delay, and later
     /// still if it may be deleted before.
-    pub(super) fn staged(&self, object: u64, node: u32, held_ns: i64) -> Result<(), Fault> {
+    pub(super) fn written_to_burst(
+        &self,
+        object: u64,
+        node: u32,
+        held_ns: i64,
+    ) -> Result<(), Fault> {
         let object = object.cast_signed();
         let sql = "INSERT OR IGNORE INTO burst SELECT object, ?2, size, ?3, 0, 0 FROM held WHERE object = ?1";
         self.db
@@ -98,22 +103,22 @@ impl Tx<'_> {
         migrates_at(self.db, object, at)
     }
 
-    /// Answers whether a sync of a directory waits until the files below it are drained.
-    pub(super) fn drains(&self, op: &v1::Drains) -> Result<Answer, Fault> {
-        let waits = self.shared.bursts.any() && self.waits_for_drain(op.ino)?;
+    /// Answers whether a sync of a directory waits until the files below it are staged out.
+    pub(super) fn stage_out_wait(&self, op: &v1::StageOutWait) -> Result<Answer, Fault> {
+        let waits = self.shared.bursts.any() && self.waits_for_stage_out(op.ino)?;
         let value = if waits {
-            b"drained".to_vec()
+            b"staged".to_vec()
         } else {
             Vec::new()
         };
         Ok(Answer::Bytes(v1::Bytes { value }))
     }
 
-    /// Returns whether the attribute of a directory, or of its nearest ancestor with the attribute, requires draining.
-    pub(crate) fn waits_for_drain(&self, ino: u64) -> Result<bool, Fault> {
-        let directory = Vnode::get(self.db, ino)?;
-        let said = self.directory_attribute::<Durable>(&directory, DIRECTORY_DURABLE)?;
-        Ok(directory.is_dir() && said == Some(Durable::Drained))
+    /// Returns whether the attribute of a directory, or of its nearest ancestor with the attribute, requires that files are staged out.
+    pub(crate) fn waits_for_stage_out(&self, ino: u64) -> Result<bool, Fault> {
+        let directory = InodeRecord::get(self.db, ino)?;
+        let reported = self.directory_attribute::<Durable>(&directory, DIRECTORY_DURABLE)?;
+        Ok(directory.is_dir() && reported == Some(Durable::Staged))
     }
 
     /// Cancels the eviction of an object from the burst tier. Returns the bytes that could have been evicted; `None` if the object
@@ -123,14 +128,14 @@ impl Tx<'_> {
         let sql = "SELECT CASE state WHEN ?2 THEN size ELSE 0 END FROM burst WHERE object = ?1";
         let mut statement = self.db.prepare_cached(sql)?;
         let bytes: Option<i64> = statement
-            .query_row([object, DRAINED], |row| row.get(0))
+            .query_row([object, STAGED], |row| row.get(0))
             .optional()?;
         if bytes.is_some() {
             let sql = "DELETE FROM migration WHERE object = ?1 AND why = ?2";
-            let row = params![object, BURST];
+            let row = params![object, EVICT];
             self.db.prepare_cached(sql)?.execute(row)?;
             let sql = "UPDATE burst SET at = ?2 WHERE object = ?1 AND state = ?3";
-            let row = params![object, self.now, DRAINED];
+            let row = params![object, self.now, STAGED];
             self.db.prepare_cached(sql)?.execute(row)?;
         }
         Ok(bytes.map(i64::cast_unsigned))
@@ -145,10 +150,10 @@ impl Tx<'_> {
     }
 
     /// Has a stored object copied to a node of the burst tier.
-    pub(crate) fn bring(&self, object: u64, node: u32) -> Result<(), Fault> {
+    pub(crate) fn stage_in(&self, object: u64, node: u32) -> Result<(), Fault> {
         let object = object.cast_signed();
         let sql = "INSERT OR IGNORE INTO migration SELECT ?2, object, ?3, size, ?4 FROM held WHERE object = ?1";
-        let row = params![object, NOWHERE, node, STAGE];
+        let row = params![object, NOWHERE, node, STAGE_IN];
         self.db.prepare_cached(sql)?.execute(row)?;
         migrates_at(self.db, object, self.now)
     }
@@ -158,24 +163,24 @@ impl Tx<'_> {
         let bytes = sum_of("size");
         let sql = format!("SELECT {bytes} FROM migration WHERE why = ?1 AND target = ?2");
         let mut statement = self.db.prepare_cached(&sql)?;
-        let bytes: i64 = statement.query_row([STAGE, node.into()], |row| row.get(0))?;
+        let bytes: i64 = statement.query_row([STAGE_IN, node.into()], |row| row.get(0))?;
         Ok(bytes.cast_unsigned())
     }
 
     /// Returns the bytes on a node of the tier that are also stored elsewhere, and can be evicted.
-    pub(crate) fn may_go(&self, node: u32) -> Result<u64, Fault> {
+    pub(crate) fn evictable(&self, node: u32) -> Result<u64, Fault> {
         let bytes = sum_of("size");
         let sql = format!("SELECT {bytes} FROM burst WHERE node = ?1 AND state = ?2");
         let mut statement = self.db.prepare_cached(&sql)?;
-        let bytes: i64 = statement.query_row([i64::from(node), DRAINED], |row| row.get(0))?;
+        let bytes: i64 = statement.query_row([i64::from(node), STAGED], |row| row.get(0))?;
         Ok(bytes.cast_unsigned())
     }
 
     /// Evicts the oldest stored objects of a node, in total at least `bytes` bytes if there are enough.
-    pub(crate) fn give_room(&self, node: u32, mut bytes: u64) -> Result<(), Fault> {
+    pub(crate) fn give_space(&self, node: u32, mut bytes: u64) -> Result<(), Fault> {
         let sql = "SELECT object, size FROM burst WHERE node = ?1 AND state = ?2 ORDER BY at, object LIMIT ?3";
         let mut statement = self.db.prepare_cached(sql)?;
-        let oldest = statement.query_map(params![node, DRAINED, OBJECTS_MAX], |row| {
+        let oldest = statement.query_map(params![node, STAGED, OBJECTS_MAX], |row| {
             Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
         })?;
         for (object, size) in oldest.collect::<Result<Vec<_>, _>>()? {
@@ -183,16 +188,16 @@ impl Tx<'_> {
                 break;
             }
             bytes = bytes.saturating_sub(size);
-            goes(self.db, object, node, self.now)?;
+            evict_object(self.db, object, node, self.now)?;
         }
         Ok(())
     }
 
-    /// Drains these objects from the burst tier now, and evicts them if `free` is set. Counts the objects that are not drained yet.
-    pub(crate) fn drain_now(
+    /// Stages these objects out of the burst tier now, and evicts them if `evict` is set. Counts the objects that are not staged out yet.
+    pub(crate) fn stage_out_now(
         &self,
         objects: &[(u64, u64)],
-        free: bool,
+        evict: bool,
         reply: &mut v1::StageReply,
     ) -> Result<(), Fault> {
         let sql = "SELECT node, state FROM burst WHERE object = ?1";
@@ -205,16 +210,16 @@ impl Tx<'_> {
             let Some((node, state)) = found.optional()? else {
                 continue;
             };
-            if state != DRAINED {
+            if state != STAGED {
                 reply.objects += 1;
                 reply.bytes = reply.bytes.saturating_add(size);
                 migrates_at(self.db, object, self.now)?;
                 if !self.shared.is_up(node) {
                     reply.offline = reply.offline.max(node + 1);
                 }
-            } else if free {
+            } else if evict {
                 reply.held += 1;
-                goes(self.db, object, node, self.now)?;
+                evict_object(self.db, object, node, self.now)?;
             }
         }
         Ok(())
@@ -227,42 +232,42 @@ pub(crate) fn sum_of(bytes: &str) -> String {
 }
 
 /// Has an object evicted from a node; the object has replicas elsewhere.
-fn goes(db: &Connection, object: i64, node: u32, now: i64) -> Result<(), Fault> {
+fn evict_object(db: &Connection, object: i64, node: u32, now: i64) -> Result<(), Fault> {
     let sql = "INSERT OR IGNORE INTO migration SELECT ?2, object, NULL, size, ?3 FROM burst WHERE object = ?1";
     db.prepare_cached(sql)?
-        .execute(params![object, node, BURST])?;
+        .execute(params![object, node, EVICT])?;
     migrates_at(db, object, now)
 }
 
 /// Records that an object has all its wanted replicas elsewhere.
-pub(crate) fn drained(db: &Connection, object: i64) -> Result<(), Fault> {
-    let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 RETURNING node, goes";
+pub(crate) fn staged_out(db: &Connection, object: i64) -> Result<(), Fault> {
+    let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 RETURNING node, evict";
     let mut statement = db.prepare_cached(sql)?;
-    let lies = statement.query_row([object, DRAINED], |row| {
+    let lies = statement.query_row([object, STAGED], |row| {
         Ok((row.get::<_, u32>(0)?, row.get::<_, bool>(1)?))
     });
     match lies.optional()? {
-        Some((node, true)) => goes(db, object, node, 0),
+        Some((node, true)) => evict_object(db, object, node, 0),
         _ => Ok(()),
     }
 }
 
 /// Returns whether an object has all its wanted replicas elsewhere, as far as the server knows.
-pub(crate) fn is_drained(db: &Connection, object: u64) -> Result<bool, Fault> {
+pub(crate) fn is_staged_out(db: &Connection, object: u64) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM burst WHERE object = ?1 AND state = ?2";
-    let row = params![object.cast_signed(), DRAINED];
+    let row = params![object.cast_signed(), STAGED];
     Ok(db.prepare_cached(sql)?.exists(row)?)
 }
 
-/// Records that an object has too few replicas elsewhere: it drains once more.
-pub(crate) fn drains_again(db: &Connection, object: i64) -> Result<(), Fault> {
+/// Records that an object has too few replicas elsewhere: it is staged out once more.
+pub(crate) fn stages_out_again(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 AND state = ?3";
-    let row = params![object, DUE, DRAINED];
+    let row = params![object, DUE, STAGED];
     db.prepare_cached(sql)?.execute(row)?;
     Ok(())
 }
 
-/// Records that a replica of an object was lost or is corrupt. Without another replica elsewhere the object drains once more.
+/// Records that a replica of an object was lost or is corrupt. Without another replica elsewhere the object is staged out once more.
 pub(crate) fn lost_elsewhere(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "SELECT 1 FROM burst, (SELECT node FROM held WHERE object = ?1 \
                UNION ALL SELECT node FROM replica WHERE object = ?1 AND state = ?2) AS has \
@@ -272,28 +277,28 @@ pub(crate) fn lost_elsewhere(db: &Connection, object: i64) -> Result<(), Fault> 
     let stored = db.prepare_cached(sql)?.exists(params![object, CURRENT])?;
     match stored {
         true => Ok(()),
-        false => drains_again(db, object),
+        false => stages_out_again(db, object),
     }
 }
 
-/// Has an object evicted from the burst tier as soon as it is drained.
-pub(super) fn goes_when_drained(db: &Connection, object: i64) -> Result<(), Fault> {
-    let sql = "UPDATE burst SET goes = 1 WHERE object = ?1 RETURNING node, state";
+/// Has an object evicted from the burst tier as soon as it is staged out.
+pub(super) fn evict_when_staged_out(db: &Connection, object: i64) -> Result<(), Fault> {
+    let sql = "UPDATE burst SET evict = 1 WHERE object = ?1 RETURNING node, state";
     let mut statement = db.prepare_cached(sql)?;
     let lies = statement.query_row([object], |row| {
         Ok((row.get::<_, u32>(0)?, row.get::<_, i64>(1)?))
     });
     match lies.optional()? {
-        Some((node, DRAINED)) => goes(db, object, node, 0),
+        Some((node, STAGED)) => evict_object(db, object, node, 0),
         _ => Ok(()),
     }
 }
 
 /// Records that a replica arrived on a node, if the replica was requested for the burst tier.
-pub(crate) fn brought(db: &Connection, object: i64, node: u32, now: i64) -> Result<(), Fault> {
+pub(crate) fn staged_in(db: &Connection, object: i64, node: u32, now: i64) -> Result<(), Fault> {
     let sql = "INSERT OR IGNORE INTO burst SELECT object, target, size, ?3, ?4, 0 FROM migration \
                WHERE source = ?5 AND object = ?1 AND target = ?2";
-    let row = params![object, node, now, DRAINED, NOWHERE];
+    let row = params![object, node, now, STAGED, NOWHERE];
     db.prepare_cached(sql)?.execute(row)?;
     Ok(())
 }
@@ -307,7 +312,7 @@ pub(crate) fn left(db: &Connection, object: i64, node: u32) -> Result<(), Fault>
 
 /// A node of the tier, and the free bytes of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Free {
+pub(crate) struct TierNode {
     pub(crate) node: u32,
     pub(crate) bytes: u64,
     /// Capacity of the whole device, in bytes.
@@ -316,21 +321,21 @@ pub(crate) struct Free {
 
 /// Returns the bytes to evict from a node for the wanted free space. Files of other programs on its device can't be evicted and
 /// do not count.
-pub(crate) fn to_go(
+pub(crate) fn to_evict(
     db: &Connection,
-    limits: Limits,
-    (free, now): (Free, i64),
+    limits: TierLimits,
+    (free, now): (TierNode, i64),
 ) -> Result<u64, Fault> {
-    let aside = promises::aside(db, free.node, now)?;
-    let fill = Fill {
+    let aside = reservations::aside(db, free.node, now)?;
+    let fill = TierFill {
         capacity: free.capacity,
         used: free.capacity.saturating_sub(free.bytes),
-        going: 0,
+        evicting: 0,
         aside,
         least: RESERVE_BYTES,
     };
     // This check needs no count of the objects: files of other programs only make the device fuller.
-    if limits.to_go(fill) == 0 {
+    if limits.to_evict(fill) == 0 {
         return Ok(0);
     }
     let sum = |from: &str| -> Result<u64, Fault> {
@@ -340,31 +345,31 @@ pub(crate) fn to_go(
         Ok(sum.cast_unsigned())
     };
     let held = sum("burst WHERE node")?;
-    let going = sum("migration WHERE source")?;
+    let evicting = sum("migration WHERE source")?;
     // These objects are no longer counted as held, but still occupy space.
     let removed =
         sum("removal CROSS JOIN held ON held.object = removal.object WHERE removal.node")?;
     let has = held.saturating_add(removed);
     let capacity = has.saturating_add(free.bytes);
-    Ok(limits.to_go(Fill {
+    Ok(limits.to_evict(TierFill {
         capacity,
         used: has,
-        going: going.saturating_add(removed),
+        evicting: evicting.saturating_add(removed),
         ..fill
     }))
 }
 
-/// Makes room on a node: the oldest drained objects are evicted. If that is not enough, other objects are drained now.
-pub(crate) fn make_room(
+/// Makes space on a node: the oldest staged-out objects are evicted. If that is not enough, other objects are staged out now.
+pub(crate) fn make_space(
     db: &Connection,
-    shared: &Shared,
-    free: Free,
+    shared: &NamesShared,
+    free: TierNode,
     now: i64,
 ) -> Result<(), Fault> {
-    let mut wanted = to_go(db, shared.bursts.limits(), (free, now))?;
+    let mut wanted = to_evict(db, shared.bursts.limits(), (free, now))?;
     let sql = "SELECT object, size FROM burst WHERE node = ?1 AND state = ?2 \
                AND NOT EXISTS (SELECT 1 FROM migration WHERE migration.object = burst.object) ORDER BY at, object LIMIT ?3";
-    for state in [DRAINED, WAITS] {
+    for state in [STAGED, WAITS] {
         let mut statement = db.prepare_cached(sql)?;
         let oldest = statement.query_map(params![free.node, state, OBJECTS_MAX], |row| {
             Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
@@ -375,7 +380,7 @@ pub(crate) fn make_room(
             }
             wanted = wanted.saturating_sub(size);
             match state {
-                DRAINED => goes(db, object, free.node, now)?,
+                STAGED => evict_object(db, object, free.node, now)?,
                 _ => sooner(db, object, now)?,
             }
         }
@@ -383,8 +388,8 @@ pub(crate) fn make_room(
     Ok(())
 }
 
-/// Drains waiting objects of a node now, the oldest first, until they sum up to `bytes` bytes.
-pub(crate) fn drain_sooner(
+/// Stages out waiting objects of a node now, the oldest first, until they sum up to `bytes` bytes.
+pub(crate) fn stage_out_sooner(
     db: &Connection,
     (node, mut bytes): (u32, u64),
     now: i64,
@@ -433,13 +438,13 @@ pub(crate) fn met(
 fn stores(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
     let sql =
         "DELETE FROM migration WHERE (source = ?1 AND why = ?2) OR (target = ?1 AND why = ?3)";
-    db.execute(sql, params![node, BURST, STAGE])?;
+    db.execute(sql, params![node, EVICT, STAGE_IN])?;
     let sql = "INSERT INTO short SELECT object, ?3, ?2 FROM burst WHERE node = ?1 \
                ON CONFLICT DO UPDATE SET at = min(at, ?2)";
     db.execute(sql, params![node, now, MIGRATIONS])?;
     for sql in [
         "DELETE FROM burst WHERE node = ?1",
-        "DELETE FROM promise WHERE node = ?1",
+        "DELETE FROM space_reservation WHERE node = ?1",
     ] {
         db.execute(sql, [node])?;
     }
@@ -458,8 +463,8 @@ fn list(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
 }
 
 /// Returns the usage of a node of the tier, for display.
-pub(crate) fn told(db: &Connection, node: u32, now: i64) -> Result<v1::Staged, Fault> {
-    let (promised, promised_left) = promises::told(db, node, now)?;
+pub(crate) fn reported(db: &Connection, node: u32, now: i64) -> Result<v1::BurstFiles, Fault> {
+    let (reserved_bytes, reserved_left) = reservations::reported(db, node, now)?;
     let (bytes, left) = (
         sum_of("size"),
         sum_of("CASE WHEN state = 2 THEN 0 ELSE size END"),
@@ -471,20 +476,20 @@ pub(crate) fn told(db: &Connection, node: u32, now: i64) -> Result<v1::Staged, F
     let mut statement = db.prepare_cached(&sql)?;
     Ok(statement.query_row([node], |row| {
         let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
-        Ok(v1::Staged {
+        Ok(v1::BurstFiles {
             objects: number(0)?,
             bytes: number(1)?,
-            drained: number(2)?,
+            staged_out: number(2)?,
             bytes_left: number(3)?,
             oldest: row.get(4)?,
-            promised,
-            promised_left,
+            reserved_bytes,
+            reserved_left,
         })
     })?)
 }
 
 /// Returns the objects of a version that was just recorded, with their nodes.
-pub(super) fn places(db: &Connection, vnode: &Vnode) -> Result<Vec<(u64, i64)>, Fault> {
+pub(super) fn places(db: &Connection, vnode: &InodeRecord) -> Result<Vec<(u64, i64)>, Fault> {
     if !vnode.has_parts() {
         return Ok(vec![(vnode.object, vnode.node)]);
     }
@@ -497,7 +502,7 @@ pub(super) fn places(db: &Connection, vnode: &Vnode) -> Result<Vec<(u64, i64)>, 
 mod tests {
     use super::*;
     use crate::names::quota::used;
-    use crate::names::{Caller, Names as _, Request, SqliteNames, ids};
+    use crate::names::{Caller, Names as _, NamesRequest, SqliteNames, ids};
     use crate::replicas::{self, Losses};
     use crate::{clock, corruption, migrations};
     use std::time::Duration;
@@ -536,11 +541,11 @@ mod tests {
         }
 
         fn ask(&self, op: Op) {
-            let request = Request {
+            let request = NamesRequest {
                 caller: Caller::root(),
                 session: 5,
                 ops: vec![v1::NameOp { op: Some(op) }],
-                ..Request::default()
+                ..NamesRequest::default()
             };
             let answer = self.names.apply_blocking(request).unwrap().remove(0).result;
             assert!(!matches!(answer, Some(Answer::Error(_))), "{answer:?}");
@@ -584,66 +589,66 @@ mod tests {
             done.unwrap();
         }
 
-        fn stage(&self, until: i64) -> v1::StageReply {
+        fn stage_out(&self, until: i64) -> v1::StageReply {
             let request = v1::StageRequest {
                 path: b"/".to_vec(),
                 until,
                 ..v1::StageRequest::default()
             };
-            let staged = self.write(move |tx| migrations::files::stage(tx, &request));
+            let staged = self.write(move |tx| migrations::files::stage_out(tx, &request));
             staged.unwrap().unwrap()
         }
 
-        fn drained(&self, object: u64) -> bool {
+        fn staged_out(&self, object: u64) -> bool {
             self.names
                 .database()
-                .read(|db| is_drained(db, object))
+                .read(|db| is_staged_out(db, object))
                 .unwrap()
         }
     }
 
     #[test]
-    fn stage_waits_only_for_files_closed_before_request() {
+    fn stage_out_waits_only_for_files_closed_before_request() {
         let mut tier = Tier::new();
         let first = tier.closed(5);
-        let asked = tier.stage(0);
+        let asked = tier.stage_out(0);
         assert_eq!((asked.objects, asked.bytes), (1, 5));
         tier.closed(7);
-        let again = tier.stage(asked.until);
+        let again = tier.stage_out(asked.until);
         assert_eq!((again.objects, again.bytes), (1, 5), "{again:?}");
         assert_eq!((again.files, again.until), (2, asked.until));
-        assert_eq!(tier.stage(0).bytes, 12);
+        assert_eq!(tier.stage_out(0).bytes, 12);
         // The clock was set back after the seal.
         let late = clock::now_ns() + 3_600_000_000_000;
         tier.sql(format!(
             "UPDATE version SET sealed_at = {late} WHERE object = {first}"
         ));
-        assert_eq!(tier.stage(0).until, late);
-        assert_eq!(tier.stage(late).bytes, 12);
+        assert_eq!(tier.stage_out(0).until, late);
+        assert_eq!(tier.stage_out(late).bytes, 12);
     }
 
     #[test]
-    fn stage_of_directory_by_number_only_waits() {
+    fn stage_out_of_directory_by_number_only_waits() {
         let tier = Tier::new();
         let by_number = v1::StageRequest {
             directory: 1,
             ..v1::StageRequest::default()
         };
         let free = v1::StageRequest {
-            free: true,
+            evict: true,
             ..by_number.clone()
         };
-        let staged = tier.write(move |tx| migrations::files::stage(tx, &free));
+        let staged = tier.write(move |tx| migrations::files::stage_out(tx, &free));
         assert!(matches!(staged, Err(Fault::Malformed(_))), "{staged:?}");
-        let bring = v1::Bring::default();
+        let stage_in = v1::StageIn::default();
         let request = v1::StageRequest {
-            bring: Some(bring.clone()),
+            stage_in: Some(stage_in.clone()),
             ..by_number.clone()
         };
-        let brought =
-            tier.write(move |tx| migrations::files::bring(tx, (&request, &bring), (&[], &[])));
+        let brought = tier
+            .write(move |tx| migrations::files::stage_in(tx, (&request, &stage_in), (&[], &[])));
         assert!(matches!(brought, Err(Fault::Malformed(_))), "{brought:?}");
-        let waited = tier.write(move |tx| migrations::files::stage(tx, &by_number));
+        let waited = tier.write(move |tx| migrations::files::stage_out(tx, &by_number));
         assert!(matches!(waited, Ok(Ok(_))), "{waited:?}");
     }
 
@@ -651,8 +656,8 @@ mod tests {
     fn burst_sums_saturate_for_files_of_huge_total_length() {
         let mut tier = Tier::new();
         tier.sql(format!(
-            "INSERT INTO promise(promise, ino, node, bytes, uid, bounded, since, until) VALUES (1, 1, 3, 100, 0, 0, 0, {0});
-             INSERT INTO promised(object, promise, node) VALUES ({1}, 1, 3), ({2}, 1, 3), ({3}, 1, 3)",
+            "INSERT INTO space_reservation(reservation, ino, node, bytes, uid, bounded, since, until) VALUES (1, 1, 3, 100, 0, 0, 0, {0});
+             INSERT INTO reserved_object(object, reservation, node) VALUES ({1}, 1, 3), ({2}, 1, 3), ({3}, 1, 3)",
             i64::MAX,
             tier.object,
             tier.object + 1,
@@ -660,25 +665,25 @@ mod tests {
         ));
         let size = i64::MAX.unsigned_abs();
         let objects = [size, size, 7].map(|size| tier.closed(size));
-        let free = Free {
+        let free = TierNode {
             node: 3,
             bytes: 0,
             capacity: 1 << 40,
         };
         let counted = tier.write(move |tx| {
             let (db, now) = (tx.db, tx.now);
-            let promises = promises::all(db, now)?;
-            assert_eq!(promises[0].promise.used, 1 << 62);
-            let space = promises::space(db, (3, 0), (&promises, now))?;
+            let reservations = reservations::all(db, now)?;
+            assert_eq!(reservations[0].reservation.used, 1 << 62);
+            let space = reservations::space(db, (3, 0), (&reservations, now))?;
             assert_eq!(space.unheard, MOST);
-            let staged = told(db, 3, now)?;
+            let staged = reported(db, 3, now)?;
             assert_eq!((staged.objects, staged.bytes_left), (3, MOST));
-            assert!(to_go(db, Limits::default(), (free, now))? > 0);
+            assert!(to_evict(db, TierLimits::default(), (free, now))? > 0);
             for object in objects {
-                tx.bring(object, 4)?;
-                drained(db, object.cast_signed())?;
+                tx.stage_in(object, 4)?;
+                staged_out(db, object.cast_signed())?;
             }
-            assert_eq!((tx.may_go(3)?, tx.coming_to_burst(4)?), (MOST, MOST));
+            assert_eq!((tx.evictable(3)?, tx.coming_to_burst(4)?), (MOST, MOST));
             assert_eq!(used(db, Inode::ROOT.0)?.0, MOST);
             migrations::labels::pending(db)
         });
@@ -689,8 +694,8 @@ mod tests {
             "INSERT INTO removal(node, object, queued) VALUES (3, {0}, 0), (3, {1}, 0); DELETE FROM removal",
             objects[0], objects[1]
         ));
-        let left = tier.write(|tx| promises::all(tx.db, tx.now)).unwrap();
-        assert_eq!(left[0].promise.used, 0);
+        let left = tier.write(|tx| reservations::all(tx.db, tx.now)).unwrap();
+        assert_eq!(left[0].reservation.used, 0);
     }
 
     /// Loses the object on node 0, in one of the possible ways.
@@ -702,7 +707,7 @@ mod tests {
                 object: ObjectId(object),
                 what: "is not what it was".into(),
             };
-            let member = |node, burst| migrations::Member {
+            let member = |node, burst| migrations::NodeProperties {
                 node,
                 store: true,
                 memory: false,
@@ -730,7 +735,7 @@ mod tests {
     }
 
     #[test]
-    fn version_lost_from_storage_is_not_drained() {
+    fn version_lost_from_storage_is_not_staged_out() {
         for way in 0..3 {
             // The object was written to the tier or brought there, and has one or two stored replicas.
             for (brought, twice) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -746,14 +751,14 @@ mod tests {
                 if twice {
                     tier.sql(format!("INSERT INTO replica VALUES ({object}, 1, 1)"));
                 }
-                let done = tier.write(move |tx| drained(tx.db, object.cast_signed()));
+                let done = tier.write(move |tx| staged_out(tx.db, object.cast_signed()));
                 done.unwrap();
                 tier.sql("DELETE FROM short".into());
-                assert!(tier.drained(object));
+                assert!(tier.staged_out(object));
                 lose(&tier, way, object);
                 let what = format!("way {way}, brought {brought}, twice {twice}");
-                assert_eq!(tier.drained(object), twice, "{what}");
-                assert_eq!(tier.stage(0).objects, u64::from(!twice), "{what}");
+                assert_eq!(tier.staged_out(object), twice, "{what}");
+                assert_eq!(tier.stage_out(0).objects, u64::from(!twice), "{what}");
                 let looked = tier.write(|tx| {
                     let sql = "SELECT count(*) FROM short WHERE has > 0";
                     Ok(tx.db.query_row(sql, [], |row| row.get::<_, i64>(0))?)

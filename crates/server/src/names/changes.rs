@@ -12,13 +12,13 @@ use tokio::sync::{Notify, futures::Notified};
 const CHANGES_MAX: usize = 4096;
 
 /// Number of watchers of each session.
-type Own = Mutex<BTreeMap<u64, usize>>;
+type SessionWatchers = Mutex<BTreeMap<u64, usize>>;
 
 /// Sender of changes to all watchers.
 #[derive(Clone, Debug)]
 pub(crate) struct Teller {
     sender: broadcast::Sender<Arc<Changed>>,
-    own: Arc<Own>,
+    own: Arc<SessionWatchers>,
     files: Arc<Notify>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Teller {
 #[derive(Debug)]
 pub struct Changes {
     receiver: Receiver<Arc<Changed>>,
-    own: Arc<Own>,
+    own: Arc<SessionWatchers>,
     session: Option<u64>,
 }
 

@@ -18,14 +18,14 @@ impl Claims {
         &self,
         job: JobId,
         paths: &[&str],
-    ) -> Result<Claim<'_>, BTreeMap<String, JobId>> {
+    ) -> Result<JobClaims<'_>, BTreeMap<String, JobId>> {
         let mut claims = self.0.lock();
         let taken = taken(&claims, paths);
         if !taken.is_empty() {
             return Err(taken);
         }
         claims.extend(paths.iter().map(|&path| (path.to_owned(), job)));
-        Ok(Claim {
+        Ok(JobClaims {
             claims: self,
             job,
             paths: paths.iter().map(|&path| path.to_owned()).collect(),
@@ -80,20 +80,20 @@ fn taken(claims: &BTreeMap<String, JobId>, paths: &[&str]) -> BTreeMap<String, J
 
 /// Claims of a job that is being accepted. They are released on drop, unless the job was accepted.
 #[derive(Debug)]
-pub(crate) struct Claim<'a> {
+pub(crate) struct JobClaims<'a> {
     claims: &'a Claims,
     job: JobId,
     paths: Vec<String>,
 }
 
-impl Claim<'_> {
+impl JobClaims<'_> {
     /// Keeps the claims: the job was accepted.
     pub(crate) fn keep(mut self) {
         self.paths.clear();
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for JobClaims<'_> {
     fn drop(&mut self) {
         let paths = self.paths.iter().map(String::as_str);
         self.claims.release(self.job, paths);

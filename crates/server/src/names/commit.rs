@@ -4,9 +4,9 @@
 //! A failed piece of work is rolled back to its own savepoint and does not affect other pieces of the same commit. If the commit
 //! itself fails, no piece of work is kept, each caller receives the reason, and the next commit is attempted normally.
 
-use super::budget::{Share, Shares, in_place};
+use super::budget::{BudgetTurn, Shares, in_place};
 use super::fault::Fault;
-use super::reserve::Reserve;
+use super::reserve::DatabaseReserve;
 use super::schema::{self, OpenError};
 use super::vnode::Caller;
 use crate::clock;
@@ -40,13 +40,13 @@ type Cause = Arc<rusqlite::Error>;
 
 /// Result of a committed piece of work.
 #[derive(Debug)]
-pub(crate) struct Kept<T> {
+pub(crate) struct Committed<T> {
     pub(crate) value: T,
     /// Whether the work survives power loss, if the caller asked for that. The work has taken effect either way.
     pub(crate) on_disk: Result<(), Fault>,
 }
 
-impl<T> Kept<T> {
+impl<T> Committed<T> {
     /// Builds the result of work that was committed, with the result of the sync.
     fn new(value: T, durable: bool, synced: &Result<(), String>) -> Self {
         let on_disk = match synced {
@@ -58,12 +58,12 @@ impl<T> Kept<T> {
 }
 
 /// End of a transaction: whether it was committed and, if any caller asked for a sync, whether it is on the disk.
-struct End {
+struct TransactionEnd {
     committed: Result<(), Cause>,
     synced: Result<(), String>,
 }
 
-impl From<Cause> for End {
+impl From<Cause> for TransactionEnd {
     fn from(cause: Cause) -> Self {
         Self {
             committed: Err(cause),
@@ -73,21 +73,21 @@ impl From<Cause> for End {
 }
 
 /// A caller's work on its way through a transaction.
-trait Piece: Send {
+trait TransactionWork: Send {
     fn durable(&self) -> bool;
     /// Does the work. The error is the one with which SQLite ended the whole transaction.
     fn work(&mut self, connection: &Connection) -> Result<(), Cause>;
-    fn answer(self: Box<Self>, end: &End);
+    fn answer(self: Box<Self>, end: &TransactionEnd);
 }
 
-struct Asked<T, F> {
+struct CommitRequest<T, F> {
     durable: bool,
     work: Option<F>,
     result: Option<Result<T, Fault>>,
-    caller: oneshot::Sender<Result<Kept<T>, Fault>>,
+    caller: oneshot::Sender<Result<Committed<T>, Fault>>,
 }
 
-impl<T, F> Piece for Asked<T, F>
+impl<T, F> TransactionWork for CommitRequest<T, F>
 where
     T: Send,
     F: FnOnce(&Connection) -> Result<T, Fault> + Send,
@@ -109,12 +109,12 @@ where
         }
     }
 
-    fn answer(self: Box<Self>, end: &End) {
+    fn answer(self: Box<Self>, end: &TransactionEnd) {
         let answer = match (self.result, &end.committed) {
             // The piece was rolled back alone; the other pieces of its transaction are not concerned.
             (Some(Err(fault)), _) => Err(fault),
             (_, Err(cause)) => Err(Fault::NotKept(cause.clone())),
-            (Some(Ok(value)), Ok(())) => Ok(Kept::new(value, self.durable, &end.synced)),
+            (Some(Ok(value)), Ok(())) => Ok(Committed::new(value, self.durable, &end.synced)),
             (None, Ok(())) => Err(Fault::Closed),
         };
         // The caller may no longer wait for the answer.
@@ -124,15 +124,15 @@ where
 
 /// The database: writes use one thread, reads use a few connections.
 pub(crate) struct Database {
-    queue: Mutex<Option<mpsc::SyncSender<Box<dyn Piece>>>>,
+    queue: Mutex<Option<mpsc::SyncSender<Box<dyn TransactionWork>>>>,
     readers: Vec<Mutex<Connection>>,
     next_reader: std::sync::atomic::AtomicUsize,
     writer: Mutex<Option<std::thread::JoinHandle<()>>>,
     /// A writer holds the lock for a whole transaction; `None` once the database is closed.
-    writing: Arc<Mutex<Option<Writing>>>,
+    writing: Arc<Mutex<Option<WritingConnection>>>,
     /// Number of pieces of work in the queue.
     waiting: Arc<AtomicUsize>,
-    trouble: Trouble,
+    trouble: WriteFailure,
     /// Whether the device of the database's directory is nearly full.
     low: Arc<AtomicBool>,
     /// Bounds on the reads and writes that users run at once.
@@ -143,10 +143,10 @@ pub(crate) struct Database {
 }
 
 /// Reason why changes can't be kept now; `None` if they can.
-type Trouble = Arc<Mutex<Option<Cause>>>;
+type WriteFailure = Arc<Mutex<Option<Cause>>>;
 
 /// The writing connection.
-struct Writing {
+struct WritingConnection {
     connection: Connection,
     /// Whether the writer itself is committing, see [`guard`].
     committing: Arc<AtomicBool>,
@@ -156,10 +156,10 @@ struct Writing {
     /// Whether a sync of the log failed and the content of the log has not been written again since.
     doubtful: bool,
     /// Reason while transactions can't be kept.
-    trouble: Trouble,
+    trouble: WriteFailure,
     failing: bool,
     /// `None` in memory and on a small device.
-    reserve: Option<Reserve>,
+    reserve: Option<DatabaseReserve>,
     #[cfg(test)]
     syncs: usize,
 }
@@ -186,11 +186,11 @@ impl Database {
         let (sender, receiver) = mpsc::sync_channel(QUEUE_MAX);
         let mut wal = path.as_os_str().to_owned();
         wal.push("-wal");
-        let trouble = Trouble::default();
+        let trouble = WriteFailure::default();
         let wal = Some(PathBuf::from(wal));
         let low = Arc::default();
-        let reserve = Reserve::new(path, &low);
-        let writing = Writing::new((connection, committing), wal, &trouble, reserve);
+        let reserve = DatabaseReserve::new(path, &low);
+        let writing = WritingConnection::new((connection, committing), wal, &trouble, reserve);
         let waiting = Arc::new(AtomicUsize::new(0));
         let writer = std::thread::spawn({
             let (writing, waiting) = (writing.clone(), waiting.clone());
@@ -230,8 +230,8 @@ impl Database {
             Ok(begun) => begun,
             Err(error) => return Err((connection, error)),
         };
-        let trouble = Trouble::default();
-        let writing = Writing::new((connection, committing), None, &trouble, None);
+        let trouble = WriteFailure::default();
+        let writing = WritingConnection::new((connection, committing), None, &trouble, None);
         let database = Self {
             queue: Mutex::default(),
             readers: Vec::new(),
@@ -279,9 +279,9 @@ impl Database {
         &self,
         durable: bool,
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
-    ) -> Result<oneshot::Receiver<Result<Kept<T>, Fault>>, Fault> {
+    ) -> Result<oneshot::Receiver<Result<Committed<T>, Fault>>, Fault> {
         let (caller, receiver) = oneshot::channel();
-        let piece = Asked {
+        let piece = CommitRequest {
             durable,
             work: Some(work),
             result: None,
@@ -305,7 +305,7 @@ impl Database {
         &self,
         durable: bool,
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
-    ) -> Result<Kept<T>, Fault> {
+    ) -> Result<Committed<T>, Fault> {
         if self.waiting.load(Ordering::Acquire) == 0
             && let Some(mut writing) = self.writing.try_lock()
         {
@@ -325,7 +325,7 @@ impl Database {
         &self,
         durable: bool,
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
-    ) -> Result<Kept<T>, Fault> {
+    ) -> Result<Committed<T>, Fault> {
         self.submit(durable, work)?
             .await
             .map_err(|_| Fault::Closed)?
@@ -399,7 +399,7 @@ impl Database {
     }
 
     /// Waits for a turn to read; daemons of the cluster need none.
-    pub(crate) async fn turn(&self, caller: &Caller) -> Option<Share> {
+    pub(crate) async fn turn(&self, caller: &Caller) -> Option<BudgetTurn> {
         match self.alone {
             true => None,
             false => self.reads.take(caller).await,
@@ -409,7 +409,7 @@ impl Database {
     /// Does the same as [`Self::read`], within a turn of a user.
     pub(crate) fn read_with<T>(
         &self,
-        share: Option<&Share>,
+        share: Option<&BudgetTurn>,
         work: impl FnOnce(&Connection) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         match share {
@@ -552,8 +552,8 @@ fn unless_ended<T>(
 }
 
 fn write_loop(
-    writing: &Mutex<Option<Writing>>,
-    queue: &mpsc::Receiver<Box<dyn Piece>>,
+    writing: &Mutex<Option<WritingConnection>>,
+    queue: &mpsc::Receiver<Box<dyn TransactionWork>>,
     waiting: &AtomicUsize,
 ) {
     while let Ok(first) = queue.recv() {
@@ -573,12 +573,12 @@ fn write_loop(
     tracing::debug!(at = clock::now_ns(), "database closed");
 }
 
-impl Writing {
+impl WritingConnection {
     fn new(
         (connection, committing): (Connection, Arc<AtomicBool>),
         wal: Option<PathBuf>,
-        trouble: &Trouble,
-        reserve: Option<Reserve>,
+        trouble: &WriteFailure,
+        reserve: Option<DatabaseReserve>,
     ) -> Arc<Mutex<Option<Self>>> {
         Arc::new(Mutex::new(Some(Self {
             connection,
@@ -599,7 +599,7 @@ impl Writing {
         &mut self,
         durable: bool,
         work: impl FnOnce(&Connection) -> Result<T, Fault>,
-    ) -> Result<Kept<T>, Fault> {
+    ) -> Result<Committed<T>, Fault> {
         self.begin().map_err(|error| self.lost(error.into()))?;
         // A failed operation rolls back only itself; an error that breaks the whole piece ends the transaction.
         let result = work(&self.connection);
@@ -613,19 +613,19 @@ impl Writing {
         };
         self.commit().map_err(|error| self.lost(error.into()))?;
         let synced = if durable { self.sync() } else { Ok(()) };
-        Ok(Kept::new(value, durable, &synced))
+        Ok(Committed::new(value, durable, &synced))
     }
 
     /// Does pieces of work in one transaction, as many as `more` supplies, and answers all of them.
     fn together(
         &mut self,
-        first: Box<dyn Piece>,
-        more: impl FnMut(usize) -> Option<Box<dyn Piece>>,
+        first: Box<dyn TransactionWork>,
+        more: impl FnMut(usize) -> Option<Box<dyn TransactionWork>>,
     ) {
         let mut pieces = vec![first];
         let end = self.attempt(&mut pieces, more).unwrap_or_else(|cause| {
             self.lost(cause.clone());
-            End::from(cause)
+            TransactionEnd::from(cause)
         });
         for piece in pieces {
             piece.answer(&end);
@@ -634,9 +634,9 @@ impl Writing {
 
     fn attempt(
         &mut self,
-        pieces: &mut Vec<Box<dyn Piece>>,
-        mut more: impl FnMut(usize) -> Option<Box<dyn Piece>>,
-    ) -> Result<End, Cause> {
+        pieces: &mut Vec<Box<dyn TransactionWork>>,
+        mut more: impl FnMut(usize) -> Option<Box<dyn TransactionWork>>,
+    ) -> Result<TransactionEnd, Cause> {
         self.begin()?;
         let mut done = 0;
         while let Some(piece) = pieces.get_mut(done) {
@@ -649,7 +649,7 @@ impl Writing {
         self.commit()?;
         let durable = pieces.iter().any(|piece| piece.durable());
         let synced = if durable { self.sync() } else { Ok(()) };
-        Ok(End {
+        Ok(TransactionEnd {
             committed: Ok(()),
             synced,
         })
@@ -779,7 +779,7 @@ mod tests {
     }
 
     impl Database {
-        fn with<T>(&self, change: impl FnOnce(&mut Writing) -> T) -> T {
+        fn with<T>(&self, change: impl FnOnce(&mut WritingConnection) -> T) -> T {
             change(self.writing.lock().as_mut().unwrap())
         }
 
@@ -918,7 +918,7 @@ mod tests {
         database.write_blocking(large).unwrap_err();
         assert!(!reserve.exists() && low());
         assert!(matches!(database.trouble(), Some(Fault::NotKept(_))));
-        // The device has room.
+        // The device has space.
         database.write_blocking(insert(1)).unwrap();
         assert!(reserve.exists() && !low());
         assert!(database.trouble().is_none());

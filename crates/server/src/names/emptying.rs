@@ -2,7 +2,7 @@
 
 use super::fault::Fault;
 use super::transaction::Tx;
-use super::vnode::{Vnode, select_vnodes};
+use super::vnode::{InodeRecord, select_vnodes};
 use tidemill_wire::v1;
 
 /// Maximum number of files and directories below a directory that is emptied: no other client can change names during it.
@@ -10,7 +10,7 @@ const EMPTIED_MAX: usize = 100_000;
 
 /// An entry below a directory.
 #[derive(Debug)]
-pub(crate) struct Below {
+pub(crate) struct Descendant {
     parent: u64,
     name: Vec<u8>,
     directory: bool,
@@ -18,7 +18,7 @@ pub(crate) struct Below {
 
 impl Tx<'_> {
     /// Returns all entries below a directory, the content of each directory before the directory, if the caller may remove all of them.
-    pub(crate) fn to_be_emptied(&self, top: &Vnode) -> Result<Vec<Below>, Fault> {
+    pub(crate) fn to_be_emptied(&self, top: &InodeRecord) -> Result<Vec<Descendant>, Fault> {
         let mut all = Vec::new();
         let mut directories = vec![top.clone()];
         while let Some(above) = directories.pop() {
@@ -31,7 +31,7 @@ impl Tx<'_> {
                     directories.push(vnode);
                 }
                 let parent = above.ino;
-                all.push(Below {
+                all.push(Descendant {
                     parent,
                     name,
                     directory,
@@ -46,8 +46,8 @@ impl Tx<'_> {
     }
 
     /// Removes all entries below a directory.
-    pub(crate) fn empty(&mut self, top: &Vnode) -> Result<(), Fault> {
-        for Below {
+    pub(crate) fn empty(&mut self, top: &InodeRecord) -> Result<(), Fault> {
+        for Descendant {
             parent,
             name,
             directory,
@@ -80,13 +80,13 @@ impl Tx<'_> {
         &self,
         directory: u64,
         limit: usize,
-    ) -> Result<Vec<(Vec<u8>, Vnode)>, Fault> {
+    ) -> Result<Vec<(Vec<u8>, InodeRecord)>, Fault> {
         let mut statement = self.db.prepare_cached(select_vnodes!(
             ", name FROM dirent JOIN inode ON inode.ino = dirent.ino WHERE dirent.parent = ?1 LIMIT ?2"
         ))?;
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let rows = statement.query_map([directory.cast_signed(), limit], |row| {
-            Ok((row.get(17)?, Vnode::from_row(row)?))
+            Ok((row.get(17)?, InodeRecord::from_row(row)?))
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }

@@ -109,9 +109,9 @@ pub enum Fault {
     /// An impossible number of replicas.
     #[error("{0}")]
     BadReplicas(String),
-    /// A directory attribute that is no medium.
+    /// A directory attribute that is no tier.
     #[error("{0}")]
-    BadMedium(String),
+    BadTier(String),
     /// A directory attribute that names no state to wait for.
     #[error("{0}")]
     BadDurable(String),
@@ -128,18 +128,18 @@ pub enum Fault {
     BadRule(String),
     /// Only one node could take a file, and its store is read-only.
     #[error(
-        "{0}: its store is bound to be read only, and only node {1}, whose store that is, could take the file: add a node that \
+        "{0}: its store is attached read-only, and only node {1}, whose store that is, could take the file: add a node that \
          keeps files, or write elsewhere"
     )]
     StoreReadOnly(String, u32),
-    /// A room is full.
-    #[error("{0}: the room is full: remove files in it, see `tidemill room list`")]
-    RoomFull(String),
-    /// Too many pieces of a file that several mounts write.
+    /// A workspace is full.
+    #[error("{0}: the workspace is full: remove files in it, see `tidemill workspace list`")]
+    WorkspaceFull(String),
+    /// Too many extents of a file that several mounts write.
     #[error(
-        "{0} pieces are too many for one file: let each writer write more at once, or files of their own"
+        "{0} extents are too many for one file: let each writer write more at once, or files of their own"
     )]
-    TooManyPieces(usize),
+    TooManyExtents(usize),
     /// No place for a new file.
     #[error(transparent)]
     Placement(#[from] PlacementError),
@@ -195,7 +195,7 @@ impl Fault {
             | Self::Malformed(_)
             | Self::BadNode(_)
             | Self::BadReplicas(_)
-            | Self::BadMedium(_)
+            | Self::BadTier(_)
             | Self::BadDurable(_)
             | Self::BadWait(_)
             | Self::BadLayout(_)
@@ -206,8 +206,8 @@ impl Fault {
             Self::Stale(_) | Self::NotJoined(_) => Errno::STALE,
             Self::TooManyLinks(_) => Errno::MLINK,
             Self::StoreReadOnly(..) => Errno::ROFS,
-            Self::RoomFull(_) => Errno::DQUOT,
-            Self::TooManyPieces(_) => Errno::FBIG,
+            Self::WorkspaceFull(_) => Errno::DQUOT,
+            Self::TooManyExtents(_) => Errno::FBIG,
             Self::NoAttribute(_) => Errno::NODATA,
             Self::AttributeUnsupported(_) => Errno::OPNOTSUPP,
             Self::AttributeTooLong(_) => Errno::TOOBIG,
@@ -289,7 +289,7 @@ impl From<&Fault> for v1::NameError {
         Self {
             errno: fault.errno().raw_os_error(),
             message: fault.to_string(),
-            waking: matches!(fault, Fault::Placement(PlacementError::Asleep(_))),
+            resuming: matches!(fault, Fault::Placement(PlacementError::Suspended(_))),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::fault::Fault;
 use super::replicas::{self, CURRENT};
-use super::shared::Shared;
+use super::shared::NamesShared;
 use super::transaction::Tx;
 use super::vnode::Caller;
 use crate::jobs::outbox;
@@ -13,7 +13,7 @@ use tidemill_wire::v1::Kind;
 
 /// The sealed version of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct SealedVersion {
     pub(crate) ino: u64,
     pub(crate) size: u64,
     pub(crate) owner: (u32, u32),
@@ -21,7 +21,7 @@ pub(crate) struct Held {
 }
 
 /// Returns the objects of a node that are the sealed versions of files.
-pub(crate) fn of_node(db: &Connection, node: u32) -> Result<BTreeMap<u64, Held>, Fault> {
+pub(crate) fn of_node(db: &Connection, node: u32) -> Result<BTreeMap<u64, SealedVersion>, Fault> {
     let sql = "SELECT object, ino, size, uid, gid, mode FROM inode WHERE node = ?1 AND object != 0 AND kind = ?2 \
                UNION ALL SELECT part.part, inode.ino, part.size, inode.uid, inode.gid, inode.mode FROM part \
                CROSS JOIN version ON version.object = part.object \
@@ -32,7 +32,7 @@ pub(crate) fn of_node(db: &Connection, node: u32) -> Result<BTreeMap<u64, Held>,
                WHERE replica.node = ?1 AND replica.state = ?3";
     let mut statement = db.prepare(sql)?;
     let rows = statement.query_map(params![node, Kind::File as i32, CURRENT], |row| {
-        let held = Held {
+        let held = SealedVersion {
             ino: row.get::<_, i64>(1)?.cast_unsigned(),
             size: row.get::<_, i64>(2)?.cast_unsigned(),
             owner: (row.get(3)?, row.get(4)?),
@@ -46,7 +46,7 @@ pub(crate) fn of_node(db: &Connection, node: u32) -> Result<BTreeMap<u64, Held>,
 /// Returns the objects of the file at a path, or of all files below the directory.
 pub(crate) fn objects_below(
     db: &Connection,
-    shared: &Shared,
+    shared: &NamesShared,
     path: &[u8],
 ) -> Result<BTreeSet<u64>, Fault> {
     let root = Caller::root();
@@ -77,7 +77,7 @@ pub(crate) fn objects_below(
 /// Returns the unknown objects of a node: those without version, writer, label or removal. Files' sealed versions are versions.
 pub(crate) fn unknown(
     db: &Connection,
-    shared: &Shared,
+    shared: &NamesShared,
     node: u32,
     objects: &[u64],
 ) -> Result<BTreeSet<u64>, Fault> {
@@ -117,7 +117,7 @@ fn outputs(db: &Connection) -> Result<BTreeMap<u64, u64>, Fault> {
 /// Schedules the removal, at time `at`, of those objects of a node that are unknown now. Returns the unknown objects.
 pub(crate) fn remove_unknown(
     db: &Connection,
-    shared: &Shared,
+    shared: &NamesShared,
     node: u32,
     objects: &[u64],
     at: i64,

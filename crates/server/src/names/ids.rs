@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use std::ops::Range;
 use tidemill_core::id::Inode;
 
-/// Maximum number of ids of one kind in one reservation.
+/// Maximum number of ids of one kind in one id range.
 pub(crate) const RESERVE_MAX: u32 = 1 << 20;
 /// Number of blocks of unused ids that a user without an administrator's rights may have. Above it, blocks older than a day are deleted, a few at a time;
 /// above `BLOCKS_EACH_MAX`, the oldest blocks are deleted regardless of age.
@@ -46,7 +46,7 @@ pub(crate) fn reserve_for(
     let inode = reserve(db, "inode", u64::from(inodes))?;
     let object = reserve(db, "object", u64::from(objects.max(1)))?;
     if !caller.administrator && inodes + objects > 0 {
-        let block = Block {
+        let block = ReservedIds {
             objects: object..object + u64::from(objects),
             inodes: inode..inode + u64::from(inodes),
         };
@@ -56,12 +56,12 @@ pub(crate) fn reserve_for(
 }
 
 /// Ids that a client without an administrator's rights has just reserved.
-struct Block {
+struct ReservedIds {
     objects: Range<u64>,
     inodes: Range<u64>,
 }
 
-impl Block {
+impl ReservedIds {
     /// Stores the block, merged into the user's last block if it directly follows that block.
     fn note(&self, db: &Connection, uid: u32, now: i64) -> Result<(), Fault> {
         forget_old(db, uid, now)?;
@@ -69,28 +69,28 @@ impl Block {
         let objects = self.objects.end.saturating_sub(self.objects.start);
         let inodes = self.inodes.end.saturating_sub(self.inodes.start);
         let (objects, inodes) = (objects.cast_signed(), inodes.cast_signed());
-        let sql = "UPDATE reservation SET objects = objects + ?4, inodes = inodes + ?5, left = left + ?4 + ?5, at = ?6 \
-                   WHERE first_object = (SELECT max(first_object) FROM reservation WHERE uid = ?1) \
+        let sql = "UPDATE id_range SET objects = objects + ?4, inodes = inodes + ?5, left = left + ?4 + ?5, at = ?6 \
+                   WHERE first_object = (SELECT max(first_object) FROM id_range WHERE uid = ?1) \
                    AND first_object + objects = ?2 AND first_inode + inodes = ?3";
         let row = params![uid, object, inode.cast_signed(), objects, inodes, now];
         if db.prepare_cached(sql)?.execute(row)? > 0 {
             return Ok(());
         }
-        let sql = "INSERT INTO reservation(uid, first_object, first_inode, objects, inodes, left, at) \
+        let sql = "INSERT INTO id_range(uid, first_object, first_inode, objects, inodes, left, at) \
                    VALUES (?1, ?2, ?3, ?4, ?5, ?4 + ?5, ?6)";
         db.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
 }
 
-/// Makes room for one more block of a user: the oldest blocks are deleted.
+/// Makes space for one more block of a user: the oldest blocks are deleted.
 fn forget_old(db: &Connection, uid: u32, now: i64) -> Result<(), Fault> {
-    let sql = "SELECT count(*) FROM reservation WHERE uid = ?1";
+    let sql = "SELECT count(*) FROM id_range WHERE uid = ?1";
     let count: i64 = db.prepare_cached(sql)?.query_row([uid], |row| row.get(0))?;
     if count < BLOCKS_EACH {
         return Ok(());
     }
-    let sql = "DELETE FROM reservation WHERE first_object IN (SELECT first_object FROM reservation WHERE uid = ?1 \
+    let sql = "DELETE FROM id_range WHERE first_object IN (SELECT first_object FROM id_range WHERE uid = ?1 \
                ORDER BY first_object LIMIT ?2) AND (at < ?3 OR ?4)";
     let row = params![uid, FORGOTTEN, now - KEPT_NS, count >= BLOCKS_EACH_MAX];
     db.prepare_cached(sql)?.execute(row)?;
@@ -101,7 +101,7 @@ impl Tx<'_> {
     /// Returns whether the caller has reserved an id of this kind, and counts the id as used.
     fn use_reserved(&self, kind: &str, id: u64) -> Result<bool, Fault> {
         let sql = format!(
-            "SELECT first_object, left FROM (SELECT first_object, left, first_{kind} + {kind}s AS end FROM reservation \
+            "SELECT first_object, left FROM (SELECT first_object, left, first_{kind} + {kind}s AS end FROM id_range \
              WHERE uid = ?1 AND first_{kind} <= ?2 AND {kind}s > 0 ORDER BY first_{kind} DESC LIMIT 1) WHERE ?2 < end"
         );
         let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
@@ -111,8 +111,8 @@ impl Tx<'_> {
             return Ok(false);
         };
         let sql = match left {
-            ..=1 => "DELETE FROM reservation WHERE first_object = ?1",
-            _ => "UPDATE reservation SET left = left - 1 WHERE first_object = ?1",
+            ..=1 => "DELETE FROM id_range WHERE first_object = ?1",
+            _ => "UPDATE id_range SET left = left - 1 WHERE first_object = ?1",
         };
         self.db.prepare_cached(sql)?.execute([block])?;
         Ok(true)
@@ -182,7 +182,7 @@ impl Tx<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::{Request, SqliteNames};
+    use crate::names::{NamesRequest, SqliteNames};
     use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
     fn names() -> (tempfile::TempDir, SqliteNames) {
@@ -202,7 +202,7 @@ mod tests {
     /// Returns the blocks of a user: first object, objects, inodes and the number of unused ids.
     fn blocks(names: &SqliteNames, uid: u32) -> Vec<(u64, i64, i64, i64)> {
         let read = |db: &Connection| {
-            let sql = "SELECT first_object, objects, inodes, left FROM reservation WHERE uid = ?1 ORDER BY first_object";
+            let sql = "SELECT first_object, objects, inodes, left FROM id_range WHERE uid = ?1 ORDER BY first_object";
             let mut statement = db.prepare(sql)?;
             let rows = statement.query_map([uid], |row| {
                 let first: i64 = row.get(0)?;
@@ -227,19 +227,19 @@ mod tests {
             ino,
             ..v1::Create::default()
         };
-        let request = Request {
+        let request = NamesRequest {
             caller: user(uid),
             ops: vec![v1::NameOp {
                 op: Some(Op::Create(directory)),
             }],
-            ..Request::default()
+            ..NamesRequest::default()
         };
         let mut results = crate::names::Names::apply_blocking(names, request).unwrap();
         results.remove(0).result.unwrap()
     }
 
     #[test]
-    fn adjacent_reservations_merge_and_end_when_used() {
+    fn adjacent_id_ranges_merge_and_end_when_used() {
         let (_directory, names) = names();
         let (ino, object) = reserved(&names, 7, (1, 1));
         for _ in 0..1000 {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn reservations_of_one_user_are_bounded() {
+    fn id_ranges_of_one_user_are_bounded() {
         let (_directory, names) = names();
         let first = reserved(&names, 9, (1, 1));
         let reserve = |db: &Connection| {
@@ -278,7 +278,7 @@ mod tests {
         // Blocks of other users stay.
         assert_eq!(blocks(&names, 9), [(first.1, 1, 1, 2)]);
         // Blocks older than a day are deleted above a user's usual number.
-        let age = |db: &Connection| Ok(db.execute("UPDATE reservation SET at = 0", [])?);
+        let age = |db: &Connection| Ok(db.execute("UPDATE id_range SET at = 0", [])?);
         names.database().write_blocking(age).unwrap();
         for _ in 0..BLOCKS_EACH_MAX {
             reserved(&names, 7, (1, 0));

@@ -8,11 +8,11 @@ use super::fault::Fault;
 use super::notes;
 use super::sqlite::SqliteNames;
 use super::transaction::Tx;
-use super::vnode::{READ, Vnode};
+use super::vnode::{InodeRecord, READ};
 use crate::clock;
 use rusqlite::{Connection, params};
 use tidemill_core::id::Inode;
-use tidemill_core::job::own;
+use tidemill_core::job::user_kernels;
 use tidemill_wire::v1::Kind;
 
 /// As for `/tmp`: every user may create entries, and only the owner may remove an entry.
@@ -40,10 +40,10 @@ impl SqliteNames {
 }
 
 /// Creates the directory; returns whether it is new, and the object with its name.
-fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<(bool, Vnode), Fault> {
-    let name = own::DIRECTORY.trim_start_matches('/').as_bytes();
+fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<(bool, InodeRecord), Fault> {
+    let name = user_kernels::DIRECTORY.trim_start_matches('/').as_bytes();
     let now = clock::now_ns();
-    if let Some(mut there) = Vnode::child(db, Inode::ROOT.0, name)? {
+    if let Some(mut there) = InodeRecord::child(db, Inode::ROOT.0, name)? {
         if there.is_dir() && (there.mode, there.uid, there.gid) != (DIRECTORY_MODE, uid, gid) {
             (there.mode, there.uid, there.gid, there.ctime) = (DIRECTORY_MODE, uid, gid, now);
             there.update(db)?;
@@ -52,7 +52,7 @@ fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<(bool, Vnode), Fault>
         return Ok((false, there));
     }
     let ino = super::ids::reserve(db, "inode", 1)?;
-    let directory = Vnode::directory(ino, DIRECTORY_MODE, (uid, gid), now);
+    let directory = InodeRecord::directory(ino, DIRECTORY_MODE, (uid, gid), now);
     directory.insert(db)?;
     notes::changed(db, &directory)?;
     let root = Inode::ROOT.0.cast_signed();
@@ -82,7 +82,7 @@ impl Tx<'_> {
     /// # Errors
     /// If there is no such directory, or the caller may not list it.
     pub(crate) fn own_kernels(&self, uid: u32) -> Result<Vec<String>, Fault> {
-        let path = format!("{}/{uid}", own::DIRECTORY);
+        let path = format!("{}/{uid}", user_kernels::DIRECTORY);
         let directory = self.resolve(path.as_bytes(), false)?;
         if !directory.is_dir() || directory.uid != uid || directory.mode & 0o022 != 0 {
             return Ok(Vec::new());

@@ -3,15 +3,15 @@
 //! It reads the tables `version`, `task`, `task_input` and `task_output`. Their rows stay when files are renamed, rewritten or
 //! removed. A walk is one recursive query of any size; a few more queries read the rows that it reached.
 
-use super::drops;
 use super::fault::Fault;
+use super::input_deletion;
 use crate::jobs::joins;
 use crate::jobs::spec::{SPEC, StoredShare, StoredTask};
 use crate::jobs::store::parse;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::{BTreeMap, BTreeSet};
+use tidemill_core::display::escaped;
 use tidemill_core::job::MERGE;
-use tidemill_core::shown::escaped;
 use tidemill_wire::v1;
 
 /// Maximum number of objects that one walk reaches.
@@ -22,7 +22,7 @@ const REUSE_HOPS_MAX: usize = 1000;
 
 /// Direction of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum WalkDirection {
     /// To the inputs of an object.
     Up,
     /// To the objects that were made from an object.
@@ -59,15 +59,15 @@ const READ: &str = "SELECT DISTINCT task_input.task FROM json_each(?1) AS met \
 /// Walks from versions and tasks, at most `depth` tasks far, without bound if `depth` is 0. A task in `start` counts as the first.
 pub(crate) fn walk_from(
     db: &Connection,
-    way: Way,
+    way: WalkDirection,
     start: &Walked,
     depth: u32,
 ) -> Result<Walked, Fault> {
     let mut walked = walk(db, way, &start.objects, depth)?;
     if !start.tasks.is_empty() && depth != 1 {
         let table = match way {
-            Way::Up => "task_input",
-            Way::Down => "task_output",
+            WalkDirection::Up => "task_input",
+            WalkDirection::Down => "task_output",
         };
         let ends = named(db, table, &list(&mut start.tasks.iter().copied()))?;
         let ends = ends.into_values().flatten().map(|end| end.object).collect();
@@ -79,13 +79,13 @@ pub(crate) fn walk_from(
 /// Walks from objects, at most `depth` tasks far, without bound if `depth` is 0.
 pub(crate) fn walk(
     db: &Connection,
-    way: Way,
+    way: WalkDirection,
     from: &BTreeSet<u64>,
     depth: u32,
 ) -> Result<Walked, Fault> {
     let (onward, tasks) = match way {
-        Way::Up => (UP, MADE),
-        Way::Down => (DOWN, READ),
+        WalkDirection::Up => (UP, MADE),
+        WalkDirection::Down => (DOWN, READ),
     };
     // Each object appears once; with a depth, once for each depth.
     let sql = if depth == 0 {
@@ -178,7 +178,7 @@ pub(crate) fn versions(
     })?;
     let mut versions = rows.collect::<Result<Vec<_>, _>>()?;
     for version in &mut versions {
-        version.dropped = drops::told(db, version.object)?;
+        version.dropped = input_deletion::reported(db, version.object)?;
     }
     Ok(versions)
 }
@@ -235,7 +235,7 @@ pub(crate) fn annotated(db: &Connection, name: &str) -> Result<BTreeSet<u64>, Fa
 
 /// Set of tasks to search.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Among {
+pub(crate) enum SearchedTasks {
     #[default]
     All,
     Job(u64),
@@ -244,8 +244,8 @@ pub(crate) enum Among {
 
 /// Filter for successful tasks: by user, time, and a word in the task's recorded specification.
 #[derive(Debug, Default)]
-pub(crate) struct Wanted<'a> {
-    pub(crate) among: Among,
+pub(crate) struct LineageFilter<'a> {
+    pub(crate) among: SearchedTasks,
     pub(crate) uid: Option<u32>,
     pub(crate) word: &'a str,
     /// Range of start times, in nanoseconds since the Unix epoch; 0 means no bound.
@@ -255,11 +255,15 @@ pub(crate) struct Wanted<'a> {
 
 /// Returns the matching tasks, the newest first. A task with a reused result started when the original task did; this search
 /// ignores that start.
-pub(crate) fn tasks(db: &Connection, wanted: &Wanted<'_>, max: usize) -> Result<Vec<u64>, Fault> {
+pub(crate) fn tasks(
+    db: &Connection,
+    wanted: &LineageFilter<'_>,
+    max: usize,
+) -> Result<Vec<u64>, Fault> {
     let (which, id) = match wanted.among {
-        Among::All => ("?1 = 0", 0),
-        Among::Job(job) => ("task.job = ?1", job),
-        Among::Task(task) => ("task.task = ?1", task),
+        SearchedTasks::All => ("?1 = 0", 0),
+        SearchedTasks::Job(job) => ("task.job = ?1", job),
+        SearchedTasks::Task(task) => ("task.task = ?1", task),
     };
     let sql = format!(
         "SELECT task.task FROM task JOIN job ON job.job = task.job WHERE {which} AND task.state = ?2 \
@@ -296,7 +300,7 @@ pub(crate) fn versions_of(db: &Connection, ino: u64, path: &[u8]) -> Result<BTre
 
 /// For a task with a reused result, fills in place, time and duration of the original run.
 fn resolve_reuse(db: &Connection, run: &mut v1::Run) -> Result<(), Fault> {
-    let sql = "SELECT reused, kernel_hash, node, start, end, read_bytes, written_bytes, moved_bytes FROM task \
+    let sql = "SELECT reused, kernel_hash, node, start, end, read_bytes, written_bytes, transferred_bytes FROM task \
                WHERE task = ?1";
     let mut statement = db.prepare_cached(sql)?;
     let mut next = run.reused_task;
@@ -310,7 +314,7 @@ fn resolve_reuse(db: &Connection, run: &mut v1::Run) -> Result<(), Fault> {
             (run.start, run.end) = (row.get(3)?, row.get(4)?);
             run.read_bytes = long(row, 5)?;
             run.written_bytes = long(row, 6)?;
-            run.moved_bytes = long(row, 7)?;
+            run.transferred_bytes = long(row, 7)?;
             long(row, 0)
         });
         next = found.optional()?.unwrap_or(0);
@@ -321,7 +325,7 @@ fn resolve_reuse(db: &Connection, run: &mut v1::Run) -> Result<(), Fault> {
 /// Returns the records of tasks, in the order of their ids.
 pub(crate) fn runs(db: &Connection, tasks: &BTreeSet<u64>) -> Result<Vec<v1::Run>, Fault> {
     let sql = "SELECT task.task, task.job, job.name, spec, kernel_hash, node, uid, start, end, read_bytes, \
-               written_bytes, moved_bytes, reused FROM json_each(?1) AS met \
+               written_bytes, transferred_bytes, reused FROM json_each(?1) AS met \
                CROSS JOIN task ON task.task = met.value CROSS JOIN job ON job.job = task.job";
     let wanted = list(&mut tasks.iter().copied());
     let mut inputs = named(db, "task_input", &wanted)?;
@@ -343,14 +347,16 @@ pub(crate) fn runs(db: &Connection, tasks: &BTreeSet<u64>) -> Result<Vec<v1::Run
             kernel: stored.kernel,
             kernel_hash: row.get(4)?,
             args: own.collect(),
-            surroundings: tidemill_wire::convert::surroundings(&stored.surroundings),
+            runtime_environment: tidemill_wire::convert::runtime_environment(
+                &stored.runtime_environment,
+            ),
             node: row.get(5)?,
             uid: row.get(6)?,
             start: row.get(7)?,
             end: row.get(8)?,
             read_bytes: long(row, 9)?,
             written_bytes: long(row, 10)?,
-            moved_bytes: long(row, 11)?,
+            transferred_bytes: long(row, 11)?,
             reused_task: long(row, 12)?,
             inputs: inputs.remove(&task).unwrap_or_default(),
             outputs: outputs.remove(&task).unwrap_or_default(),

@@ -5,7 +5,6 @@
 //! `removal` (next: `server/src/removal.rs`).
 
 mod apply;
-pub(crate) mod arrivals;
 pub(crate) mod attribute;
 pub(crate) mod budget;
 pub(crate) mod burst;
@@ -13,34 +12,35 @@ pub(crate) mod changes;
 pub(crate) mod channels;
 pub(crate) mod claims;
 pub(crate) mod commit;
-pub(crate) mod drops;
+mod did_you_mean;
+pub(crate) mod draining;
 mod emptying;
+pub(crate) mod events;
 mod fault;
+pub(crate) mod granted_capabilities;
 pub(crate) mod holdings;
 pub(crate) mod ids;
+pub(crate) mod input_deletion;
 mod kernels;
-pub(crate) mod leaving;
-pub(crate) mod lent;
 pub(crate) mod lineage;
-mod meant;
+pub(crate) mod multi_writer;
 pub(crate) mod notes;
+pub(crate) mod overflow;
 pub(crate) mod parts;
-pub(crate) mod promises;
 mod quota;
-pub(crate) mod reading;
+pub(crate) mod read_pins;
 pub(crate) mod replicas;
+pub(crate) mod reservations;
 mod reserve;
-pub(crate) mod rooms;
 pub(crate) mod schema;
 pub(crate) mod shared;
-pub(crate) mod sight;
-pub(crate) mod spill;
 mod sqlite;
-pub(crate) mod together;
 pub(crate) mod transaction;
 mod tree;
 mod version;
+pub(crate) mod visibility;
 pub(crate) mod vnode;
+pub(crate) mod workspaces;
 mod writers;
 
 pub(crate) use apply::only_reads;
@@ -60,11 +60,11 @@ use tidemill_core::layout::PartOf;
 use tidemill_wire::v1;
 
 /// A future of a [`Names`] method.
-pub type Answered<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub type NamesFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// One batch of operations by one caller.
 #[derive(Clone, Debug, Default)]
-pub struct Request {
+pub struct NamesRequest {
     /// Caller whose rights the operations use.
     pub caller: Caller,
     /// Session of the mount that asks; 0 for other clients.
@@ -75,7 +75,7 @@ pub struct Request {
     pub ops: Vec<v1::NameOp>,
 }
 
-impl Request {
+impl NamesRequest {
     /// Builds a request from a message of a caller whose rights are known. Only mounts have sessions, and mounts are daemons with an administrator's rights.
     pub(crate) fn of(caller: Caller, message: v1::NameRequest) -> Self {
         let session = if caller.administrator {
@@ -107,13 +107,13 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If the changes could not be kept; then none has taken effect. Errors of single operations are among the results.
-    fn apply(&self, request: Request) -> Answered<'_, Result<Vec<v1::NameResult>, Fault>>;
+    fn apply(&self, request: NamesRequest) -> NamesFuture<'_, Result<Vec<v1::NameResult>, Fault>>;
 
     /// Does the same as [`Self::apply`], for threads outside the runtime.
     ///
     /// # Errors
     /// As for [`Self::apply`].
-    fn apply_blocking(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault>;
+    fn apply_blocking(&self, request: NamesRequest) -> Result<Vec<v1::NameResult>, Fault>;
 
     /// Reserves inode and object ids; returns the first of each. The server never hands out an id twice.
     ///
@@ -124,7 +124,7 @@ pub trait Names: std::fmt::Debug + Send + Sync {
         caller: Caller,
         inodes: u32,
         objects: u32,
-    ) -> Answered<'_, Result<(u64, u64), Fault>>;
+    ) -> NamesFuture<'_, Result<(u64, u64), Fault>>;
 
     /// Returns all changes from now on.
     fn changes(&self) -> Changes;
@@ -133,19 +133,19 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If the number could not be kept.
-    fn new_session(&self) -> Answered<'_, Result<u64, Fault>>;
+    fn new_session(&self) -> NamesFuture<'_, Result<u64, Fault>>;
 
     /// Ends the session of a mount and forgets the inodes that it held open.
     ///
     /// # Errors
     /// If the database fails.
-    fn end_session(&self, session: u64) -> Answered<'_, Result<(), Fault>>;
+    fn end_session(&self, session: u64) -> NamesFuture<'_, Result<(), Fault>>;
 
     /// Returns all versions that are not sealed, counted by writer and node.
     ///
     /// # Errors
     /// If the database fails.
-    fn unsealed(&self) -> Result<Vec<Unsealed>, Fault>;
+    fn unsealed(&self) -> Result<Vec<UnsealedCount>, Fault>;
 
     /// Returns versions that a mount was still writing on a node when it disconnected, for others to seal or abandon: at most
     /// `limit`, in order of their objects, from the first after `after`.
@@ -163,7 +163,7 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If the database fails.
-    fn abandon_silent(&self) -> Answered<'_, Result<(), Fault>>;
+    fn abandon_silent(&self) -> NamesFuture<'_, Result<(), Fault>>;
 
     /// Returns the sessions of mounts that may have locks.
     ///
@@ -175,24 +175,24 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If the record could not be kept.
-    fn set_locker(&self, session: u64, has: bool) -> Answered<'_, Result<(), Fault>>;
+    fn set_locker(&self, session: u64, has: bool) -> NamesFuture<'_, Result<(), Fault>>;
 
     /// Returns the version of a file that is being written, if any. With several writers, returns the object of each writer.
     ///
     /// # Errors
     /// If the database fails.
-    fn written(&self, ino: u64) -> Result<Vec<Written>, Fault>;
+    fn written(&self, ino: u64) -> Result<Vec<OpenVersion>, Fault>;
 }
 
 /// A version that is being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct OpenVersion {
     /// The object being written.
     pub object: u64,
     /// Session of the mount that writes the version; 0 for other clients.
     pub session: u64,
     /// Whether other mounts may write the same version.
-    pub together: bool,
+    pub multi_writer: bool,
 }
 
 /// A version that a mount was still writing when it disconnected.
@@ -216,7 +216,7 @@ pub struct Unfinished {
 
 /// Versions that are not sealed, of one writer on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unsealed {
+pub struct UnsealedCount {
     /// Session of the mount that writes or wrote the versions; 0 for other clients.
     pub session: u64,
     /// The node.

@@ -7,8 +7,8 @@ use super::fault::Fault;
 use super::ids;
 use super::replicas::CURRENT;
 use super::transaction::{Tx, path_of};
-use super::vnode::{NO_NODE, Vnode};
-use super::{parts, together};
+use super::vnode::{InodeRecord, NO_NODE};
+use super::{multi_writer, parts};
 use crate::rules::noted;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_wire::v1::{self, Kind};
@@ -22,7 +22,7 @@ const BYTES_MAX: usize = 4 << 20;
 
 /// Rows that a batch was made of.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct NoteRows {
     /// Inode, and the number of its changes so far.
     pub(crate) rows: Vec<(u64, u64)>,
     /// Highest change number of the batch.
@@ -30,7 +30,7 @@ pub(crate) struct Batch {
 }
 
 /// Records that an inode changed or was deleted: the nodes that know it must be informed.
-pub(crate) fn changed(db: &Connection, vnode: &Vnode) -> Result<(), Fault> {
+pub(crate) fn changed(db: &Connection, vnode: &InodeRecord) -> Result<(), Fault> {
     // A file that was never sealed has no content to recover.
     if vnode.kind == Kind::File && vnode.version == 0 {
         return Ok(());
@@ -68,7 +68,7 @@ fn changed_at(db: &Connection, node: i64, ino: u64) -> Result<(), Fault> {
 
 impl Tx<'_> {
     /// See [`changed`].
-    pub(crate) fn note(&self, vnode: &Vnode) -> Result<(), Fault> {
+    pub(crate) fn note(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         changed(self.db, vnode)
     }
 
@@ -123,7 +123,7 @@ pub(crate) fn done(db: &Connection, node: u32, rows: &[(u64, u64)]) -> Result<()
 pub(crate) fn take(
     db: &Connection,
     node: u32,
-) -> Result<Option<(Batch, Vec<v1::NameNote>)>, Fault> {
+) -> Result<Option<(NoteRows, Vec<v1::NameNote>)>, Fault> {
     let sql = "SELECT ino, changes FROM note WHERE node = ?1 ORDER BY ino LIMIT ?2";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map(params![node, ROWS_MAX], |row| {
@@ -138,7 +138,10 @@ pub(crate) fn take(
         bytes += note.places.iter().map(|one| one.name.len()).sum::<usize>();
         bytes += note.xattrs.iter().map(|one| one.value.len()).sum::<usize>();
         bytes += note.rule.as_ref().map_or(0, |rule| rule.text.len());
-        bytes += note.layout.as_ref().map_or(0, |layout| layout.pieces.len());
+        bytes += note
+            .layout
+            .as_ref()
+            .map_or(0, |layout| layout.extents.len());
         notes.push(note);
         if bytes > BYTES_MAX {
             break;
@@ -153,7 +156,7 @@ pub(crate) fn take(
         note.change = change;
     }
     let last = first + notes.len() as u64 - 1;
-    Ok(Some((Batch { rows, last }, notes)))
+    Ok(Some((NoteRows { rows, last }, notes)))
 }
 
 /// Returns the note with an inode's present state for a node.
@@ -161,7 +164,7 @@ fn note(db: &Connection, ino: u64, node: u32) -> Result<v1::NameNote, Fault> {
     if let Some(note) = noted::note(db, ino)? {
         return Ok(note);
     }
-    let Some(vnode) = Vnode::find(db, ino)? else {
+    let Some(vnode) = InodeRecord::find(db, ino)? else {
         let sql = "SELECT object FROM version WHERE ino = ?1 ORDER BY version DESC LIMIT 1";
         let mut statement = db.prepare_cached(sql)?;
         let last: Option<i64> = statement
@@ -221,7 +224,7 @@ fn note(db: &Connection, ino: u64, node: u32) -> Result<v1::NameNote, Fault> {
 }
 
 /// Returns the layout of a version that consists of several objects.
-fn layout(db: &Connection, vnode: &Vnode) -> Result<Option<v1::Layout>, Fault> {
+fn layout(db: &Connection, vnode: &InodeRecord) -> Result<Option<v1::Layout>, Fault> {
     let parts = match vnode.has_parts() {
         true => parts::parts(db, vnode.object)?,
         false => None,
@@ -229,11 +232,11 @@ fn layout(db: &Connection, vnode: &Vnode) -> Result<Option<v1::Layout>, Fault> {
     let Some((unit, rows)) = parts else {
         return Ok(None);
     };
-    let pieces = match unit {
-        0 => together::pieces(db, vnode.object)?,
+    let extents = match unit {
+        0 => multi_writer::extents(db, vnode.object)?,
         _ => Vec::new(),
     };
-    let part = |row: parts::Row| v1::LayoutPart {
+    let part = |row: parts::PartRow| v1::LayoutPart {
         object: row.object,
         node: row.node,
         size: row.size.unwrap_or(0),
@@ -242,7 +245,7 @@ fn layout(db: &Connection, vnode: &Vnode) -> Result<Option<v1::Layout>, Fault> {
     Ok(Some(v1::Layout {
         unit,
         parts: rows.into_iter().map(part).collect(),
-        pieces,
+        extents,
     }))
 }
 

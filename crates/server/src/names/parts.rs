@@ -5,14 +5,14 @@
 use super::attribute::DIRECTORY_STRIPES;
 use super::fault::Fault;
 use super::ids;
+use super::multi_writer;
 use super::replicas;
-use super::together;
 use super::transaction::Tx;
-use super::vnode::{NO_NODE, Vnode};
+use super::vnode::{InodeRecord, NO_NODE};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::str::FromStr;
 use tidemill_core::id::{Inode, NodeId, ObjectId};
-use tidemill_core::layout::{self, Layout, LayoutError, Part, PartOf, Striped, Stripes};
+use tidemill_core::layout::{self, Layout, LayoutError, Part, PartOf, StripedLayout, Stripes};
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 
@@ -29,8 +29,8 @@ impl Tx<'_> {
     pub(crate) fn stripes_wanted(
         &self,
         (asked, node): (Option<&v1::Stripes>, Option<u32>),
-        dir: impl FnOnce() -> Result<Vnode, Fault>,
-        before: Option<&Vnode>,
+        dir: impl FnOnce() -> Result<InodeRecord, Fault>,
+        before: Option<&InodeRecord>,
     ) -> Result<Option<Stripes>, Fault> {
         if let Some(asked) = asked {
             if asked.unit == 0 {
@@ -46,9 +46,10 @@ impl Tx<'_> {
             return Ok(None);
         }
         if self.shared.directory_stripes()
-            && let Some(Striping(said)) = self.directory_attribute(&dir()?, DIRECTORY_STRIPES)?
+            && let Some(Striping(reported)) =
+                self.directory_attribute(&dir()?, DIRECTORY_STRIPES)?
         {
-            return Ok(said);
+            return Ok(reported);
         }
         let Some(before) = before.filter(|vnode| vnode.has_parts()) else {
             return Ok(None);
@@ -70,9 +71,9 @@ impl Tx<'_> {
         stripes: Stripes,
     ) -> Result<i64, Fault> {
         self.shared.set_parts();
-        let rooms = self.shared.rooms();
-        let nodes = layout::place_stripes(Inode(ino), stripes.width, &rooms.store);
-        let nodes = nodes.map_err(|error| self.shared.awaken(error, &rooms))?;
+        let spaces = self.shared.spaces();
+        let nodes = layout::place_stripes(Inode(ino), stripes.width, &spaces.store);
+        let nodes = nodes.map_err(|error| self.shared.resume(error, &spaces))?;
         let sql = "INSERT INTO layout(object, unit) VALUES (?1, ?2)";
         let row = params![object.cast_signed(), stripes.unit.cast_signed()];
         self.db.prepare_cached(sql)?.execute(row)?;
@@ -93,7 +94,7 @@ impl Tx<'_> {
     }
 
     /// Makes a version of sealed objects, which belong to the version from now on.
-    pub(crate) fn lay_out(&self, object: ObjectId, striped: &Striped) -> Result<(), Fault> {
+    pub(crate) fn lay_out(&self, object: ObjectId, striped: &StripedLayout) -> Result<(), Fault> {
         self.shared.set_parts();
         let version = object.0.cast_signed();
         let sql = "INSERT INTO layout(object, unit) VALUES (?1, ?2)";
@@ -117,7 +118,7 @@ impl Tx<'_> {
     /// includes the corrupt replicas of a part without a good replica.
     pub(crate) fn opened_parts(
         &self,
-        vnode: &Vnode,
+        vnode: &InodeRecord,
         object: u64,
         (avoid, corrupt): (&[u32], bool),
         rights: u32,
@@ -126,7 +127,7 @@ impl Tx<'_> {
             return Ok(None);
         };
         let writes = rights & rights::WRITE != 0;
-        let told = |part: &Row| {
+        let reported = |part: &PartRow| {
             let node = match writes {
                 true => part.node,
                 false => match self.readable(part.object, part.node, avoid) {
@@ -146,15 +147,15 @@ impl Tx<'_> {
                 },
             })
         };
-        let parts = parts.iter().map(told).collect::<Result<_, Fault>>()?;
-        let pieces = match unit {
-            0 => together::pieces(self.db, object)?,
+        let parts = parts.iter().map(reported).collect::<Result<_, Fault>>()?;
+        let extents = match unit {
+            0 => multi_writer::extents(self.db, object)?,
             _ => Vec::new(),
         };
         Ok(Some(v1::Layout {
             unit,
             parts,
-            pieces,
+            extents,
         }))
     }
 
@@ -171,7 +172,7 @@ impl Tx<'_> {
         for (part, &size) in parts.iter().zip(sizes) {
             self.set_part_size(part.object, size)?;
         }
-        let size = Striped::size_of(unit, sizes).and_then(|size| i64::try_from(size).ok());
+        let size = StripedLayout::size_of(unit, sizes).and_then(|size| i64::try_from(size).ok());
         size.map(i64::cast_unsigned)
             .ok_or(Fault::Malformed("no file has as many bytes as that"))
     }
@@ -198,7 +199,7 @@ impl Tx<'_> {
     }
 
     /// Returns the places of the bytes of a version.
-    pub(crate) fn layout_of(&self, vnode: &Vnode) -> Result<Layout, Fault> {
+    pub(crate) fn layout_of(&self, vnode: &InodeRecord) -> Result<Layout, Fault> {
         let others = |part: &mut Part| -> Result<(), Fault> {
             let others = replicas::others(self.db, part.object.0)?.into_iter();
             let first = &mut part.replicas[0];
@@ -224,9 +225,9 @@ impl Tx<'_> {
             parts.push(part);
         }
         if unit == 0 {
-            return together::sealed(self.db, vnode.object, parts);
+            return multi_writer::sealed(self.db, vnode.object, parts);
         }
-        Ok(Layout::Striped(Striped {
+        Ok(Layout::Striped(StripedLayout {
             unit,
             size: vnode.size,
             parts,
@@ -240,7 +241,7 @@ impl Tx<'_> {
     }
 
     /// Returns the striping of a file in the form of a request; `None` if the file is not striped.
-    pub(crate) fn stripes_of(&self, vnode: &Vnode) -> Result<Option<String>, Fault> {
+    pub(crate) fn stripes_of(&self, vnode: &InodeRecord) -> Result<Option<String>, Fault> {
         let parts = parts(self.db, vnode.object)?.filter(|(unit, _)| *unit > 0);
         Ok(parts.map(|(unit, parts)| {
             let width = parts.len();
@@ -274,7 +275,7 @@ pub(crate) struct Half {
 
 /// A stored part.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Row {
+pub(crate) struct PartRow {
     pub(crate) object: u64,
     pub(crate) node: u32,
     /// Size in bytes; `None` if the part is not sealed.
@@ -282,7 +283,7 @@ pub(crate) struct Row {
 }
 
 /// Returns the stripe unit and the parts of a version; `None` for one object.
-pub(crate) fn parts(db: &Connection, object: u64) -> Result<Option<(u64, Vec<Row>)>, Fault> {
+pub(crate) fn parts(db: &Connection, object: u64) -> Result<Option<(u64, Vec<PartRow>)>, Fault> {
     let mut statement = db.prepare_cached("SELECT unit FROM layout WHERE object = ?1")?;
     let unit = statement.query_row([object.cast_signed()], |row| row.get::<_, i64>(0));
     let Some(unit) = unit.optional()? else {
@@ -291,7 +292,7 @@ pub(crate) fn parts(db: &Connection, object: u64) -> Result<Option<(u64, Vec<Row
     let sql = "SELECT part, node, size FROM part WHERE object = ?1 ORDER BY seq";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([object.cast_signed()], |row| {
-        Ok(Row {
+        Ok(PartRow {
             object: row.get::<_, i64>(0)?.cast_unsigned(),
             node: row.get(1)?,
             size: u64::try_from(row.get::<_, i64>(2)?).ok(),
@@ -322,17 +323,17 @@ pub(crate) fn sealed(db: &Connection, object: u64) -> Result<Option<Layout>, Fau
     let Some((unit, rows)) = parts(db, object)? else {
         return Ok(None);
     };
-    let part = |row: Row| {
+    let part = |row: PartRow| {
         let size = row.size.unwrap_or(0);
         Part::on(ObjectId(row.object), size, NodeId(row.node))
     };
     let parts: Vec<Part> = rows.into_iter().map(part).collect();
     if unit == 0 {
-        return together::sealed(db, object, parts).map(Some);
+        return multi_writer::sealed(db, object, parts).map(Some);
     }
     let sizes: Vec<u64> = parts.iter().map(|part| part.size).collect();
-    let size = Striped::size_of(unit, &sizes).unwrap_or(0);
-    Ok(Some(Layout::Striped(Striped { unit, size, parts })))
+    let size = StripedLayout::size_of(unit, &sizes).unwrap_or(0);
+    Ok(Some(Layout::Striped(StripedLayout { unit, size, parts })))
 }
 
 /// Returns the version and position that an object is a part of.
@@ -367,7 +368,7 @@ pub(crate) fn let_go(
     now: i64,
 ) -> Result<(), Fault> {
     let sql = "SELECT object FROM removal WHERE node = ?1 AND queued < ?2 AND queued >= ?3 AND NOT EXISTS \
-               (SELECT 1 FROM firing WHERE firing.object = removal.object AND state <= 2)";
+               (SELECT 1 FROM rule_run WHERE rule_run.object = removal.object AND state <= 2)";
     let mut statement = db.prepare_cached(sql)?;
     let versions = statement.query_map(params![NO_NODE, due.0, due.1], |row| row.get(0))?;
     // A held version does not block the versions after it.

@@ -1,10 +1,10 @@
-//! Quotas: the space that files in a [room](super::rooms) may use together. Closed versions count; a writer learns the size that
+//! Quotas: the space that files in a [workspace](super::workspaces) may use together. Closed versions count; a writer learns the size that
 //! its new version may reach.
 
 use super::burst::sum_of;
 use super::fault::Fault;
 use super::transaction::{DEPTH_MAX, Tx};
-use super::vnode::Vnode;
+use super::vnode::InodeRecord;
 use crate::clock;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -13,19 +13,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::Kind;
 
-/// Time for which a room's known usage may be wrong after a removal, in nanoseconds.
+/// Time for which a workspace's known usage may be wrong after a removal, in nanoseconds.
 const COUNT_PAUSE_NS: i64 = 1_000_000_000;
 /// The same as a multiple of the duration of the count: no other client can change names during a count.
 const COUNT_PAUSE_FACTOR: i64 = 20;
 
-/// Usage of rooms known without a count.
+/// Usage of workspaces known without a count.
 #[derive(Debug, Default)]
 pub(crate) struct Quotas {
     any: AtomicBool,
     used: Mutex<HashMap<u64, Used>>,
 }
 
-/// Usage of a room.
+/// Usage of a workspace.
 #[derive(Clone, Copy, Debug)]
 struct Used {
     /// Bytes, including bytes written since the count; removals since the count are not subtracted.
@@ -36,7 +36,7 @@ struct Used {
 }
 
 impl Quotas {
-    /// Returns whether rooms exist, or did since the start.
+    /// Returns whether workspaces exist, or did since the start.
     fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
@@ -45,71 +45,74 @@ impl Quotas {
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// Forgets the usage of a room that has ended, or whose next count is due.
-    pub(crate) fn forget(&self, room: u64) {
-        self.used.lock().remove(&room);
+    /// Forgets the usage of a workspace that has ended, or whose next count is due.
+    pub(crate) fn forget(&self, workspace: u64) {
+        self.used.lock().remove(&workspace);
     }
 
-    fn used(&self, db: &Connection, room: u64, now: i64) -> Result<u64, Fault> {
-        let known = self.used.lock().get(&room).copied();
+    fn used(&self, db: &Connection, workspace: u64, now: i64) -> Result<u64, Fault> {
+        let known = self.used.lock().get(&workspace).copied();
         // After a clock was set back the count is outdated, too.
         if let Some(known) = known.filter(|known| (known.counted..known.until).contains(&now)) {
             return Ok(known.bytes);
         }
         let start = clock::now_ns();
-        let (bytes, _) = used(db, room)?;
+        let (bytes, _) = used(db, workspace)?;
         let took = (clock::now_ns() - start).clamp(0, COUNT_PAUSE_NS);
         let used = Used {
             bytes,
             until: now + COUNT_PAUSE_NS.max(took * COUNT_PAUSE_FACTOR),
             counted: now,
         };
-        self.used.lock().insert(room, used);
+        self.used.lock().insert(workspace, used);
         Ok(bytes)
     }
 
-    fn grown(&self, room: u64, bytes: u64) {
-        if let Some(used) = self.used.lock().get_mut(&room) {
+    fn grown(&self, workspace: u64, bytes: u64) {
+        if let Some(used) = self.used.lock().get_mut(&workspace) {
             used.bytes = used.bytes.saturating_add(bytes);
         }
     }
 }
 
 impl Tx<'_> {
-    /// Fails if the room of a new version is full.
-    pub(super) fn need_room(&self, vnode: &Vnode) -> Result<(), Fault> {
+    /// Fails if the workspace of a new version is full.
+    pub(super) fn need_quota(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         match self.size_max(vnode)? {
-            Some(0) => Err(Fault::RoomFull(self.called(vnode.ino))),
+            Some(0) => Err(Fault::WorkspaceFull(self.called(vnode.ino))),
             _ => Ok(()),
         }
     }
 
-    /// Returns the maximum size of a file's next version; `None` if the file is in no room with a quota.
-    pub(super) fn size_max(&self, vnode: &Vnode) -> Result<Option<u64>, Fault> {
-        let Some((room, quota)) = self.room_of(vnode.ino)?.filter(|&(_, quota)| quota != 0) else {
+    /// Returns the maximum size of a file's next version; `None` if the file is in no workspace with a quota.
+    pub(super) fn size_max(&self, vnode: &InodeRecord) -> Result<Option<u64>, Fault> {
+        let Some((workspace, quota)) = self
+            .workspace_of(vnode.ino)?
+            .filter(|&(_, quota)| quota != 0)
+        else {
             return Ok(None);
         };
-        let used = self.shared.quotas.used(self.db, room, self.now)?;
+        let used = self.shared.quotas.used(self.db, workspace, self.now)?;
         Ok(Some(quota.saturating_sub(used).saturating_add(vnode.size)))
     }
 
     /// Adds the growth of a version that was just sealed, before the next count.
-    pub(super) fn grown(&self, vnode: &Vnode, bytes: u64) -> Result<(), Fault> {
-        if let Some((room, _)) = self.room_of(vnode.ino)? {
-            self.shared.quotas.grown(room, bytes);
+    pub(super) fn grown(&self, vnode: &InodeRecord, bytes: u64) -> Result<(), Fault> {
+        if let Some((workspace, _)) = self.workspace_of(vnode.ino)? {
+            self.shared.quotas.grown(workspace, bytes);
         }
         Ok(())
     }
 
-    /// Returns the room of a file, and its quota.
-    fn room_of(&self, ino: u64) -> Result<Option<(u64, u64)>, Fault> {
+    /// Returns the workspace of a file, and its quota.
+    fn workspace_of(&self, ino: u64) -> Result<Option<(u64, u64)>, Fault> {
         if !self.shared.quotas.any() {
             return Ok(None);
         }
         let sql = "WITH RECURSIVE above(ino, depth) AS (SELECT * FROM (SELECT parent, 0 FROM dirent WHERE ino = ?1 LIMIT 1) \
                    UNION ALL SELECT parent, depth + 1 FROM above CROSS JOIN inode ON inode.ino = above.ino \
                    WHERE above.ino != ?2 AND depth < ?3) \
-                   SELECT room.ino, quota FROM above CROSS JOIN room ON room.ino = above.ino LIMIT 1";
+                   SELECT workspace.ino, quota FROM above CROSS JOIN workspace ON workspace.ino = above.ino LIMIT 1";
         let deepest = i64::try_from(DEPTH_MAX).unwrap_or(i64::MAX);
         let row = params![ino.cast_signed(), Inode::ROOT.0.cast_signed(), deepest];
         let number = |row: &rusqlite::Row<'_>, at| row.get::<_, i64>(at).map(i64::cast_unsigned);
@@ -119,13 +122,13 @@ impl Tx<'_> {
     }
 }
 
-/// Returns bytes and number of the files below a directory. The bytes include the capacity of the channels of a room.
+/// Returns bytes and number of the files below a directory. The bytes include the capacity of the channels of a workspace.
 pub(super) fn used(db: &Connection, directory: u64) -> Result<(u64, u64), Fault> {
     let bytes = sum_of("size");
     let sql = format!(
         "WITH RECURSIVE below(ino) AS (SELECT ?1 UNION SELECT dirent.ino FROM below \
          CROSS JOIN dirent ON dirent.parent = below.ino) \
-         SELECT {bytes} + (SELECT coalesce(sum(capacity), 0) FROM channel WHERE room = ?1), count(*) FROM below \
+         SELECT {bytes} + (SELECT coalesce(sum(capacity), 0) FROM channel WHERE workspace = ?1), count(*) FROM below \
          CROSS JOIN inode ON inode.ino = below.ino WHERE kind = ?2"
     );
     let row = params![directory.cast_signed(), Kind::File as i32];

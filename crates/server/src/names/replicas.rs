@@ -8,12 +8,12 @@ use super::attribute::DIRECTORY_REPLICAS;
 use super::fault::Fault;
 use super::parts;
 use super::transaction::Tx;
-use super::vnode::Vnode;
+use super::vnode::InodeRecord;
 use crate::corruption;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Value, json};
 use tidemill_core::layout::{self, Layout, Part};
-use tidemill_core::replicas::{REPLICAS_MAX, ReplicaState, Wanted};
+use tidemill_core::replicas::{REPLICAS_MAX, ReplicaState, WantedReplicas};
 use tidemill_wire::v1::name_result::Result as Answer;
 
 /// States of a replica (`replica.state`).
@@ -22,13 +22,17 @@ pub(crate) const CURRENT: i64 = 1;
 
 impl Tx<'_> {
     /// Returns the wanted number of replicas of a file's current version.
-    pub(crate) fn replicas_wanted(&self, vnode: &Vnode, named: &str) -> Result<Wanted, Fault> {
+    pub(crate) fn replicas_wanted(
+        &self,
+        vnode: &InodeRecord,
+        named: &str,
+    ) -> Result<WantedReplicas, Fault> {
         if !named.is_empty() {
             return named.parse().map_err(Fault::BadReplicas);
         }
         // An object that is not a file's version is deleted soon.
         if vnode.version == 0 {
-            return Ok(Wanted::ONE);
+            return Ok(WantedReplicas::ONE);
         }
         let directories = if self.shared.directory_replicas() {
             self.directory_replicas(vnode.ino)?
@@ -38,12 +42,12 @@ impl Tx<'_> {
         Ok(directories.unwrap_or_else(|| self.shared.replicas()))
     }
 
-    fn directory_replicas(&self, ino: u64) -> Result<Option<Wanted>, Fault> {
+    fn directory_replicas(&self, ino: u64) -> Result<Option<WantedReplicas>, Fault> {
         self.directory_attribute(&self.directory_of(ino)?, DIRECTORY_REPLICAS)
     }
 
     /// Requests replicas of a version that was just recorded.
-    pub(crate) fn want_replicas(&self, vnode: &Vnode, now: bool) -> Result<(), Fault> {
+    pub(crate) fn want_replicas(&self, vnode: &InodeRecord, now: bool) -> Result<(), Fault> {
         let at = if now { AT_ONCE } else { self.now };
         if !vnode.has_parts() {
             return look_again(self.db, vnode.object, at);
@@ -58,7 +62,11 @@ impl Tx<'_> {
 
     /// Returns the answer for a caller that has sealed a version: done, or wait for replicas that are being made. Callers do not wait
     /// for replicas that can't be made at present.
-    pub(crate) fn sealed_with(&self, vnode: &Vnode, wanted: Wanted) -> Result<Answer, Fault> {
+    pub(crate) fn sealed_with(
+        &self,
+        vnode: &InodeRecord,
+        wanted: WantedReplicas,
+    ) -> Result<Answer, Fault> {
         let attr = vnode.attr();
         if !wanted.now || wanted.replicas < 2 {
             return Ok(Answer::Attr(attr));
@@ -104,9 +112,9 @@ impl Tx<'_> {
         }
         let mut better = all.iter().filter(|node| !avoid.contains(node));
         let answering = better.clone().find(|&&node| self.shared.answers(node));
-        let sleeps = |node: &&u32| self.shared.sleepers.sleeps(**node);
+        let is_suspended = |node: &&u32| self.shared.suspensions.is_suspended(**node);
         let up = answering.or_else(|| better.find(|&&node| self.shared.is_up(node)));
-        let up = up.or_else(|| all.iter().find(sleeps));
+        let up = up.or_else(|| all.iter().find(is_suspended));
         Ok(up.copied().unwrap_or(all[0]))
     }
 
@@ -163,8 +171,8 @@ impl Tx<'_> {
     }
 
     /// Returns the layout of a file as JSON: the value of the attribute `user.tidemill.layout`.
-    pub(crate) fn layout(&self, vnode: &Vnode) -> Result<String, Fault> {
-        let mut told = json!({
+    pub(crate) fn layout(&self, vnode: &InodeRecord) -> Result<String, Fault> {
+        let mut reported = json!({
             "layout": "whole",
             "version": vnode.version,
             "size": vnode.size,
@@ -174,19 +182,19 @@ impl Tx<'_> {
         if vnode.object != 0 {
             let layout = self.layout_of(vnode)?;
             if let Layout::Striped(striped) = &layout {
-                told["layout"] = "striped".into();
-                told["unit"] = striped.unit.into();
+                reported["layout"] = "striped".into();
+                reported["unit"] = striped.unit.into();
             }
             if let Layout::Extents(extents) = &layout {
-                told["layout"] = "extents".into();
-                told["pieces"] = extents.count().into();
+                reported["layout"] = "extents".into();
+                reported["extents"] = extents.count().into();
             }
-            told["parts"] = self.told(&layout).into();
+            reported["parts"] = self.reported(&layout).into();
         }
-        Ok(told.to_string())
+        Ok(reported.to_string())
     }
 
-    fn told(&self, layout: &Layout) -> Vec<Value> {
+    fn reported(&self, layout: &Layout) -> Vec<Value> {
         let replica = |replica: &layout::Replica| {
             let leaves = self.shared.leaving.is_emptied(replica.node.0);
             let state = match replica.state {
@@ -196,16 +204,16 @@ impl Tx<'_> {
                 ReplicaState::Lost => "lost",
                 ReplicaState::Corrupt => "corrupt",
                 _ if self.shared.is_up(replica.node.0) => "current",
-                _ if self.shared.sleepers.sleeps(replica.node.0) => "suspended",
+                _ if self.shared.suspensions.is_suspended(replica.node.0) => "suspended",
                 _ => "offline",
             };
             json!({ "node": replica.node.0, "state": state })
         };
         let part = |(index, part): (usize, &Part)| {
-            let pieces = layout.pieces_of(index, 0..part.size);
+            let segments = layout.segments_of(index, 0..part.size);
             json!({
                 "object": format!("{:016x}", part.object.0),
-                "offset": pieces.first().map_or(0, |piece| piece.offset),
+                "offset": segments.first().map_or(0, |segment| segment.offset),
                 "size": part.size,
                 "replicas": part.replicas.iter().map(replica).collect::<Vec<_>>(),
             })
@@ -270,12 +278,12 @@ pub(crate) const MIGRATIONS: i64 = REPLICAS_MAX as i64 + 1;
 pub(crate) const DRAIN: i64 = 0;
 pub(crate) const MOVE: i64 = 1;
 pub(crate) const REBALANCE: i64 = 2;
-pub(crate) const BURST: i64 = 3;
-pub(crate) const STAGE: i64 = 4;
+pub(crate) const EVICT: i64 = 3;
+pub(crate) const STAGE_IN: i64 = 4;
 /// Source of a replica that leaves no node (`migration.source`).
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
-/// Schedules an object that has a row of `migration`, or that is to drain.
+/// Schedules an object that has a row of `migration`, or that is to be staged out.
 pub(crate) fn migrates_at(db: &Connection, object: i64, at: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO short VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET at = min(at, ?3)";
     db.prepare_cached(sql)?

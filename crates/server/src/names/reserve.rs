@@ -2,7 +2,7 @@
 //!
 //! A file next to the database holds the space. The file is deleted when the device is nearly full, or when SQLite reports a full
 //! device: from then on new names and jobs are refused, and the space is left for operations that free space. The file is created
-//! again when the device has room again.
+//! again when the device has space again.
 
 use rusqlite::Connection;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const BYTES: u64 = 16 << 20;
 /// Divisor for the part of a device that is reserved at most.
 const PART: u64 = 8;
-/// Minimum size of a device with a reserve, in bytes: a smaller device has room only for the database.
+/// Minimum size of a device with a reserve, in bytes: a smaller device has space only for the database.
 const DEVICE_BYTES_MIN: u64 = 32 << 20;
 /// Free bytes below which the device counts as nearly full.
 const FULL_BYTES: u64 = 1 << 20;
@@ -28,14 +28,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The reserved space of a database.
 #[derive(Debug)]
-pub(super) struct Reserve {
+pub(super) struct DatabaseReserve {
     path: PathBuf,
     bytes: u64,
     low: Arc<AtomicBool>,
     shortened: Option<Instant>,
 }
 
-impl Reserve {
+impl DatabaseReserve {
     /// Reserves the space for a database, unless it is reserved already; `None` on a small device.
     pub(super) fn new(database: &Path, low: &Arc<AtomicBool>) -> Option<Self> {
         let space = rustix::fs::statvfs(database.parent()?).ok()?;
@@ -52,7 +52,7 @@ impl Reserve {
         let held = std::fs::metadata(&reserve.path).map_or(0, |file| file.len());
         if held > 0 {
             reserve.bytes = held;
-        } else if reserve.has_room() {
+        } else if reserve.has_space() {
             reserve.take();
         } else {
             reserve.set_low(true);
@@ -60,8 +60,8 @@ impl Reserve {
         Some(reserve)
     }
 
-    /// Returns whether the device has room for the file and more.
-    fn has_room(&self) -> bool {
+    /// Returns whether the device has space for the file and more.
+    fn has_space(&self) -> bool {
         let needed = self.bytes + 2 * FULL_BYTES;
         self.free().is_none_or(|free| free >= needed)
     }
@@ -102,10 +102,10 @@ impl Reserve {
         }
         if low {
             tracing::warn!(
-                "the device of the server's directory is nearly full: new names and jobs are refused until there is room"
+                "the device of the server's directory is nearly full: new names and jobs are refused until there is space"
             );
         } else {
-            tracing::info!("the device of the server's directory has room again");
+            tracing::info!("the device of the server's directory has space again");
         }
     }
 
@@ -115,10 +115,10 @@ impl Reserve {
         let _ = std::fs::remove_file(&self.path);
     }
 
-    /// Checks the device; called before each transaction. It costs one system call while there is room.
+    /// Checks the device; called before each transaction. It costs one system call while there is space.
     pub(super) fn look(&mut self, connection: &Connection) {
         if self.is_low() {
-            if self.has_room() {
+            if self.has_space() {
                 self.take();
                 self.set_low(false);
             } else {

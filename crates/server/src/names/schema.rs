@@ -45,7 +45,7 @@ pub enum OpenError {
 }
 
 /// Migration `n` brings the tables from version `n` to version `n + 1`. A released migration never changes.
-const MIGRATIONS: &[Migration] = &[&[NAMES, JOBS, PLACEMENT, RULES, HEADERS, ROOMS, BRIDGES]];
+const MIGRATIONS: &[Migration] = &[&[NAMES, JOBS, PLACEMENT, RULES, HEADERS, WORKSPACES, REMOTES]];
 
 /// Statements that are carried out in one transaction.
 type Migration = &'static [&'static str];
@@ -56,11 +56,11 @@ const NAMES: &str = "
 CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE counter(name TEXT PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO counter VALUES ('inode', 2), ('object', 1), ('label', 1), ('job', 1), ('task', 1), ('session', 1), ('change', 1),
-  ('rule', 1), ('member', 1), ('promise', 1), ('arrival', CAST(strftime('%s', 'now') AS INTEGER) * 1000000);
-CREATE TABLE reservation(first_object INTEGER PRIMARY KEY, objects INTEGER NOT NULL, first_inode INTEGER NOT NULL,
+  ('rule', 1), ('member', 1), ('reservation', 1), ('file_event', CAST(strftime('%s', 'now') AS INTEGER) * 1000000);
+CREATE TABLE id_range(first_object INTEGER PRIMARY KEY, objects INTEGER NOT NULL, first_inode INTEGER NOT NULL,
   inodes INTEGER NOT NULL, uid INTEGER NOT NULL, at INTEGER NOT NULL DEFAULT 0, left INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX reservation_object ON reservation(uid, first_object);
-CREATE INDEX reservation_inode ON reservation(uid, first_inode);
+CREATE INDEX id_range_object ON id_range(uid, first_object);
+CREATE INDEX id_range_inode ON id_range(uid, first_inode);
 CREATE TABLE inode(ino INTEGER PRIMARY KEY, kind INTEGER NOT NULL, mode INTEGER NOT NULL, uid INTEGER NOT NULL,
   gid INTEGER NOT NULL, nlink INTEGER NOT NULL, size INTEGER NOT NULL, atime INTEGER NOT NULL, mtime INTEGER NOT NULL,
   ctime INTEGER NOT NULL, rdev INTEGER NOT NULL, version INTEGER NOT NULL, object INTEGER NOT NULL, node INTEGER NOT NULL,
@@ -74,7 +74,7 @@ CREATE TABLE version(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, version I
 CREATE INDEX version_ino ON version(ino, version);
 CREATE INDEX version_replicas ON version(node, object) WHERE replicas > 1 AND removed = 0;
 CREATE TABLE writing(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, node INTEGER NOT NULL, session INTEGER NOT NULL,
-  uid INTEGER NOT NULL, started INTEGER NOT NULL, told INTEGER NOT NULL DEFAULT 0);
+  uid INTEGER NOT NULL, started INTEGER NOT NULL, last_publication INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX writing_session ON writing(session);
 CREATE TABLE xattr(ino INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY(ino, name)) WITHOUT ROWID;
 CREATE INDEX xattr_name ON xattr(name);
@@ -88,13 +88,13 @@ CREATE TABLE locker(session INTEGER PRIMARY KEY);
 CREATE TABLE annotation(object INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY(object,
   name)) WITHOUT ROWID;
 CREATE TABLE layout(object INTEGER PRIMARY KEY, unit INTEGER NOT NULL, size INTEGER NOT NULL DEFAULT 0,
-  mtime INTEGER NOT NULL DEFAULT 0, pieces BLOB);
+  mtime INTEGER NOT NULL DEFAULT 0, extents BLOB);
 CREATE TABLE part(object INTEGER NOT NULL, seq INTEGER NOT NULL, part INTEGER NOT NULL, node INTEGER NOT NULL,
   size INTEGER NOT NULL, PRIMARY KEY(object, seq)) WITHOUT ROWID;
 CREATE UNIQUE INDEX part_part ON part(part);
 CREATE INDEX part_node ON part(node, part);
 CREATE TABLE publication(version INTEGER NOT NULL, number INTEGER NOT NULL, cut INTEGER, complete INTEGER NOT NULL,
-  count INTEGER NOT NULL, pieces BLOB NOT NULL, PRIMARY KEY(version, number)) WITHOUT ROWID;
+  count INTEGER NOT NULL, extents BLOB NOT NULL, PRIMARY KEY(version, number)) WITHOUT ROWID;
 CREATE VIEW held AS SELECT object, object AS version, ino, size, node, replicas, removed, uid,
   path FROM version
   UNION ALL SELECT part.part, version.object, ino, part.size, part.node, replicas, removed, uid,
@@ -106,18 +106,18 @@ const JOBS: &str = "
 CREATE TABLE job(job INTEGER PRIMARY KEY, name TEXT NOT NULL, source TEXT NOT NULL, workdir TEXT NOT NULL,
   uid INTEGER NOT NULL, gid INTEGER NOT NULL, groups TEXT NOT NULL, policy TEXT, state INTEGER NOT NULL,
   submitted INTEGER NOT NULL, ended INTEGER NOT NULL, script TEXT NOT NULL, cache INTEGER NOT NULL DEFAULT 1,
-  replacing INTEGER NOT NULL DEFAULT 0, deleted INTEGER NOT NULL DEFAULT 0, once TEXT);
+  replacing INTEGER NOT NULL DEFAULT 0, deleted INTEGER NOT NULL DEFAULT 0, submission_id TEXT);
 CREATE INDEX job_state ON job(state);
-CREATE UNIQUE INDEX job_once ON job(uid, once) WHERE once IS NOT NULL;
+CREATE UNIQUE INDEX job_submission_id ON job(uid, submission_id) WHERE submission_id IS NOT NULL;
 CREATE TABLE task(task INTEGER PRIMARY KEY, job INTEGER NOT NULL, spec TEXT NOT NULL, state INTEGER NOT NULL,
   changed INTEGER NOT NULL, tries INTEGER NOT NULL DEFAULT 0, label INTEGER NOT NULL DEFAULT 0,
   node INTEGER NOT NULL DEFAULT 0, start INTEGER NOT NULL DEFAULT 0, kernel_start INTEGER NOT NULL DEFAULT 0,
   end INTEGER NOT NULL DEFAULT 0, read_bytes INTEGER NOT NULL DEFAULT 0, written_bytes INTEGER NOT NULL DEFAULT 0,
-  moved_bytes INTEGER NOT NULL DEFAULT 0, cpu_ns INTEGER NOT NULL DEFAULT 0, memory_bytes INTEGER NOT NULL DEFAULT 0,
+  transferred_bytes INTEGER NOT NULL DEFAULT 0, cpu_ns INTEGER NOT NULL DEFAULT 0, memory_bytes INTEGER NOT NULL DEFAULT 0,
   kernel_hash TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '', stderr TEXT NOT NULL DEFAULT '',
   stdout TEXT NOT NULL DEFAULT '', reused INTEGER NOT NULL DEFAULT 0, hash_ns INTEGER NOT NULL DEFAULT 0,
-  in_memory_bytes INTEGER NOT NULL DEFAULT 0, microjoules INTEGER NOT NULL DEFAULT 0, reckoned INTEGER NOT NULL DEFAULT 0,
-  unreckoned INTEGER NOT NULL DEFAULT 0);
+  in_memory_bytes INTEGER NOT NULL DEFAULT 0, microjoules INTEGER NOT NULL DEFAULT 0, estimated INTEGER NOT NULL DEFAULT 0,
+  unestimated INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX task_job ON task(job, changed);
 CREATE TABLE decision(label INTEGER PRIMARY KEY, job INTEGER NOT NULL, task INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE INDEX decision_job ON decision(job);
@@ -140,7 +140,7 @@ CREATE TABLE label(label INTEGER PRIMARY KEY, node INTEGER NOT NULL, task INTEGE
   at INTEGER NOT NULL DEFAULT 0);
 ";
 
-// Replicas, removals, corruption, scrubs, migrations, suspended nodes, the burst tier and the space that is reserved in it. `promised` has the
+// Replicas, removals, corruption, scrubs, migrations, suspended nodes, the burst tier and the space that is reserved in it. `reserved_object` has the
 // objects of a reservation: closed ones with their bytes, until their node has removed them.
 const PLACEMENT: &str = "
 CREATE TABLE replica(object INTEGER NOT NULL, node INTEGER NOT NULL, state INTEGER NOT NULL, PRIMARY KEY(object,
@@ -166,69 +166,69 @@ CREATE TABLE migration(source INTEGER NOT NULL, object INTEGER NOT NULL, target 
   why INTEGER NOT NULL, PRIMARY KEY(source, object)) WITHOUT ROWID;
 CREATE INDEX migration_object ON migration(object);
 CREATE TABLE removed(node INTEGER PRIMARY KEY, at INTEGER NOT NULL);
-CREATE TABLE sleep(node INTEGER PRIMARY KEY, asleep INTEGER NOT NULL, since INTEGER NOT NULL, wakes INTEGER NOT NULL,
-  wake_ns INTEGER NOT NULL);
+CREATE TABLE suspension(node INTEGER PRIMARY KEY, suspended INTEGER NOT NULL, since INTEGER NOT NULL, resumes INTEGER NOT NULL,
+  resume_ns INTEGER NOT NULL);
 CREATE TABLE energy(node INTEGER PRIMARY KEY, microjoules INTEGER NOT NULL, counted_ns INTEGER NOT NULL,
   basis TEXT NOT NULL);
 CREATE TABLE burst(object INTEGER PRIMARY KEY, node INTEGER NOT NULL, size INTEGER NOT NULL, at INTEGER NOT NULL,
-  state INTEGER NOT NULL, goes INTEGER NOT NULL DEFAULT 0);
+  state INTEGER NOT NULL, evict INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX burst_age ON burst(node, state, at);
-CREATE TABLE promise(promise INTEGER PRIMARY KEY, ino INTEGER NOT NULL, node INTEGER NOT NULL, bytes INTEGER NOT NULL,
+CREATE TABLE space_reservation(reservation INTEGER PRIMARY KEY, ino INTEGER NOT NULL, node INTEGER NOT NULL, bytes INTEGER NOT NULL,
   used INTEGER NOT NULL DEFAULT 0, uid INTEGER NOT NULL, bounded INTEGER NOT NULL, since INTEGER NOT NULL,
   until INTEGER NOT NULL);
-CREATE INDEX promise_ino ON promise(ino);
-CREATE TABLE promised(object INTEGER PRIMARY KEY, promise INTEGER NOT NULL, node INTEGER NOT NULL,
+CREATE INDEX space_reservation_ino ON space_reservation(ino);
+CREATE TABLE reserved_object(object INTEGER PRIMARY KEY, reservation INTEGER NOT NULL, node INTEGER NOT NULL,
   size INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX promised_promise ON promised(promise);
-CREATE TRIGGER promised_deleted AFTER DELETE ON removal BEGIN
-  UPDATE promise SET used = max(used - (SELECT size FROM promised WHERE object = OLD.object), 0) WHERE promise =
-    (SELECT promise FROM promised WHERE object = OLD.object AND node = OLD.node);
-  DELETE FROM promised WHERE object = OLD.object AND node = OLD.node;
+CREATE INDEX reserved_object_reservation ON reserved_object(reservation);
+CREATE TRIGGER reserved_object_deleted AFTER DELETE ON removal BEGIN
+  UPDATE space_reservation SET used = max(used - (SELECT size FROM reserved_object WHERE object = OLD.object), 0) WHERE reservation =
+    (SELECT reservation FROM reserved_object WHERE object = OLD.object AND node = OLD.node);
+  DELETE FROM reserved_object WHERE object = OLD.object AND node = OLD.node;
 END;
-CREATE TRIGGER promise_ended AFTER DELETE ON promise BEGIN
-  DELETE FROM promised WHERE promise = OLD.promise;
+CREATE TRIGGER space_reservation_ended AFTER DELETE ON space_reservation BEGIN
+  DELETE FROM reserved_object WHERE reservation = OLD.reservation;
 END;
-CREATE TRIGGER promise_orphan AFTER INSERT ON orphan BEGIN
-  DELETE FROM promise WHERE ino = NEW.ino;
+CREATE TRIGGER space_reservation_orphan AFTER INSERT ON orphan BEGIN
+  DELETE FROM space_reservation WHERE ino = NEW.ino;
 END;
-CREATE TRIGGER promise_directory AFTER DELETE ON inode BEGIN
-  DELETE FROM promise WHERE ino = OLD.ino;
+CREATE TRIGGER space_reservation_directory AFTER DELETE ON inode BEGIN
+  DELETE FROM space_reservation WHERE ino = OLD.ino;
 END;
-CREATE TRIGGER promised_closed AFTER INSERT ON burst BEGIN
-  UPDATE promise SET used = used + min(NEW.size, (1 << 62) - min(used, 1 << 62)) WHERE promise =
-    (SELECT promise FROM promised WHERE object = NEW.object AND node = NEW.node AND size = 0);
-  UPDATE promised SET size = NEW.size WHERE object = NEW.object AND node = NEW.node;
+CREATE TRIGGER reserved_object_closed AFTER INSERT ON burst BEGIN
+  UPDATE space_reservation SET used = used + min(NEW.size, (1 << 62) - min(used, 1 << 62)) WHERE reservation =
+    (SELECT reservation FROM reserved_object WHERE object = NEW.object AND node = NEW.node AND size = 0);
+  UPDATE reserved_object SET size = NEW.size WHERE object = NEW.object AND node = NEW.node;
 END;
 ";
 
-// Rules and hooks. States of a firing are `queued` 0, `waiting` 1, `running` 2, `done` 3, `failed` 4, `deleted` 5 and `loop` 6. States
-// of a round are `open` 0, `ending` 1, `reducing` 2, `done` 3, `failed` 4 and `empty` 5. Numbers of arrivals are microseconds since
+// Rules and hooks. States of a rule run are `queued` 0, `waiting` 1, `running` 2, `done` 3, `failed` 4, `deleted` 5 and `loop` 6. States
+// of a batch are `open` 0, `ending` 1, `reducing` 2, `done` 3, `failed` 4 and `empty` 5. Numbers of file events are microseconds since
 // the Unix epoch; the counter has the last one that was removed.
 const RULES: &str = "
 CREATE TABLE rule(rule INTEGER PRIMARY KEY, uid INTEGER NOT NULL, gid INTEGER NOT NULL, groups TEXT NOT NULL,
   name TEXT NOT NULL, revision INTEGER NOT NULL, for_all INTEGER NOT NULL, paused INTEGER NOT NULL, changed INTEGER NOT NULL,
   source TEXT NOT NULL, text TEXT NOT NULL, directory INTEGER NOT NULL DEFAULT 0, UNIQUE(uid, name));
 CREATE UNIQUE INDEX rule_directory ON rule(directory) WHERE directory != 0;
-CREATE TABLE firing(firing INTEGER PRIMARY KEY, rule INTEGER NOT NULL, object INTEGER NOT NULL, ino INTEGER NOT NULL,
+CREATE TABLE rule_run(rule_run INTEGER PRIMARY KEY, rule INTEGER NOT NULL, object INTEGER NOT NULL, ino INTEGER NOT NULL,
   uid INTEGER NOT NULL, path TEXT NOT NULL, depth INTEGER NOT NULL, state INTEGER NOT NULL, queued INTEGER NOT NULL,
   ended INTEGER NOT NULL DEFAULT 0, job INTEGER NOT NULL DEFAULT 0, task INTEGER NOT NULL DEFAULT 0,
-  error TEXT NOT NULL DEFAULT '', last INTEGER NOT NULL DEFAULT 0, round INTEGER NOT NULL DEFAULT 0);
-CREATE UNIQUE INDEX firing_version ON firing(rule, object);
-CREATE INDEX firing_state ON firing(rule, state, uid, firing);
-CREATE INDEX firing_path ON firing(rule, path) WHERE state <= 2;
-CREATE INDEX firing_object ON firing(object) WHERE state <= 2;
-CREATE INDEX firing_job ON firing(job) WHERE state = 2;
-CREATE INDEX firing_round ON firing(rule, round) WHERE round != 0;
+  error TEXT NOT NULL DEFAULT '', last INTEGER NOT NULL DEFAULT 0, batch INTEGER NOT NULL DEFAULT 0);
+CREATE UNIQUE INDEX rule_run_version ON rule_run(rule, object);
+CREATE INDEX rule_run_state ON rule_run(rule, state, uid, rule_run);
+CREATE INDEX rule_run_path ON rule_run(rule, path) WHERE state <= 2;
+CREATE INDEX rule_run_object ON rule_run(object) WHERE state <= 2;
+CREATE INDEX rule_run_job ON rule_run(job) WHERE state = 2;
+CREATE INDEX rule_run_batch ON rule_run(rule, batch) WHERE batch != 0;
 CREATE TABLE rule_job(job INTEGER PRIMARY KEY, rule INTEGER NOT NULL, revision INTEGER NOT NULL, depth INTEGER NOT NULL,
   open INTEGER NOT NULL);
 CREATE INDEX rule_job_open ON rule_job(rule) WHERE open = 1;
 CREATE TABLE rule_walk(rule INTEGER NOT NULL, ino INTEGER NOT NULL, after BLOB NOT NULL, PRIMARY KEY(rule, ino)) WITHOUT ROWID;
-CREATE TABLE arrival(number INTEGER PRIMARY KEY, ino INTEGER NOT NULL, object INTEGER NOT NULL, path BLOB NOT NULL);
-CREATE TABLE round(rule INTEGER NOT NULL, round INTEGER NOT NULL, state INTEGER NOT NULL, job INTEGER NOT NULL DEFAULT 0,
+CREATE TABLE file_event(number INTEGER PRIMARY KEY, ino INTEGER NOT NULL, object INTEGER NOT NULL, path BLOB NOT NULL);
+CREATE TABLE batch(rule INTEGER NOT NULL, batch INTEGER NOT NULL, state INTEGER NOT NULL, job INTEGER NOT NULL DEFAULT 0,
   begun INTEGER NOT NULL, ended INTEGER NOT NULL DEFAULT 0, error TEXT NOT NULL DEFAULT '', PRIMARY KEY(rule,
-  round)) WITHOUT ROWID;
-CREATE INDEX round_open ON round(state, rule) WHERE state <= 2;
-CREATE INDEX round_job ON round(job) WHERE job != 0;
+  batch)) WITHOUT ROWID;
+CREATE INDEX batch_open ON batch(state, rule) WHERE state <= 2;
+CREATE INDEX batch_job ON batch(job) WHERE job != 0;
 CREATE TABLE mapped(object INTEGER PRIMARY KEY);
 CREATE TABLE dropped(object INTEGER PRIMARY KEY, rule INTEGER NOT NULL, hook TEXT NOT NULL, task INTEGER NOT NULL,
   at INTEGER NOT NULL);
@@ -243,8 +243,8 @@ CREATE TABLE header(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, uid INTEGE
 CREATE INDEX header_todo ON header(state, uid, object) WHERE state <= 1;
 CREATE TABLE term(term INTEGER PRIMARY KEY, key TEXT NOT NULL, text TEXT NOT NULL, number REAL, UNIQUE(key, text));
 CREATE INDEX term_number ON term(key, number) WHERE number IS NOT NULL;
-CREATE TABLE said(term INTEGER NOT NULL, ino INTEGER NOT NULL, PRIMARY KEY(term, ino)) WITHOUT ROWID;
-CREATE INDEX said_ino ON said(ino);
+CREATE TABLE text_field(term INTEGER NOT NULL, ino INTEGER NOT NULL, PRIMARY KEY(term, ino)) WITHOUT ROWID;
+CREATE INDEX text_field_ino ON text_field(ino);
 CREATE TABLE span(name TEXT NOT NULL, ino INTEGER NOT NULL, is_time INTEGER NOT NULL, low REAL NOT NULL, high REAL NOT NULL,
   PRIMARY KEY(name, ino)) WITHOUT ROWID;
 CREATE INDEX span_ino ON span(ino);
@@ -252,37 +252,37 @@ CREATE TRIGGER header_of_removed AFTER UPDATE OF removed ON version WHEN NEW.rem
   DELETE FROM header WHERE object = NEW.object;
 END;
 CREATE TRIGGER header_deleted AFTER DELETE ON header WHEN OLD.state = 2 BEGIN
-  DELETE FROM term WHERE term IN (SELECT term FROM said WHERE ino = OLD.ino)
-    AND NOT EXISTS (SELECT 1 FROM said WHERE said.term = term.term AND said.ino != OLD.ino);
-  DELETE FROM said WHERE ino = OLD.ino;
+  DELETE FROM term WHERE term IN (SELECT term FROM text_field WHERE ino = OLD.ino)
+    AND NOT EXISTS (SELECT 1 FROM text_field WHERE text_field.term = term.term AND text_field.ino != OLD.ino);
+  DELETE FROM text_field WHERE ino = OLD.ino;
   DELETE FROM span WHERE ino = OLD.ino;
 END;
 ";
 
-// Rooms, their members, and channels.
-const ROOMS: &str = "
-CREATE TABLE room(ino INTEGER PRIMARY KEY, quota INTEGER NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL,
+// Workspaces, their lease holders, and channels.
+const WORKSPACES: &str = "
+CREATE TABLE workspace(ino INTEGER PRIMARY KEY, quota INTEGER NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL,
   joined INTEGER NOT NULL DEFAULT 0, ends INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE room_member(member INTEGER PRIMARY KEY, room INTEGER NOT NULL, uid INTEGER NOT NULL, joined INTEGER NOT NULL,
+CREATE TABLE workspace_member(member INTEGER PRIMARY KEY, workspace INTEGER NOT NULL, uid INTEGER NOT NULL, joined INTEGER NOT NULL,
   until INTEGER NOT NULL);
-CREATE INDEX room_member_room ON room_member(room);
-CREATE TABLE channel(object INTEGER PRIMARY KEY, room INTEGER NOT NULL, name TEXT NOT NULL, node INTEGER NOT NULL,
+CREATE INDEX workspace_member_workspace ON workspace_member(workspace);
+CREATE TABLE channel(object INTEGER PRIMARY KEY, workspace INTEGER NOT NULL, name TEXT NOT NULL, node INTEGER NOT NULL,
   capacity INTEGER NOT NULL, uid INTEGER NOT NULL, created INTEGER NOT NULL, memory INTEGER NOT NULL,
   lost INTEGER NOT NULL DEFAULT 0);
-CREATE UNIQUE INDEX channel_name ON channel(room, name);
+CREATE UNIQUE INDEX channel_name ON channel(workspace, name);
 ";
 
 // Stores outside of the cluster, without their keys; directories that show a store, and the objects found there.
-const BRIDGES: &str = "
-CREATE TABLE bridge(name TEXT PRIMARY KEY, uri TEXT NOT NULL, read_only INTEGER NOT NULL, uid INTEGER NOT NULL,
+const REMOTES: &str = "
+CREATE TABLE remote(name TEXT PRIMARY KEY, uri TEXT NOT NULL, read_only INTEGER NOT NULL, uid INTEGER NOT NULL,
   added INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE binding(bridge TEXT PRIMARY KEY, directory TEXT NOT NULL UNIQUE, node INTEGER NOT NULL, every_s INTEGER NOT NULL,
+CREATE TABLE attachment(remote TEXT PRIMARY KEY, directory TEXT NOT NULL UNIQUE, node INTEGER NOT NULL, every_s INTEGER NOT NULL,
   uid INTEGER NOT NULL, gid INTEGER NOT NULL, mode INTEGER NOT NULL, asked INTEGER NOT NULL DEFAULT 1,
   answered INTEGER NOT NULL DEFAULT 0, looked INTEGER NOT NULL DEFAULT 0, files INTEGER NOT NULL DEFAULT 0,
   passed INTEGER NOT NULL DEFAULT 0, example TEXT NOT NULL DEFAULT '', trouble TEXT NOT NULL DEFAULT '') WITHOUT ROWID;
-CREATE TABLE followed(number INTEGER PRIMARY KEY, bridge TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL,
+CREATE TABLE followed(number INTEGER PRIMARY KEY, remote TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL,
   tag TEXT NOT NULL, object INTEGER NOT NULL);
-CREATE UNIQUE INDEX followed_path ON followed(bridge, path);
+CREATE UNIQUE INDEX followed_path ON followed(remote, path);
 ";
 
 /// Opens the database for writing and creates or migrates it first.

@@ -1,15 +1,15 @@
-//! State of the cluster that namespace operations need and the database does not have: room on nodes, the key that signs
+//! State of the cluster that namespace operations need and the database does not have: space on nodes, the key that signs
 //! capabilities, and the objects in use.
 
-use super::arrivals::Kept;
 use super::burst::Bursts;
 use super::claims::Claims;
-use super::leaving::Leaving;
-use super::lent::Lent;
+use super::draining::Leaving;
+use super::events::EventCount;
+use super::granted_capabilities::GrantedCapabilities;
 use super::quota::Quotas;
 use crate::clock;
-use crate::elastic::Sleepers;
-use crate::headers::Wake;
+use crate::elastic::Suspensions;
+use crate::headers::HeaderWake;
 use crate::limits::Allowed;
 use crate::rules::Rules;
 use parking_lot::{Mutex, RwLock};
@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::layout::{PlacementError, Room, to_wake};
-use tidemill_core::replicas::Wanted;
-use tidemill_wire::capability::{Attributes, Capability, Key, rights};
+use tidemill_core::layout::{FreeSpace, PlacementError, to_resume};
+use tidemill_core::replicas::WantedReplicas;
+use tidemill_wire::capability::{Attributes, Capability, CapabilityKey, rights};
 use tokio::sync::Notify;
 
 /// Lifetime of a capability. A client that needs it for longer asks again; a mount asks when a node refuses the capability.
@@ -36,20 +36,20 @@ const MADE_MAX: usize = 4096;
 
 /// State that all requests share.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    key: Key,
-    lent: Lent,
-    rooms: RwLock<Arc<Rooms>>,
+pub(crate) struct NamesShared {
+    key: CapabilityKey,
+    granted: GrantedCapabilities,
+    spaces: RwLock<Arc<Spaces>>,
     holds: Mutex<Holds>,
     directory_nodes: AtomicBool,
     directory_replicas: AtomicBool,
     directory_stripes: AtomicBool,
-    directory_media: AtomicBool,
+    directory_tiers: AtomicBool,
     /// Number of versions that were requested in memory and were placed elsewhere.
-    spilled: AtomicU64,
+    overflowed: AtomicU64,
     parts: AtomicBool,
     /// Number of replicas of versions for which no directory sets the number.
-    replicas: Mutex<Wanted>,
+    replicas: Mutex<WantedReplicas>,
     /// Whether a replica may be corrupt.
     corruption: AtomicBool,
     /// Times and bytes of recent replicas.
@@ -59,35 +59,35 @@ pub(crate) struct Shared {
     kernels_directory: AtomicU64,
     /// Files that jobs are going to write.
     pub(crate) claims: Claims,
-    /// Nodes that sleep.
-    pub(crate) sleepers: Arc<Sleepers>,
+    /// Suspended nodes.
+    pub(crate) suspensions: Arc<Suspensions>,
     /// Nodes that are being emptied or removed.
     pub(crate) leaving: Leaving,
     /// Nodes of the burst tier.
     pub(crate) bursts: Bursts,
-    /// Usage of rooms.
+    /// Usage of workspaces.
     pub(crate) quotas: Quotas,
     /// Signals that a channel was made or removed.
     pub(crate) channel_news: Notify,
-    /// Rules that fire when a version is sealed.
+    /// Rules that are triggered when a version is sealed.
     pub(crate) rules: Rules,
-    /// Limits on the stored arrivals.
-    pub(crate) arrivals: Kept,
+    /// Limits on the stored file events.
+    pub(crate) events: EventCount,
     /// Limits of each user.
     pub(crate) limits: Allowed,
     /// Signals that headers wait to be read.
-    pub(crate) headers: Wake,
+    pub(crate) headers: HeaderWake,
     /// Whether the device of the server's directory is nearly full.
     pub(crate) low: Arc<AtomicBool>,
 }
 
-/// Room in the cluster.
+/// Free space in the cluster.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rooms {
+pub(crate) struct Spaces {
     /// Storage nodes that are up, in order of their ids.
-    pub(crate) store: Vec<Room>,
-    /// Storage nodes that sleep, or are about to.
-    pub(crate) asleep: Vec<Room>,
+    pub(crate) store: Vec<FreeSpace>,
+    /// Storage nodes that are suspended, or are about to be.
+    pub(crate) suspended: Vec<FreeSpace>,
     /// All nodes that are up, in order of their ids, and whether each has answered recently.
     pub(crate) up: Vec<(u32, bool)>,
     /// URLs of the nodes that are up.
@@ -130,40 +130,40 @@ fn expiry(from_now: Duration) -> u64 {
     now.saturating_add(u64::try_from(from_now.as_nanos()).unwrap_or(u64::MAX))
 }
 
-impl AsRef<Lent> for Arc<Shared> {
-    fn as_ref(&self) -> &Lent {
-        &self.lent
+impl AsRef<GrantedCapabilities> for Arc<NamesShared> {
+    fn as_ref(&self) -> &GrantedCapabilities {
+        &self.granted
     }
 }
 
-impl Shared {
-    pub(crate) fn new(key: Key, low: Arc<AtomicBool>) -> Self {
+impl NamesShared {
+    pub(crate) fn new(key: CapabilityKey, low: Arc<AtomicBool>) -> Self {
         Self {
             key,
-            lent: Lent::default(),
-            rooms: RwLock::default(),
+            granted: GrantedCapabilities::default(),
+            spaces: RwLock::default(),
             holds: Mutex::default(),
             directory_nodes: AtomicBool::new(false),
             directory_replicas: AtomicBool::new(false),
             directory_stripes: AtomicBool::new(false),
-            directory_media: AtomicBool::new(false),
-            spilled: AtomicU64::new(0),
+            directory_tiers: AtomicBool::new(false),
+            overflowed: AtomicU64::new(0),
             parts: AtomicBool::new(false),
-            replicas: Mutex::new(Wanted::ONE),
+            replicas: Mutex::new(WantedReplicas::ONE),
             corruption: AtomicBool::new(false),
             made: Mutex::default(),
             files: AtomicU64::new(0),
             kernels_directory: AtomicU64::new(0),
             claims: Claims::default(),
-            sleepers: Arc::default(),
+            suspensions: Arc::default(),
             leaving: Leaving::default(),
             bursts: Bursts::default(),
             quotas: Quotas::default(),
             channel_news: Notify::new(),
             rules: Rules::default(),
-            arrivals: Kept::default(),
+            events: EventCount::default(),
             limits: Allowed::default(),
-            headers: Wake::default(),
+            headers: HeaderWake::default(),
             low,
         }
     }
@@ -174,7 +174,7 @@ impl Shared {
             return Vec::new();
         }
         // The holder of the capability will use the node.
-        self.sleepers.want(node);
+        self.suspensions.want(node);
         self.signed((node, object), rights, uid, CAPABILITY, None)
     }
 
@@ -190,20 +190,20 @@ impl Shared {
         if object == 0 {
             return Vec::new();
         }
-        self.sleepers.want(node);
+        self.suspensions.want(node);
         let attributes = Some(attributes);
         self.signed((node, object), rights, uid, CAPABILITY, attributes)
     }
 
     /// Does the same as [`Self::sign`], for an ordinary user: the capability ends if the rights to the file change.
-    pub(crate) fn lend(&self, ino: u64, node: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
+    pub(crate) fn grant(&self, ino: u64, node: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
         let right = self.sign(node, object, rights, uid);
-        self.on_lent(ino, node, object);
+        self.on_granted(ino, node, object);
         right
     }
 
     /// Does the same as [`Self::sign_to_write`], for an ordinary user: the capability ends if the rights to the file change.
-    pub(crate) fn lend_to_write(
+    pub(crate) fn grant_to_write(
         &self,
         node: u32,
         object: u64,
@@ -212,15 +212,15 @@ impl Shared {
         attributes: Attributes,
     ) -> Vec<u8> {
         let right = self.sign_to_write(node, object, rights, uid, attributes);
-        self.on_lent(attributes.inode, node, object);
+        self.on_granted(attributes.inode, node, object);
         right
     }
 
     /// Records a capability that was just signed for a user.
-    fn on_lent(&self, ino: u64, node: u32, object: u64) {
+    fn on_granted(&self, ino: u64, node: u32, object: u64) {
         if object != 0 {
             let until = expiry(CAPABILITY);
-            self.lent.on_lent(ino, (node, object), until);
+            self.granted.on_granted(ino, (node, object), until);
         }
     }
 
@@ -257,22 +257,22 @@ impl Shared {
     }
 
     /// Returns the capabilities of users.
-    pub(crate) fn lent(&self) -> &Lent {
-        &self.lent
+    pub(crate) fn granted(&self) -> &GrantedCapabilities {
+        &self.granted
     }
 
     /// Returns the key that nodes check capabilities with.
-    pub(crate) fn key(&self) -> &Key {
+    pub(crate) fn key(&self) -> &CapabilityKey {
         &self.key
     }
 
-    /// Returns the room as last reported.
-    pub(crate) fn rooms(&self) -> Arc<Rooms> {
-        self.rooms.read().clone()
+    /// Returns the space as last reported.
+    pub(crate) fn spaces(&self) -> Arc<Spaces> {
+        self.spaces.read().clone()
     }
 
-    pub(crate) fn set_rooms(&self, rooms: Rooms) {
-        *self.rooms.write() = Arc::new(rooms);
+    pub(crate) fn set_spaces(&self, spaces: Spaces) {
+        *self.spaces.write() = Arc::new(spaces);
     }
 
     /// Returns whether any directory asks for a node.
@@ -302,30 +302,30 @@ impl Shared {
         self.directory_stripes.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether any directory asks for a medium.
-    pub(crate) fn directory_media(&self) -> bool {
-        self.directory_media.load(Ordering::Relaxed)
+    /// Returns whether any directory asks for a tier.
+    pub(crate) fn directory_tiers(&self) -> bool {
+        self.directory_tiers.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_directory_media(&self) {
-        self.directory_media.store(true, Ordering::Relaxed);
+    pub(crate) fn set_directory_tiers(&self) {
+        self.directory_tiers.store(true, Ordering::Relaxed);
     }
 
     /// Counts a version that was requested in memory and is placed elsewhere.
-    pub(crate) fn on_spilled(&self) {
-        self.spilled.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn on_overflowed(&self) {
+        self.overflowed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of such versions since the start.
-    pub(crate) fn spilled(&self) -> u64 {
-        self.spilled.load(Ordering::Relaxed)
+    pub(crate) fn overflowed(&self) -> u64 {
+        self.overflowed.load(Ordering::Relaxed)
     }
 
     /// Returns whether a node that is up keeps its objects in memory.
     pub(crate) fn in_memory(&self, node: u32) -> bool {
-        let rooms = self.rooms.read();
-        let mut rooms = rooms.store.iter();
-        rooms.any(|room| room.node.0 == node && room.memory)
+        let spaces = self.spaces.read();
+        let mut spaces = spaces.store.iter();
+        spaces.any(|space| space.node.0 == node && space.memory)
     }
 
     /// Returns whether any version consists of several objects, or did since the start.
@@ -338,11 +338,11 @@ impl Shared {
     }
 
     /// Returns the number of replicas of versions for which no directory sets the number.
-    pub(crate) fn replicas(&self) -> Wanted {
+    pub(crate) fn replicas(&self) -> WantedReplicas {
         *self.replicas.lock()
     }
 
-    pub(crate) fn set_replicas(&self, replicas: Wanted) {
+    pub(crate) fn set_replicas(&self, replicas: WantedReplicas) {
         *self.replicas.lock() = replicas;
     }
 
@@ -379,23 +379,23 @@ impl Shared {
 
     /// Returns whether a node is up.
     pub(crate) fn is_up(&self, node: u32) -> bool {
-        self.rooms.read().up.iter().any(|(up, _)| *up == node)
+        self.spaces.read().up.iter().any(|(up, _)| *up == node)
     }
 
     /// Returns whether a node is up and has answered recently.
     pub(crate) fn answers(&self, node: u32) -> bool {
-        self.rooms.read().up.contains(&(node, true))
+        self.spaces.read().up.contains(&(node, true))
     }
 
-    /// Wakes sleeping nodes that could take the bytes that the nodes that are up have no place for. Then the nodes' sleep
+    /// Resumes suspended nodes that could take the bytes that the nodes that are up have no place for. Then the nodes' suspension
     /// is the reason why placement fails for now.
-    pub(crate) fn awaken(&self, error: PlacementError, rooms: &Rooms) -> PlacementError {
-        let woken = to_wake(error, &rooms.asleep);
-        for node in &woken {
-            self.sleepers.want(node.0);
+    pub(crate) fn resume(&self, error: PlacementError, spaces: &Spaces) -> PlacementError {
+        let resumed = to_resume(error, &spaces.suspended);
+        for node in &resumed {
+            self.suspensions.want(node.0);
         }
-        let first = woken.first();
-        first.map_or(error, |&first| PlacementError::Asleep(first))
+        let first = resumed.first();
+        first.map_or(error, |&first| PlacementError::Suspended(first))
     }
 
     /// Returns the inode of the directory of users' kernels; 0 if there is none.
@@ -516,7 +516,7 @@ mod tests {
 
     #[test]
     fn objects_are_held_until_last_user_releases_them() {
-        let shared = Shared::new(Key::new([0; 32]), Arc::default());
+        let shared = NamesShared::new(CapabilityKey::new([0; 32]), Arc::default());
         shared.hold(1, (7, 70), 0);
         shared.hold(1, (7, 70), 0);
         shared.hold(2, (7, 70), 3);

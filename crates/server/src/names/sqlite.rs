@@ -2,27 +2,30 @@
 
 use super::apply::only_reads;
 use super::changes::{Changes, Teller};
-use super::commit::{Database, Kept};
+use super::commit::{Committed, Database};
 use super::fault::Fault;
 use super::ids;
 use super::schema::OpenError;
-use super::shared::Shared;
+use super::shared::NamesShared;
 use super::transaction::Tx;
-use super::vnode::{Caller, Vnode};
-use super::{Answered, Change, Changed, Names, Request, Unfinished, Unsealed, Written, writers};
+use super::vnode::{Caller, InodeRecord};
+use super::{
+    Change, Changed, Names, NamesFuture, NamesRequest, OpenVersion, Unfinished, UnsealedCount,
+    writers,
+};
 use crate::clock;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::path::Path;
 use std::sync::Arc;
 use tidemill_core::id::Inode;
-use tidemill_wire::capability::Key;
+use tidemill_wire::capability::CapabilityKey;
 use tidemill_wire::v1;
 
 /// The namespace in SQLite. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct SqliteNames {
     database: Arc<Database>,
-    shared: Arc<Shared>,
+    shared: Arc<NamesShared>,
     teller: Teller,
 }
 
@@ -52,12 +55,12 @@ impl SqliteNames {
             .map_err(|error| unreachable!("what was just made can be read: {error}"))
     }
 
-    fn of(path: &Path, database: Database, key: Key) -> Result<Self, OpenError> {
+    fn of(path: &Path, database: Database, key: CapabilityKey) -> Result<Self, OpenError> {
         let at = |fault: Fault| OpenError::Content {
             path: path.display().to_string(),
             reason: fault.to_string(),
         };
-        let shared = Shared::new(key, database.low().clone());
+        let shared = NamesShared::new(key, database.low().clone());
         let count = |sql: &str| -> Result<i64, Fault> {
             database.read(|db| Ok(db.query_row(sql, [], |row| row.get(0))?))
         };
@@ -82,9 +85,9 @@ impl SqliteNames {
             shared.set_directory_stripes();
         }
         let directories =
-            "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.medium' AS BLOB)";
+            "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.tier' AS BLOB)";
         if count(directories).map_err(at)? > 0 {
-            shared.set_directory_media();
+            shared.set_directory_tiers();
         }
         if count("SELECT count(*) FROM (SELECT 1 FROM layout LIMIT 1)").map_err(at)? > 0 {
             shared.set_parts();
@@ -94,11 +97,11 @@ impl SqliteNames {
         }
         database.read(|db| shared.leaving.load(db)).map_err(at)?;
         database.read(|db| shared.rules.load(db)).map_err(at)?;
-        if count("SELECT count(*) FROM room").map_err(at)? > 0 {
+        if count("SELECT count(*) FROM workspace").map_err(at)? > 0 {
             shared.quotas.set_any();
         }
-        if count("SELECT count(*) FROM promise").map_err(at)? > 0 {
-            shared.bursts.set_promised();
+        if count("SELECT count(*) FROM space_reservation").map_err(at)? > 0 {
+            shared.bursts.set_reserved();
         }
         Ok(Self {
             database: Arc::new(database),
@@ -111,7 +114,7 @@ impl SqliteNames {
         &self.database
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<NamesShared> {
         &self.shared
     }
 
@@ -129,12 +132,12 @@ impl SqliteNames {
     /// overtake it.
     async fn apply_reads(
         &self,
-        request: Request,
-    ) -> Result<Result<Vec<v1::NameResult>, Request>, Fault> {
+        request: NamesRequest,
+    ) -> Result<Result<Vec<v1::NameResult>, NamesRequest>, Fault> {
         if !request.ops.iter().all(only_reads) {
             return Ok(Err(request));
         }
-        let changes = self.shared.lent().changes();
+        let changes = self.shared.granted().changes();
         let read = self.reads(&request);
         let results = self.database.read_for(&request.caller, read).await?;
         Ok(self.unless_overtaken(changes, request, results))
@@ -143,12 +146,12 @@ impl SqliteNames {
     /// Does the same as [`Self::apply_reads`], for threads outside the runtime.
     fn apply_reads_blocking(
         &self,
-        request: Request,
-    ) -> Result<Result<Vec<v1::NameResult>, Request>, Fault> {
+        request: NamesRequest,
+    ) -> Result<Result<Vec<v1::NameResult>, NamesRequest>, Fault> {
         if !request.ops.iter().all(only_reads) {
             return Ok(Err(request));
         }
-        let changes = self.shared.lent().changes();
+        let changes = self.shared.granted().changes();
         let read = self.reads(&request);
         let results = self.database.read_for_blocking(&request.caller, read)?;
         Ok(self.unless_overtaken(changes, request, results))
@@ -157,7 +160,7 @@ impl SqliteNames {
     /// Returns the work of a request that changes nothing, for one view of the database.
     fn reads(
         &self,
-        request: &Request,
+        request: &NamesRequest,
     ) -> impl FnOnce(&Connection) -> Result<Vec<v1::NameResult>, Fault> {
         move |db| {
             let (session, now) = (request.session, clock::now_ns());
@@ -169,10 +172,10 @@ impl SqliteNames {
     fn unless_overtaken(
         &self,
         changes: u64,
-        request: Request,
+        request: NamesRequest,
         results: Vec<v1::NameResult>,
-    ) -> Result<Vec<v1::NameResult>, Request> {
-        if !request.caller.administrator && self.shared.lent().changes() != changes {
+    ) -> Result<Vec<v1::NameResult>, NamesRequest> {
+        if !request.caller.administrator && self.shared.granted().changes() != changes {
             return Err(request);
         }
         Ok(results)
@@ -180,14 +183,14 @@ impl SqliteNames {
 
     /// Informs watchers of the changes. If a requested sync failed, the caller assumes that its request changed nothing, so its own
     /// session is informed like the others.
-    fn told(
+    fn reported(
         &self,
-        kept: Kept<(Vec<v1::NameResult>, Changed)>,
+        kept: Committed<(Vec<v1::NameResult>, Changed)>,
     ) -> Result<Vec<v1::NameResult>, Fault> {
         let (results, mut changed) = kept.value;
         for change in &changed.changes {
             if let Change::Rights(ino) = change {
-                self.shared.lent().on_rights_changed(*ino);
+                self.shared.granted().on_rights_changed(*ino);
             }
         }
         if kept.on_disk.is_err() {
@@ -200,7 +203,7 @@ impl SqliteNames {
     /// Returns the work of a request that changes something, for a commit.
     fn writes(
         &self,
-        request: Request,
+        request: NamesRequest,
     ) -> impl FnOnce(&Connection) -> Result<(Vec<v1::NameResult>, Changed), Fault> + Send + 'static
     {
         let (shared, session) = (self.shared.clone(), request.session);
@@ -215,9 +218,9 @@ impl SqliteNames {
 }
 
 /// Creates the content of a new database: the root directory and the key. Returns the key.
-fn first_steps(db: &Connection, (uid, gid): (u32, u32)) -> Result<Key, Fault> {
-    if Vnode::find(db, Inode::ROOT.0)?.is_none() {
-        let root = Vnode::directory(Inode::ROOT.0, 0o755, (uid, gid), clock::now_ns());
+fn first_steps(db: &Connection, (uid, gid): (u32, u32)) -> Result<CapabilityKey, Fault> {
+    if InodeRecord::find(db, Inode::ROOT.0)?.is_none() {
+        let root = InodeRecord::directory(Inode::ROOT.0, 0o755, (uid, gid), clock::now_ns());
         root.insert(db)?;
         let sql = "INSERT INTO setting VALUES ('key', ?1), ('cluster_id', ?2)";
         db.execute(
@@ -228,7 +231,7 @@ fn first_steps(db: &Connection, (uid, gid): (u32, u32)) -> Result<Key, Fault> {
     let key: Vec<u8> = db.query_row("SELECT value FROM setting WHERE name = 'key'", [], |row| {
         row.get(0)
     })?;
-    Key::from_slice(&key).map_err(|_| Fault::Malformed("the cluster's key is corrupt"))
+    CapabilityKey::from_slice(&key).map_err(|_| Fault::Malformed("the cluster's key is corrupt"))
 }
 
 /// Returns the cluster's id, which was created with the cluster.
@@ -242,7 +245,7 @@ pub(crate) fn cluster_id(db: &Connection) -> Result<u64, Fault> {
 }
 
 impl Names for SqliteNames {
-    fn apply(&self, request: Request) -> Answered<'_, Result<Vec<v1::NameResult>, Fault>> {
+    fn apply(&self, request: NamesRequest) -> NamesFuture<'_, Result<Vec<v1::NameResult>, Fault>> {
         Box::pin(async move {
             let durable = request.durable;
             let request = match self.apply_reads(request).await? {
@@ -258,15 +261,15 @@ impl Names for SqliteNames {
             let work = self.writes(request);
             let names = self.clone();
             // The caller may cancel its request before the commit; watchers are informed in any case.
-            let told = tokio::spawn(async move {
+            let reported = tokio::spawn(async move {
                 let _share = share;
-                names.told(names.database.write_durable(durable, work).await?)
+                names.reported(names.database.write_durable(durable, work).await?)
             });
-            told.await.unwrap_or(Err(Fault::Closed))
+            reported.await.unwrap_or(Err(Fault::Closed))
         })
     }
 
-    fn apply_blocking(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
+    fn apply_blocking(&self, request: NamesRequest) -> Result<Vec<v1::NameResult>, Fault> {
         let durable = request.durable;
         let request = match self.apply_reads_blocking(request)? {
             Ok(results) => {
@@ -279,7 +282,7 @@ impl Names for SqliteNames {
         };
         let _share = self.database.writes().take_blocking(&request.caller);
         let work = self.writes(request);
-        self.told(self.database.write_here(durable, work)?)
+        self.reported(self.database.write_here(durable, work)?)
     }
 
     fn reserve(
@@ -287,7 +290,7 @@ impl Names for SqliteNames {
         caller: Caller,
         inodes: u32,
         objects: u32,
-    ) -> Answered<'_, Result<(u64, u64), Fault>> {
+    ) -> NamesFuture<'_, Result<(u64, u64), Fault>> {
         Box::pin(async move {
             let share = self.database.writes().take(&caller).await;
             let work = move |db: &Connection| {
@@ -302,11 +305,11 @@ impl Names for SqliteNames {
         self.teller.changes()
     }
 
-    fn new_session(&self) -> Answered<'_, Result<u64, Fault>> {
+    fn new_session(&self) -> NamesFuture<'_, Result<u64, Fault>> {
         Box::pin(self.database.write(|db| ids::reserve(db, "session", 1)))
     }
 
-    fn end_session(&self, session: u64) -> Answered<'_, Result<(), Fault>> {
+    fn end_session(&self, session: u64) -> NamesFuture<'_, Result<(), Fault>> {
         self.shared.end_session(session);
         let shared = self.shared.clone();
         Box::pin(self.database.write(move |db| {
@@ -325,7 +328,7 @@ impl Names for SqliteNames {
         })
     }
 
-    fn set_locker(&self, session: u64, has: bool) -> Answered<'_, Result<(), Fault>> {
+    fn set_locker(&self, session: u64, has: bool) -> NamesFuture<'_, Result<(), Fault>> {
         let sql = if has {
             "INSERT OR IGNORE INTO locker VALUES (?1)"
         } else {
@@ -337,7 +340,7 @@ impl Names for SqliteNames {
         }))
     }
 
-    fn written(&self, ino: u64) -> Result<Vec<Written>, Fault> {
+    fn written(&self, ino: u64) -> Result<Vec<OpenVersion>, Fault> {
         self.database.read(|db| {
             let sql = "SELECT writing.object, session, 0 FROM inode CROSS JOIN writing ON writing.object = inode.writing \
                        WHERE inode.ino = ?1 UNION ALL SELECT writing.object, session, 1 FROM inode \
@@ -345,17 +348,17 @@ impl Names for SqliteNames {
                        CROSS JOIN writing ON writing.object = part.part WHERE inode.ino = ?1";
             let mut statement = db.prepare_cached(sql)?;
             let found = statement.query_map([ino.cast_signed()], |row| {
-                Ok(Written {
+                Ok(OpenVersion {
                     object: row.get::<_, i64>(0)?.cast_unsigned(),
                     session: row.get::<_, i64>(1)?.cast_unsigned(),
-                    together: row.get(2)?,
+                    multi_writer: row.get(2)?,
                 })
             })?;
             Ok(found.collect::<Result<_, _>>()?)
         })
     }
 
-    fn unsealed(&self) -> Result<Vec<Unsealed>, Fault> {
+    fn unsealed(&self) -> Result<Vec<UnsealedCount>, Fault> {
         self.database.read(writers::unsealed)
     }
 
@@ -369,7 +372,7 @@ impl Names for SqliteNames {
             .read(|db| writers::unfinished(db, writer, after, limit))
     }
 
-    fn abandon_silent(&self) -> Answered<'_, Result<(), Fault>> {
+    fn abandon_silent(&self) -> NamesFuture<'_, Result<(), Fault>> {
         Box::pin(async move {
             let shared = self.shared.clone();
             let abandoned = self
@@ -387,19 +390,19 @@ impl Names for SqliteNames {
 
 #[cfg(test)]
 impl SqliteNames {
-    /// Adds a node with room.
+    /// Adds a node with space.
     pub(crate) fn add_node(&self, node: tidemill_core::id::NodeId) {
-        let mut rooms = super::shared::Rooms::clone(&self.shared().rooms());
-        rooms.store.push(tidemill_core::layout::Room {
+        let mut spaces = super::shared::Spaces::clone(&self.shared().spaces());
+        spaces.store.push(tidemill_core::layout::FreeSpace {
             leaving: false,
             memory: false,
             burst: false,
-            outside: false,
+            backend: false,
             node,
             free_bytes: 1 << 40,
             answers: true,
         });
-        self.shared().set_rooms(rooms);
+        self.shared().set_spaces(spaces);
     }
 }
 
@@ -420,25 +423,25 @@ mod tests {
             mode: Some(0o700),
             ..v1::SetAttr::default()
         };
-        let request = Request {
+        let request = NamesRequest {
             caller: Caller::root(),
             ops: vec![v1::NameOp {
                 op: Some(Op::SetAttr(chmod)),
             }],
-            ..Request::default()
+            ..NamesRequest::default()
         };
         // The request is polled once, then dropped.
         assert!(names.apply(request).now_or_never().is_none());
-        let told = tokio::time::timeout(Duration::from_secs(60), changes.next()).await;
-        let told = told.expect("nobody is told").unwrap();
-        assert!(told.changes.contains(&Change::Rights(Inode::ROOT.0)));
+        let reported = tokio::time::timeout(Duration::from_secs(60), changes.next()).await;
+        let reported = reported.expect("nobody is notified").unwrap();
+        assert!(reported.changes.contains(&Change::Rights(Inode::ROOT.0)));
     }
 
     #[tokio::test]
     async fn durable_request_that_only_reads_syncs_journal() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
-        let look = |durable| Request {
+        let look = |durable| NamesRequest {
             caller: Caller::root(),
             durable,
             ops: vec![v1::NameOp {
@@ -447,7 +450,7 @@ mod tests {
                     content: false,
                 })),
             }],
-            ..Request::default()
+            ..NamesRequest::default()
         };
         names.apply(look(false)).await.unwrap();
         assert_eq!(names.database().syncs(), 0);
@@ -456,7 +459,7 @@ mod tests {
         names.apply_blocking(look(true)).unwrap();
         assert_eq!(names.database().syncs(), 2);
         // A request without operations only reads.
-        let empty = Request {
+        let empty = NamesRequest {
             ops: Vec::new(),
             ..look(true)
         };

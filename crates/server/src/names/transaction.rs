@@ -2,9 +2,9 @@
 
 use super::budget::{Budget, COMPONENT, UPWARDS};
 use super::fault::Fault;
-use super::shared::Shared;
-use super::sight::Sight;
-use super::vnode::{Caller, READ, SEARCH, Vnode, WRITE};
+use super::shared::NamesShared;
+use super::visibility::Visibility;
+use super::vnode::{Caller, InodeRecord, READ, SEARCH, WRITE};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::str::FromStr;
 use tidemill_core::id::Inode;
@@ -39,7 +39,7 @@ pub enum Change {
 /// A request in progress.
 pub(crate) struct Tx<'a> {
     pub(crate) db: &'a Connection,
-    pub(crate) shared: &'a Shared,
+    pub(crate) shared: &'a NamesShared,
     pub(crate) caller: &'a Caller,
     /// Session of the mount that asks; 0 for other clients.
     pub(crate) session: u64,
@@ -80,7 +80,7 @@ pub(crate) fn check_free(parent: u64, name: &[u8]) -> Result<(), Fault> {
 impl<'a> Tx<'a> {
     pub(crate) fn new(
         db: &'a Connection,
-        shared: &'a Shared,
+        shared: &'a NamesShared,
         caller: &'a Caller,
         session: u64,
         now: i64,
@@ -108,7 +108,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Fails unless the caller has the permissions on this inode.
-    pub(crate) fn need(&self, vnode: &Vnode, want: u32, what: &str) -> Result<(), Fault> {
+    pub(crate) fn need(&self, vnode: &InodeRecord, want: u32, what: &str) -> Result<(), Fault> {
         if self.caller.may(vnode, want) {
             Ok(())
         } else {
@@ -117,7 +117,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Fails unless the caller owns the inode.
-    pub(crate) fn need_owner(&self, vnode: &Vnode) -> Result<(), Fault> {
+    pub(crate) fn need_owner(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         if self.caller.above() || self.caller.uid == vnode.uid {
             Ok(())
         } else {
@@ -126,15 +126,15 @@ impl<'a> Tx<'a> {
     }
 
     /// Returns the inode, if the caller could have reached it by a path. An inode number alone gives no rights.
-    pub(crate) fn reach(&self, ino: u64) -> Result<Vnode, Fault> {
-        let vnode = Vnode::get(self.db, ino)?;
+    pub(crate) fn reach(&self, ino: u64) -> Result<InodeRecord, Fault> {
+        let vnode = InodeRecord::get(self.db, ino)?;
         if !self.caller.above() {
             self.check_reach(&vnode)?;
         }
         Ok(vnode)
     }
 
-    fn check_reach(&self, vnode: &Vnode) -> Result<(), Fault> {
+    fn check_reach(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         let mut dirs = Vec::new();
         if vnode.is_dir() {
             dirs.push(vnode.parent);
@@ -160,7 +160,7 @@ impl<'a> Tx<'a> {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
             self.budget.look_up(UPWARDS)?;
-            let vnode = Vnode::get(self.db, at)?;
+            let vnode = InodeRecord::get(self.db, at)?;
             if !self.caller.may(&vnode, SEARCH) {
                 return Ok(false);
             }
@@ -173,7 +173,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Returns the reachable directory, if the caller has the permissions `want` to change or read it.
-    pub(crate) fn reach_dir(&self, ino: u64, want: u32, name: &[u8]) -> Result<Vnode, Fault> {
+    pub(crate) fn reach_dir(&self, ino: u64, want: u32, name: &[u8]) -> Result<InodeRecord, Fault> {
         let vnode = self.reach(ino)?;
         if !vnode.is_dir() {
             return Err(Fault::NotDirectory(self.called(ino)));
@@ -185,7 +185,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Returns a directory in which the caller may create and remove entries.
-    pub(crate) fn writable_dir(&self, ino: u64, name: &[u8]) -> Result<Vnode, Fault> {
+    pub(crate) fn writable_dir(&self, ino: u64, name: &[u8]) -> Result<InodeRecord, Fault> {
         let vnode = self.reach_dir(ino, WRITE | SEARCH, name)?;
         // A removed directory that a process still uses takes no new entries.
         if vnode.nlink == 0 {
@@ -196,20 +196,20 @@ impl<'a> Tx<'a> {
     }
 
     /// Returns the entry of a directory; `.` and `..` work too.
-    pub(crate) fn child(&self, dir: &Vnode, name: &[u8]) -> Result<Vnode, Fault> {
+    pub(crate) fn child(&self, dir: &InodeRecord, name: &[u8]) -> Result<InodeRecord, Fault> {
         if name.len() > NAME_MAX {
             return Err(Fault::NameTooLong(name.len()));
         }
         let found = match name {
             b"." => Some(dir.clone()),
-            b".." => Vnode::find(self.db, dir.parent)?,
-            _ => Vnode::child(self.db, dir.ino, name)?,
+            b".." => InodeRecord::find(self.db, dir.parent)?,
+            _ => InodeRecord::child(self.db, dir.ino, name)?,
         };
         found.ok_or_else(|| Fault::NotFound(shown(name)))
     }
 
     /// Follows a path from the root. The last symbolic link is followed only if `follow`.
-    pub(crate) fn resolve(&self, path: &[u8], follow: bool) -> Result<Vnode, Fault> {
+    pub(crate) fn resolve(&self, path: &[u8], follow: bool) -> Result<InodeRecord, Fault> {
         self.follow(path, follow, &mut None)
     }
 
@@ -226,14 +226,14 @@ impl<'a> Tx<'a> {
         path: &[u8],
         follow: bool,
         absolute: &mut Option<Vec<u8>>,
-    ) -> Result<Vnode, Fault> {
+    ) -> Result<InodeRecord, Fault> {
         if path.len() > PATH_MAX {
             return Err(Fault::NameTooLong(path.len()));
         }
         // Components still to be walked, the next one last.
         let mut todo: Vec<Vec<u8>> = components(path);
         let mut must_be_dir = path.ends_with(b"/");
-        let mut vnode = Vnode::get(self.db, Inode::ROOT.0)?;
+        let mut vnode = InodeRecord::get(self.db, Inode::ROOT.0)?;
         let mut links = 0;
         while let Some(name) = todo.pop() {
             self.budget.look_up(COMPONENT)?;
@@ -256,7 +256,7 @@ impl<'a> Tx<'a> {
             }
             must_be_dir |= last && next.target.ends_with(b"/");
             if next.target.starts_with(b"/") {
-                vnode = Vnode::get(self.db, Inode::ROOT.0)?;
+                vnode = InodeRecord::get(self.db, Inode::ROOT.0)?;
                 *absolute = Some(next.target.clone());
             }
             todo.extend(components(&next.target));
@@ -273,7 +273,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Returns the node that the attribute of the nearest directory upwards asks for.
-    pub(crate) fn directory_node(&self, dir: &Vnode) -> Result<Option<u32>, Fault> {
+    pub(crate) fn directory_node(&self, dir: &InodeRecord) -> Result<Option<u32>, Fault> {
         if !self.shared.directory_nodes() {
             return Ok(None);
         }
@@ -283,7 +283,7 @@ impl<'a> Tx<'a> {
     /// Returns the value of this attribute on the nearest directory upwards that has it.
     pub(crate) fn directory_attribute<T: FromStr>(
         &self,
-        dir: &Vnode,
+        dir: &InodeRecord,
         name: &[u8],
     ) -> Result<Option<T>, Fault> {
         let mut at = dir.ino;
@@ -304,7 +304,7 @@ impl<'a> Tx<'a> {
                 break;
             }
             at = parent;
-            parent = Vnode::get(self.db, at)?.parent;
+            parent = InodeRecord::get(self.db, at)?.parent;
         }
         Ok(None)
     }
@@ -315,7 +315,7 @@ impl<'a> Tx<'a> {
         self.changes.push(Change::Vnode(parent));
     }
 
-    fn need_here(&self, vnode: &Vnode, want: u32) -> Result<(), Fault> {
+    fn need_here(&self, vnode: &InodeRecord, want: u32) -> Result<(), Fault> {
         if self.caller.may(vnode, want) {
             return Ok(());
         }
@@ -341,17 +341,17 @@ impl<'a> Tx<'a> {
         if ino == Inode::ROOT.0 {
             return Some("/".into());
         }
-        let seen = Sight::new(self, self.caller).file(ino).ok()??;
+        let seen = Visibility::new(self, self.caller).file(ino).ok()??;
         seen.allowed.then(|| shown(&seen.path))
     }
 
     /// Requires read permission on an inode.
-    pub(crate) fn need_read(&self, vnode: &Vnode) -> Result<(), Fault> {
+    pub(crate) fn need_read(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         self.need_here(vnode, READ)
     }
 
     /// Requires write permission on an inode.
-    pub(crate) fn need_write(&self, vnode: &Vnode) -> Result<(), Fault> {
+    pub(crate) fn need_write(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         self.need_here(vnode, WRITE)
     }
 }

@@ -3,7 +3,7 @@
 use super::fault::Fault;
 use super::transaction::{Change, PATH_MAX, Tx, check_free, check_name, shown};
 use super::vnode::{
-    GROUP_EXEC, NO_NODE, READ, SEARCH, SETGID, SETUID, STICKY, Vnode, WRITE, select_vnodes,
+    GROUP_EXEC, InodeRecord, NO_NODE, READ, SEARCH, SETGID, SETUID, STICKY, WRITE, select_vnodes,
 };
 use rusqlite::params;
 use tidemill_core::id::Inode;
@@ -54,7 +54,7 @@ impl Tx<'_> {
             params![op.ino.cast_signed(), op.after, i64::from(limit) + 1],
             |row| {
                 let name: Vec<u8> = row.get(17)?;
-                Ok(Vnode::from_row(row)?.entry(&name))
+                Ok(InodeRecord::from_row(row)?.entry(&name))
             },
         )?;
         let (mut entries, mut bytes, mut end) = (Vec::new(), 0, true);
@@ -77,7 +77,7 @@ impl Tx<'_> {
             (self.writable_dir(op.parent, &op.name)?, op.name.clone())
         };
         check_name(&name)?;
-        if let Some(existing) = Vnode::child(self.db, parent.ino, &name)? {
+        if let Some(existing) = InodeRecord::child(self.db, parent.ino, &name)? {
             // A repeated request: its answer was lost.
             if op.ino != 0 && existing.ino == op.ino {
                 return self.created(op, &existing, &name);
@@ -90,7 +90,7 @@ impl Tx<'_> {
         self.note(&vnode)?;
         self.shared.add_files(1);
         if op.object != 0 {
-            self.need_room(&vnode)?;
+            self.need_quota(&vnode)?;
             self.begin_writing(&vnode)?;
         } else if vnode.kind == Kind::Symlink || vnode.version > 0 {
             self.changes.push(Change::Moved);
@@ -98,7 +98,7 @@ impl Tx<'_> {
         self.created(op, &vnode, &name)
     }
 
-    fn created(&self, op: &v1::Create, vnode: &Vnode, name: &[u8]) -> Result<Answer, Fault> {
+    fn created(&self, op: &v1::Create, vnode: &InodeRecord, name: &[u8]) -> Result<Answer, Fault> {
         if op.object == 0 {
             Ok(Answer::Entry(vnode.entry(name)))
         } else {
@@ -107,7 +107,7 @@ impl Tx<'_> {
     }
 
     /// Returns the directory of a full path, created if the request asks for that, and the last name.
-    fn parent_of(&mut self, op: &v1::Create) -> Result<(Vnode, Vec<u8>), Fault> {
+    fn parent_of(&mut self, op: &v1::Create) -> Result<(InodeRecord, Vec<u8>), Fault> {
         if op.name.len() > PATH_MAX {
             return Err(Fault::NameTooLong(op.name.len()));
         }
@@ -177,7 +177,7 @@ impl Tx<'_> {
         }
     }
 
-    fn new_vnode(&self, op: &v1::Create, parent: &Vnode) -> Result<Vnode, Fault> {
+    fn new_vnode(&self, op: &v1::Create, parent: &InodeRecord) -> Result<InodeRecord, Fault> {
         let kind = Kind::try_from(op.kind).unwrap_or(Kind::Unspecified);
         if kind == Kind::Unspecified {
             return Err(Fault::Malformed("an inode without a kind"));
@@ -213,7 +213,7 @@ impl Tx<'_> {
         let ino = self.checked_inode(op.ino)?;
         let node = self.place_new(op, ino, parent)?;
         let time = self.time(op.time);
-        Ok(Vnode {
+        Ok(InodeRecord {
             ino,
             kind,
             mode,
@@ -244,7 +244,7 @@ impl Tx<'_> {
     }
 
     /// Chooses the node of the first version of a new file, if the file is opened for writing.
-    fn place_new(&self, op: &v1::Create, ino: u64, parent: &Vnode) -> Result<i64, Fault> {
+    fn place_new(&self, op: &v1::Create, ino: u64, parent: &InodeRecord) -> Result<i64, Fault> {
         if op.object == 0 {
             return Ok(NO_NODE);
         }
@@ -259,9 +259,9 @@ impl Tx<'_> {
     /// Adds the entry and updates its directory.
     pub(crate) fn add_entry(
         &mut self,
-        mut parent: Vnode,
+        mut parent: InodeRecord,
         name: &[u8],
-        vnode: &Vnode,
+        vnode: &InodeRecord,
     ) -> Result<(), Fault> {
         check_free(parent.ino, name)?;
         self.check_own_place(parent.ino, name)?;
@@ -276,7 +276,7 @@ impl Tx<'_> {
 
     fn remove_entry(
         &mut self,
-        parent: &mut Vnode,
+        parent: &mut InodeRecord,
         name: &[u8],
         subdirs: i64,
         time: i64,
@@ -290,7 +290,12 @@ impl Tx<'_> {
         Ok(())
     }
 
-    pub(super) fn touch_dir(&self, dir: &mut Vnode, subdirs: i64, time: i64) -> Result<(), Fault> {
+    pub(super) fn touch_dir(
+        &self,
+        dir: &mut InodeRecord,
+        subdirs: i64,
+        time: i64,
+    ) -> Result<(), Fault> {
         dir.nlink = dir
             .nlink
             .saturating_add_signed(i32::try_from(subdirs).unwrap_or(0));
@@ -307,7 +312,7 @@ impl Tx<'_> {
         check_name(&op.name)?;
         let parent = self.writable_dir(op.parent, &op.name)?;
         let mut vnode = self.reach(op.ino)?;
-        if Vnode::child(self.db, parent.ino, &op.name)?.is_some() {
+        if InodeRecord::child(self.db, parent.ino, &op.name)?.is_some() {
             return Err(Fault::Exists(self.called_in(parent.ino, &op.name)));
         }
         if vnode.is_dir() {
@@ -333,7 +338,7 @@ impl Tx<'_> {
         self.note(&vnode)?;
         let directory = parent.ino;
         self.add_entry(parent, &op.name, &vnode)?;
-        self.fire_for_moved(&vnode, directory, &op.name)?;
+        self.trigger_for_moved(&vnode, directory, &op.name)?;
         self.arrived_in(&vnode, directory, &op.name)?;
         self.want_header(&vnode, &op.name)?;
         self.changes.push(Change::Vnode(vnode.ino));
@@ -365,8 +370,8 @@ impl Tx<'_> {
     /// In a sticky directory only the owners of entry and directory may remove an entry.
     pub(super) fn need_unsticky(
         &self,
-        dir: &Vnode,
-        vnode: &Vnode,
+        dir: &InodeRecord,
+        vnode: &InodeRecord,
         name: &[u8],
     ) -> Result<(), Fault> {
         let uid = self.caller.uid;
@@ -386,7 +391,7 @@ impl Tx<'_> {
 
     /// Removes a name of the inode. With the last name the inode is removed, unless a client has it open. Returns the inode after the
     /// change.
-    fn drop_name(&mut self, mut vnode: Vnode, time: i64) -> Result<Vnode, Fault> {
+    fn drop_name(&mut self, mut vnode: InodeRecord, time: i64) -> Result<InodeRecord, Fault> {
         self.note(&vnode)?;
         self.changes.push(Change::Vnode(vnode.ino));
         vnode.nlink = if vnode.is_dir() {
@@ -427,7 +432,7 @@ impl Tx<'_> {
         let from = self.writable_dir(op.parent, &op.name)?;
         let to = self.writable_dir(op.new_parent, &op.new_name)?;
         let vnode = self.child(&from, &op.name)?;
-        let target = Vnode::child(self.db, to.ino, &op.new_name)?;
+        let target = InodeRecord::child(self.db, to.ino, &op.new_name)?;
         self.need_unsticky(&from, &vnode, &op.name)?;
         if let Some(target) = &target {
             if op.no_replace {
@@ -449,10 +454,10 @@ impl Tx<'_> {
             }
             target => self.move_entry(op, from, to, vnode, target)?,
         };
-        if vnode.is_dir() || other.as_ref().is_some_and(Vnode::is_dir) {
+        if vnode.is_dir() || other.as_ref().is_some_and(InodeRecord::is_dir) {
             self.moved_directory_rules()?;
         }
-        self.fire_for_moved(&vnode, op.new_parent, &op.new_name)?;
+        self.trigger_for_moved(&vnode, op.new_parent, &op.new_name)?;
         self.arrived_in(&vnode, op.new_parent, &op.new_name)?;
         self.want_header(&vnode, &op.new_name)?;
         self.changes_zarr(op.parent, &op.name, &vnode)?;
@@ -460,7 +465,7 @@ impl Tx<'_> {
             self.changes_zarr(op.new_parent, &op.new_name, &vnode)?;
         }
         if let Some(other) = other.as_ref().filter(|_| op.exchange) {
-            self.fire_for_moved(other, op.parent, &op.name)?;
+            self.trigger_for_moved(other, op.parent, &op.name)?;
             self.arrived_in(other, op.parent, &op.name)?;
             self.want_header(other, &op.name)?;
         }
@@ -471,9 +476,9 @@ impl Tx<'_> {
     /// A directory may not move below itself, and changes its `..` only with write permission.
     fn check_move(
         &self,
-        vnode: &Vnode,
-        from: &Vnode,
-        to: &Vnode,
+        vnode: &InodeRecord,
+        from: &InodeRecord,
+        to: &InodeRecord,
         name: &[u8],
     ) -> Result<(), Fault> {
         if !vnode.is_dir() || from.ino == to.ino {
@@ -490,18 +495,18 @@ impl Tx<'_> {
             if at.ino == Inode::ROOT.0 {
                 return Ok(());
             }
-            at = Vnode::get(self.db, at.parent)?;
+            at = InodeRecord::get(self.db, at.parent)?;
         }
     }
 
     fn move_entry(
         &mut self,
         op: &v1::Rename,
-        mut from: Vnode,
-        to: Vnode,
-        mut vnode: Vnode,
-        target: Option<Vnode>,
-    ) -> Result<(Vnode, Option<Vnode>), Fault> {
+        mut from: InodeRecord,
+        to: InodeRecord,
+        mut vnode: InodeRecord,
+        target: Option<InodeRecord>,
+    ) -> Result<(InodeRecord, Option<InodeRecord>), Fault> {
         let time = self.time(op.time);
         if let Some(target) = &target {
             match (vnode.is_dir(), target.is_dir()) {
@@ -542,11 +547,11 @@ impl Tx<'_> {
     fn exchange(
         &mut self,
         op: &v1::Rename,
-        mut from: Vnode,
-        to: Vnode,
-        mut vnode: Vnode,
-        mut target: Vnode,
-    ) -> Result<(Vnode, Option<Vnode>), Fault> {
+        mut from: InodeRecord,
+        to: InodeRecord,
+        mut vnode: InodeRecord,
+        mut target: InodeRecord,
+    ) -> Result<(InodeRecord, Option<InodeRecord>), Fault> {
         let time = self.time(op.time);
         let sql = "UPDATE dirent SET ino = ?3 WHERE parent = ?1 AND name = ?2";
         let point = |dir: u64, name: &[u8], ino: u64| -> Result<(), Fault> {
@@ -580,7 +585,7 @@ impl Tx<'_> {
 }
 
 /// Returns the answer to a rename.
-fn moved(op: &v1::Rename, vnode: &Vnode, other: Option<&Vnode>) -> Answer {
+fn moved(op: &v1::Rename, vnode: &InodeRecord, other: Option<&InodeRecord>) -> Answer {
     let other = other.map(|other| other.entry(&op.name));
     Answer::Entries(v1::Entries {
         entries: [vnode.entry(&op.new_name)]

@@ -3,19 +3,19 @@
 
 use super::burst;
 use super::fault::Fault;
+use super::overflow::ClientLocation;
 use super::parts::{self, Half};
 use super::replicas;
-use super::spill::Here;
 use super::transaction::{Change, Tx};
-use super::vnode::{NO_NODE, Vnode};
+use super::vnode::{InodeRecord, NO_NODE};
 use super::writers::SILENCE_NS_MAX;
-use crate::bound;
+use crate::attached;
 use crate::migrations;
-use crate::rules::ends::ABANDONED;
+use crate::rules::run_outcome::ABANDONED;
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::id::{Inode, NodeId};
-use tidemill_core::layout::{PartOf, RESERVE_BYTES, Room, place};
-use tidemill_core::replicas::Wanted;
+use tidemill_core::layout::{FreeSpace, PartOf, RESERVE_BYTES, place};
+use tidemill_core::replicas::WantedReplicas;
 use tidemill_wire::capability::{Attributes, rights};
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
@@ -25,13 +25,13 @@ const ANNOTATION_BYTES_MAX: u32 = 1024;
 /// Largest size of a file that Linux can represent, in bytes.
 const SIZE_MAX: u64 = i64::MAX.unsigned_abs();
 
-fn is_outside(rooms: &[Room], node: NodeId) -> bool {
-    let mut rooms = rooms.iter();
-    rooms.any(|room| room.outside && room.node == node)
+fn has_backend(spaces: &[FreeSpace], node: NodeId) -> bool {
+    let mut spaces = spaces.iter();
+    spaces.any(|space| space.backend && space.node == node)
 }
 
 /// A version being written.
-struct Writer {
+struct VersionInProgress {
     session: u64,
     uid: u32,
     started: i64,
@@ -44,8 +44,8 @@ impl Tx<'_> {
         &self,
         ino: Inode,
         named: Option<u32>,
-        dir: &Vnode,
-        here: Here<'_>,
+        dir: &InodeRecord,
+        here: ClientLocation<'_>,
     ) -> Result<i64, Fault> {
         let named = match named {
             Some(node) => Some(node),
@@ -54,9 +54,9 @@ impl Tx<'_> {
                 .directory_node(dir)?
                 .filter(|&node| !self.shared.leaving.is_closed(node)),
         };
-        let rooms = self.shared.rooms();
+        let spaces = self.shared.spaces();
         if named.is_none()
-            && let Some(node) = self.placed_in_memory(dir, here, &rooms)?
+            && let Some(node) = self.placed_in_memory(dir, here, &spaces)?
         {
             return Ok(node.0.into());
         }
@@ -66,21 +66,21 @@ impl Tx<'_> {
             return Ok(node.0.into());
         }
         if let Some(named) = named {
-            self.need_unpromised(dir, named, here)?;
+            self.need_unreserved(dir, named, here)?;
         }
         let named = named.map(NodeId);
-        let placed = place(ino, named, &rooms.store);
-        let placed = placed.map_err(|error| self.shared.awaken(error, &rooms))?;
-        if !here.linked && is_outside(&rooms.store, placed) {
+        let placed = place(ino, named, &spaces.store);
+        let placed = placed.map_err(|error| self.shared.resume(error, &spaces))?;
+        if !here.stub && has_backend(&spaces.store, placed) {
             self.need_store_written(placed, dir)?;
         }
         Ok(i64::from(placed.0))
     }
 
-    /// Fails if a node outside would write into a read-only store.
-    fn need_store_written(&self, node: NodeId, dir: &Vnode) -> Result<(), Fault> {
+    /// Fails if a node would write into a read-only backend.
+    fn need_store_written(&self, node: NodeId, dir: &InodeRecord) -> Result<(), Fault> {
         let path = self.path_of(dir.ino)?.unwrap_or_default();
-        match bound::is_read_only(self.db, node.0.into(), &path)? {
+        match attached::is_read_only(self.db, node.0.into(), &path)? {
             true => Err(Fault::StoreReadOnly(self.called(dir.ino), node.0)),
             false => Ok(()),
         }
@@ -88,7 +88,12 @@ impl Tx<'_> {
 
     /// Chooses the node of a file's next version: as for a new file, but without other settings the version stays on its
     /// node.
-    fn place_again(&self, vnode: &Vnode, named: Option<u32>, here: Here<'_>) -> Result<i64, Fault> {
+    fn place_again(
+        &self,
+        vnode: &InodeRecord,
+        named: Option<u32>,
+        here: ClientLocation<'_>,
+    ) -> Result<i64, Fault> {
         // A version in memory is placed like a new file: memory may be full, and no user has requested this node.
         let is_here = |named: u32| i64::from(named) == vnode.node;
         if u32::try_from(vnode.node).is_ok_and(|node| self.shared.in_memory(node))
@@ -96,9 +101,9 @@ impl Tx<'_> {
         {
             return self.place(Inode(vnode.ino), None, &self.directory_of(vnode.ino)?, here);
         }
-        if named.is_none() && self.shared.directory_media() {
-            let (dir, rooms) = (self.directory_of(vnode.ino)?, self.shared.rooms());
-            if let Some(node) = self.placed_in_memory(&dir, here, &rooms)? {
+        if named.is_none() && self.shared.directory_tiers() {
+            let (dir, spaces) = (self.directory_of(vnode.ino)?, self.shared.spaces());
+            if let Some(node) = self.placed_in_memory(&dir, here, &spaces)? {
                 return Ok(node.0.into());
             }
         }
@@ -109,28 +114,28 @@ impl Tx<'_> {
         if named.is_none() && self.shared.bursts.any() && stored(vnode.node) {
             return self.place(Inode(vnode.ino), None, &self.directory_of(vnode.ino)?, here);
         }
-        // A file in the burst tier is also placed like a new file while space there is promised: that space is reserved.
-        if named.is_none() && self.shared.bursts.promised() && !stored(vnode.node) {
+        // A file in the burst tier is also placed like a new file while space there is reserved: that space is not free.
+        if named.is_none() && self.shared.bursts.reserved() && !stored(vnode.node) {
             return self.place(Inode(vnode.ino), None, &self.directory_of(vnode.ino)?, here);
         }
         // A read-only store takes no new version.
-        let rooms = self.shared.rooms();
-        let outside = u32::try_from(vnode.node).map(NodeId);
+        let spaces = self.shared.spaces();
+        let backend = u32::try_from(vnode.node).map(NodeId);
         if named.is_none_or(is_here)
-            && outside.is_ok_and(|node| is_outside(&rooms.store, node))
+            && backend.is_ok_and(|node| has_backend(&spaces.store, node))
             && let Some(path) = self.path_of(vnode.ino)?
-            && bound::is_read_only(self.db, vnode.node, &path)?
+            && attached::is_read_only(self.db, vnode.node, &path)?
         {
             return self.place(Inode(vnode.ino), None, &self.directory_of(vnode.ino)?, here);
         }
-        // A file that was moved into a directory outside is written there with its next version.
-        if named.is_none() && rooms.store.iter().any(|room| room.outside) {
+        // A file that was moved into a directory of a backend is written there with its next version.
+        if named.is_none() && spaces.store.iter().any(|space| space.backend) {
             let dir = self.directory_of(vnode.ino)?;
             let wanted = self.directory_node(&dir)?.map(NodeId);
             let elsewhere = |wanted: &NodeId| i64::from(wanted.0) != vnode.node;
             if wanted
                 .filter(elsewhere)
-                .is_some_and(|wanted| is_outside(&rooms.store, wanted))
+                .is_some_and(|wanted| has_backend(&spaces.store, wanted))
             {
                 return self.place(Inode(vnode.ino), None, &dir, here);
             }
@@ -141,13 +146,15 @@ impl Tx<'_> {
             i64::from(named) == vnode.node && self.shared.leaving.is_emptied(named)
         });
         if (named.is_none() || goes_on) && vnode.node != NO_NODE {
-            let here = rooms
+            let here = spaces
                 .store
                 .iter()
-                .find(|room| i64::from(room.node.0) == vnode.node);
-            let hangs = |room: &&Room| !room.answers && rooms.store.iter().any(|room| room.answers);
-            let here = here.filter(|room| !hangs(room) && (goes_on || !room.leaving));
-            if here.is_some_and(|room| room.free_bytes >= RESERVE_BYTES) {
+                .find(|space| i64::from(space.node.0) == vnode.node);
+            let hangs = |space: &&FreeSpace| {
+                !space.answers && spaces.store.iter().any(|space| space.answers)
+            };
+            let here = here.filter(|space| !hangs(space) && (goes_on || !space.leaving));
+            if here.is_some_and(|space| space.free_bytes >= RESERVE_BYTES) {
                 return Ok(vnode.node);
             }
         }
@@ -160,15 +167,15 @@ impl Tx<'_> {
     }
 
     /// Returns a directory that contains a file; the root if no directory does.
-    pub(crate) fn directory_of(&self, ino: u64) -> Result<Vnode, Fault> {
+    pub(crate) fn directory_of(&self, ino: u64) -> Result<InodeRecord, Fault> {
         let sql = "SELECT parent FROM dirent WHERE ino = ?1 LIMIT 1";
         let mut statement = self.db.prepare_cached(sql)?;
         let dir = statement.query_row([ino.cast_signed()], |row| row.get(0));
         let dir = dir.optional()?.map_or(Inode::ROOT.0, i64::cast_unsigned);
-        Vnode::get(self.db, dir)
+        InodeRecord::get(self.db, dir)
     }
 
-    fn file(&self, ino: u64) -> Result<Vnode, Fault> {
+    fn file(&self, ino: u64) -> Result<InodeRecord, Fault> {
         let vnode = self.reach(ino)?;
         match vnode.kind {
             Kind::File => Ok(vnode),
@@ -181,15 +188,15 @@ impl Tx<'_> {
     pub(crate) fn open(&self, op: &v1::Open) -> Result<Answer, Fault> {
         let vnode = self.file(op.ino)?;
         self.need_read(&vnode)?;
-        if op.together
+        if op.multi_writer
             && self.session != 0
-            && let Some(answer) = self.open_together(&vnode)?
+            && let Some(answer) = self.open_multi_writer(&vnode)?
         {
             return Ok(answer);
         }
-        if op.growing
+        if op.streaming
             && (!op.waits || self.has_readers_wait(&vnode)?)
-            && let Some(answer) = self.open_growing(&vnode)?
+            && let Some(answer) = self.open_streaming(&vnode)?
         {
             return Ok(answer);
         }
@@ -225,8 +232,8 @@ impl Tx<'_> {
     }
 
     /// Returns the version that is being written, for readers that follow the writer.
-    fn open_growing(&self, vnode: &Vnode) -> Result<Option<Answer>, Fault> {
-        if self.is_together(vnode)? {
+    fn open_streaming(&self, vnode: &InodeRecord) -> Result<Option<Answer>, Fault> {
+        if self.is_multi_writer(vnode)? {
             return self.opened_written(vnode).map(Some);
         }
         let node = match vnode.writing {
@@ -248,18 +255,24 @@ impl Tx<'_> {
     }
 
     /// Returns the right to use an object of a file.
-    pub(crate) fn right(&self, vnode: &Vnode, node: u32, object: u64, rights: u32) -> Vec<u8> {
+    pub(crate) fn right(
+        &self,
+        vnode: &InodeRecord,
+        node: u32,
+        object: u64,
+        rights: u32,
+    ) -> Vec<u8> {
         let uid = self.caller.uid;
         if self.caller.administrator {
             return self.shared.sign(node, object, rights, uid);
         }
-        self.shared.lend(vnode.ino, node, object, rights, uid)
+        self.shared.grant(vnode.ino, node, object, rights, uid)
     }
 
     /// Does the same as [`Self::right`], for an object that is written: with the attributes that its node records at the seal.
     pub(crate) fn right_to_write(
         &self,
-        vnode: &Vnode,
+        vnode: &InodeRecord,
         node: u32,
         object: u64,
         rights: u32,
@@ -282,12 +295,12 @@ impl Tx<'_> {
                 .sign_to_write(node, object, rights, uid, attributes),
             false => self
                 .shared
-                .lend_to_write(node, object, rights, uid, attributes),
+                .grant_to_write(node, object, rights, uid, attributes),
         };
         Ok(signed)
     }
 
-    fn older(&self, vnode: &Vnode, version: u64) -> Result<(u64, i64, u64), Fault> {
+    fn older(&self, vnode: &InodeRecord, version: u64) -> Result<(u64, i64, u64), Fault> {
         let sql = "SELECT object, node, size, removed FROM version WHERE ino = ?1 AND version = ?2";
         let row = params![vnode.ino.cast_signed(), version.cast_signed()];
         let found = self
@@ -326,16 +339,16 @@ impl Tx<'_> {
             if vnode.writing != member.version {
                 return Err(Fault::Stale(op.object));
             }
-            return self.opened_together(&vnode, &member);
+            return self.opened_multi_writer(&vnode, &member);
         }
         self.need_write(&vnode)?;
         self.check_object(op.object)?;
         if vnode.writing != 0 {
-            let together = self.is_together(&vnode)?;
-            if together && self.session != 0 && !op.steal {
-                return self.join_together(&vnode, op);
+            let multi_writer = self.is_multi_writer(&vnode)?;
+            if multi_writer && self.session != 0 && !op.steal {
+                return self.join_multi_writer(&vnode, op);
             }
-            if together && !op.steal {
+            if multi_writer && !op.steal {
                 return Err(Fault::Busy(self.called(vnode.ino)));
             }
             self.take_over(&vnode, op.steal)?;
@@ -354,14 +367,14 @@ impl Tx<'_> {
             Some(stripes) => self.begin_parts(vnode.ino, op.object, stripes)?,
             None => self.place_again(&vnode, named, op.into())?,
         };
-        self.need_room(&vnode)?;
+        self.need_quota(&vnode)?;
         vnode.writing = op.object;
         if vnode.object == 0 {
             vnode.node = node;
         }
         vnode.update(self.db)?;
         self.begin_writing_on(&vnode, node)?;
-        self.fire_for_begun(&vnode)?;
+        self.trigger_for_begun(&vnode)?;
         self.changes.push(Change::Vnode(vnode.ino));
         self.opened_for_writing(&vnode, op.object)
     }
@@ -381,7 +394,7 @@ impl Tx<'_> {
 
     /// Ends an earlier writing of the file. Its writer must have been silent for too long or be a client of the same user without a
     /// session, unless the caller insists.
-    fn take_over(&mut self, vnode: &Vnode, steal: bool) -> Result<(), Fault> {
+    fn take_over(&mut self, vnode: &InodeRecord, steal: bool) -> Result<(), Fault> {
         let writer = self.writer(vnode.writing)?;
         let gone = writer.is_none_or(|writer| {
             let lone = writer.session == 0;
@@ -400,14 +413,14 @@ impl Tx<'_> {
         Ok(self.writer(object)?.map(|writer| writer.session))
     }
 
-    fn writer(&self, object: u64) -> Result<Option<Writer>, Fault> {
+    fn writer(&self, object: u64) -> Result<Option<VersionInProgress>, Fault> {
         let sql = "SELECT session, uid, started FROM writing WHERE object = ?1";
         let found = self
             .db
             .prepare_cached(sql)?
             .query_row([object.cast_signed()], |row| {
                 let session = row.get::<_, i64>(0)?.cast_unsigned();
-                Ok(Writer {
+                Ok(VersionInProgress {
                     session,
                     uid: row.get(1)?,
                     started: row.get(2)?,
@@ -416,12 +429,12 @@ impl Tx<'_> {
         Ok(found.optional()?)
     }
 
-    pub(crate) fn begin_writing(&self, vnode: &Vnode) -> Result<(), Fault> {
+    pub(crate) fn begin_writing(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         self.begin_writing_on(vnode, vnode.node)?;
-        self.fire_for_begun(vnode)
+        self.trigger_for_begun(vnode)
     }
 
-    fn begin_writing_on(&self, vnode: &Vnode, node: i64) -> Result<(), Fault> {
+    fn begin_writing_on(&self, vnode: &InodeRecord, node: i64) -> Result<(), Fault> {
         self.begin_writing_of(vnode.writing, vnode.ino, node)
     }
 
@@ -464,7 +477,11 @@ impl Tx<'_> {
         Ok(found.optional()?)
     }
 
-    pub(crate) fn opened_for_writing(&self, vnode: &Vnode, object: u64) -> Result<Answer, Fault> {
+    pub(crate) fn opened_for_writing(
+        &self,
+        vnode: &InodeRecord,
+        object: u64,
+    ) -> Result<Answer, Fault> {
         let node = self.writing_node(object)?.ok_or(Fault::Stale(object))?;
         let place = u32::try_from(node).unwrap_or(parts::NOWHERE);
         self.shared.hold(self.session, (vnode.ino, object), place);
@@ -487,14 +504,18 @@ impl Tx<'_> {
     }
 
     /// Returns the inode whose version the caller is writing.
-    pub(super) fn written(&self, ino: u64, object: u64) -> Result<(Vnode, Option<u32>), Fault> {
+    pub(super) fn written(
+        &self,
+        ino: u64,
+        object: u64,
+    ) -> Result<(InodeRecord, Option<u32>), Fault> {
         let writer = self.writer(object)?;
         // A caller that has not written the version receives no information about the file.
         let unknown = object != 0 && writer.is_none() && !self.caller.above();
         if unknown && !self.wrote(ino, object)? {
             return Err(Fault::Stale(object));
         }
-        let vnode = Vnode::get(self.db, ino)?;
+        let vnode = InodeRecord::get(self.db, ino)?;
         if vnode.kind != Kind::File || object == 0 {
             return Err(Fault::Malformed("only files have versions"));
         }
@@ -523,7 +544,7 @@ impl Tx<'_> {
             return Err(Fault::Malformed("no file has as many bytes as that"));
         }
         if let Some(member) = self.member_to_seal(op)? {
-            return self.seal_together(op, &member);
+            return self.seal_multi_writer(op, &member);
         }
         if self.was_member(op.object)? {
             // A repeated request: its answer was lost.
@@ -550,11 +571,11 @@ impl Tx<'_> {
             NO_NODE => self.seal_parts(op.object, &op.parts)?,
             _ => op.size,
         };
-        // A mount itself stays within the quota of the room.
+        // A mount itself stays within the quota of the workspace.
         if self.session_of(op.object)? == Some(0)
             && self.size_max(&vnode)?.is_some_and(|most| size > most)
         {
-            return Err(Fault::RoomFull(self.called(vnode.ino)));
+            return Err(Fault::WorkspaceFull(self.called(vnode.ino)));
         }
         if let Some(attributes) = &op.attributes {
             self.change_attributes(&mut vnode, attributes)?;
@@ -574,7 +595,7 @@ impl Tx<'_> {
     /// Makes a written object the current version of its file.
     pub(super) fn make_current(
         &mut self,
-        vnode: &mut Vnode,
+        vnode: &mut InodeRecord,
         (object, node): (u64, i64),
         (size, mtime): (u64, i64),
         (uid, replicas): (u32, &str),
@@ -626,7 +647,12 @@ impl Tx<'_> {
     }
 
     /// Records a version for lineage. The row remains when the bytes are deleted.
-    pub(crate) fn record_version(&self, vnode: &Vnode, uid: u32, task: u64) -> Result<(), Fault> {
+    pub(crate) fn record_version(
+        &self,
+        vnode: &InodeRecord,
+        uid: u32,
+        task: u64,
+    ) -> Result<(), Fault> {
         let wanted = self.replicas_wanted(vnode, "")?;
         self.record_replicas(vnode, uid, task, wanted)
     }
@@ -634,10 +660,10 @@ impl Tx<'_> {
     /// Does the same as [`Self::record_version`], with the wanted number of replicas.
     fn record_replicas(
         &self,
-        vnode: &Vnode,
+        vnode: &InodeRecord,
         uid: u32,
         task: u64,
-        wanted: Wanted,
+        wanted: WantedReplicas,
     ) -> Result<(), Fault> {
         let path = self.path_of(vnode.ino)?.unwrap_or_default();
         let row = params![
@@ -656,14 +682,14 @@ impl Tx<'_> {
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
         self.db.prepare_cached(sql)?.execute(row)?;
         if self.shared.rules.any() && vnode.version != 0 {
-            self.fire_for(vnode, &path)?;
+            self.trigger_for(vnode, &path)?;
         }
         self.arrived(vnode, &path)?;
         self.want_header(vnode, &path)?;
         if wanted.replicas > 1 {
             self.want_replicas(vnode, wanted.now)?;
         }
-        self.goes_outside(vnode, &path)?;
+        self.goes_to_backend(vnode, &path)?;
         if !self.shared.leaving.moving() {
             return Ok(());
         }
@@ -673,7 +699,7 @@ impl Tx<'_> {
                 continue;
             };
             if self.shared.bursts.has(node) {
-                self.staged(object, node, held_ns)?;
+                self.written_to_burst(object, node, held_ns)?;
             }
             if self.shared.leaving.is_emptied(node) {
                 replicas::leaves(self.db, object, node, self.now)?;
@@ -682,21 +708,21 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Moves a version that was made elsewhere, for example by a task, to the outside node of its directory.
-    fn goes_outside(&self, vnode: &Vnode, path: &[u8]) -> Result<(), Fault> {
-        let rooms = self.shared.rooms();
+    /// Moves a version that was made elsewhere, for example by a task, to the node of its directory that has a backend.
+    fn goes_to_backend(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
+        let spaces = self.shared.spaces();
         let Ok(node) = u32::try_from(vnode.node) else {
             return Ok(());
         };
         let elsewhere = self.shared.in_memory(node) || self.shared.bursts.has(node);
-        if vnode.object == 0 || elsewhere || !rooms.store.iter().any(|room| room.outside) {
+        if vnode.object == 0 || elsewhere || !spaces.store.iter().any(|space| space.backend) {
             return Ok(());
         }
         let wanted = self.directory_node(&self.directory_of(vnode.ino)?)?;
         let wanted =
-            wanted.filter(|&wanted| wanted != node && is_outside(&rooms.store, NodeId(wanted)));
+            wanted.filter(|&wanted| wanted != node && has_backend(&spaces.store, NodeId(wanted)));
         match wanted {
-            Some(wanted) if !bound::is_read_only(self.db, wanted.into(), path)? => {
+            Some(wanted) if !attached::is_read_only(self.db, wanted.into(), path)? => {
                 self.shared.leaving.set_moving();
                 migrations::files::put(self, vnode.object, (node, wanted))
             }
@@ -706,7 +732,7 @@ impl Tx<'_> {
 
     pub(crate) fn abandon(&mut self, op: &v1::Abandon) -> Result<Answer, Fault> {
         if let Some(member) = self.member(op.object)? {
-            return self.abandon_together(op, &member);
+            return self.abandon_multi_writer(op, &member);
         }
         let (mut vnode, _) = self.written(op.ino, op.object)?;
         if vnode.writing != op.object {
@@ -732,7 +758,7 @@ impl Tx<'_> {
         Ok(Answer::Attr(vnode.attr()))
     }
 
-    pub(super) fn drop_unsealed(&self, vnode: &Vnode) -> Result<(), Fault> {
+    pub(super) fn drop_unsealed(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         self.end_begun(vnode.writing, ABANDONED)?;
         let node = match self.writing_node(vnode.writing)? {
             Some(node) => node,
@@ -746,14 +772,14 @@ impl Tx<'_> {
 
     pub(crate) fn release(&mut self, op: &v1::Release) -> Result<Answer, Fault> {
         self.shared.release(self.session, op.ino, op.object);
-        if let Some(vnode) = Vnode::find(self.db, op.ino)? {
+        if let Some(vnode) = InodeRecord::find(self.db, op.ino)? {
             self.purge_if_orphan(&vnode)?;
         }
         Ok(Answer::Empty(v1::Empty {}))
     }
 
     /// Removes an inode without names, unless a client still has it open.
-    pub(crate) fn purge_if_orphan(&self, vnode: &Vnode) -> Result<(), Fault> {
+    pub(crate) fn purge_if_orphan(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         if vnode.nlink > 0 || vnode.writing != 0 || self.shared.inode_held(vnode.ino) {
             return Ok(());
         }
@@ -761,7 +787,7 @@ impl Tx<'_> {
     }
 
     /// Removes an inode and asks for the removal of its bytes.
-    pub(crate) fn purge(&self, vnode: &Vnode) -> Result<(), Fault> {
+    pub(crate) fn purge(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         let ino = vnode.ino.cast_signed();
         self.db
             .prepare_cached("DELETE FROM inode WHERE ino = ?1")?
@@ -822,7 +848,7 @@ impl Tx<'_> {
 
     /// Called before an attribute of a file changes. While the next version is written, the change belongs to that next version.
     /// The current version keeps its own attributes, which a row with an empty name marks.
-    pub(crate) fn part_annotations(&self, vnode: &Vnode) -> Result<(), Fault> {
+    pub(crate) fn part_annotations(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         if vnode.writing == 0 || vnode.object == 0 {
             return Ok(());
         }
@@ -834,7 +860,7 @@ impl Tx<'_> {
     }
 
     /// Sets the path of a sealed version to the present path of its file.
-    pub(crate) fn rename_version(&self, vnode: &Vnode) -> Result<(), Fault> {
+    pub(crate) fn rename_version(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         let path = self.path_of(vnode.ino)?.unwrap_or_default();
         let sql = "UPDATE version SET path = ?2 WHERE object = ?1";
         self.db
@@ -851,7 +877,7 @@ impl Tx<'_> {
             .collect::<Result<Vec<_>, _>>()?;
         let mut purged = 0;
         for ino in inodes {
-            if let Some(vnode) = Vnode::find(self.db, ino.cast_unsigned())? {
+            if let Some(vnode) = InodeRecord::find(self.db, ino.cast_unsigned())? {
                 self.purge_if_orphan(&vnode)?;
                 purged += 1;
             }

@@ -25,7 +25,7 @@ pub(crate) const SEARCH: u32 = 1;
 
 /// Record of an inode.
 #[derive(Clone, Debug)]
-pub(crate) struct Vnode {
+pub(crate) struct InodeRecord {
     pub(crate) ino: u64,
     pub(crate) kind: Kind,
     pub(crate) mode: u32,
@@ -50,7 +50,7 @@ pub(crate) struct Vnode {
     pub(crate) target: Vec<u8>,
 }
 
-/// Builds a query for records of inodes: the columns that [`Vnode::from_row`] reads, then the rest of the query.
+/// Builds a query for records of inodes: the columns that [`InodeRecord::from_row`] reads, then the rest of the query.
 macro_rules! select_vnodes {
     ($rest:literal) => {
         concat!(
@@ -62,7 +62,7 @@ macro_rules! select_vnodes {
 }
 pub(crate) use select_vnodes;
 
-impl Vnode {
+impl InodeRecord {
     /// Returns an empty directory in the root, or the root itself.
     pub(crate) fn directory(ino: u64, mode: u32, (uid, gid): (u32, u32), now: i64) -> Self {
         Self {
@@ -121,7 +121,7 @@ impl Vnode {
             // The layer that knows the mounts sets this field.
             locked: false,
             parts: self.has_parts(),
-            together: 0,
+            multi_writer: 0,
         }
     }
 
@@ -260,7 +260,7 @@ impl Caller {
     }
 
     /// Returns whether the inode's mode allows all of `want` ([`READ`], [`WRITE`], [`SEARCH`]).
-    pub(crate) fn may(&self, vnode: &Vnode, want: u32) -> bool {
+    pub(crate) fn may(&self, vnode: &InodeRecord, want: u32) -> bool {
         let shift = if self.uid == vnode.uid {
             6
         } else if self.in_group(vnode.gid) {

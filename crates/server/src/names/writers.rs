@@ -2,10 +2,10 @@
 
 use super::fault::Fault;
 use super::parts;
-use super::shared::Shared;
+use super::shared::NamesShared;
 use super::transaction::{Change, Tx, path_of};
-use super::vnode::{Caller, Vnode};
-use super::{Unfinished, Unsealed};
+use super::vnode::{Caller, InodeRecord};
+use super::{Unfinished, UnsealedCount};
 use rusqlite::{Connection, params};
 use tidemill_wire::v1;
 
@@ -17,13 +17,13 @@ pub(crate) const SILENCE_NS_MAX: i64 = 60 * 1_000_000_000;
 const SILENT_MAX: usize = 1000;
 
 /// Returns all versions that are not sealed, counted by writer and node.
-pub(crate) fn unsealed(db: &Connection) -> Result<Vec<Unsealed>, Fault> {
+pub(crate) fn unsealed(db: &Connection) -> Result<Vec<UnsealedCount>, Fault> {
     let sql = "SELECT session, coalesce(part.node, writing.node) AS place, count(*), min(started) \
                FROM writing LEFT JOIN part ON part.object = writing.object \
                WHERE coalesce(part.size, -1) = -1 GROUP BY session, place";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
-        Ok(Unsealed {
+        Ok(UnsealedCount {
             session: row.get::<_, i64>(0)?.cast_unsigned(),
             node: row.get(1)?,
             versions: row.get::<_, i64>(2)?.cast_unsigned(),
@@ -71,7 +71,7 @@ pub(crate) fn unfinished(
 /// the files stay unchanged.
 pub(crate) fn abandon_silent(
     db: &Connection,
-    shared: &Shared,
+    shared: &NamesShared,
     now: i64,
 ) -> Result<Vec<Change>, Fault> {
     let mut statement = db.prepare_cached(
@@ -94,7 +94,7 @@ pub(crate) fn abandon_silent(
             silent_s = (now - heard) / 1_000_000_000,
             "a version is aborted: its client has disappeared"
         );
-        let writes = Vnode::find(db, ino)?.is_some_and(|vnode| vnode.writing == object);
+        let writes = InodeRecord::find(db, ino)?.is_some_and(|vnode| vnode.writing == object);
         if writes {
             tx.abandon(&v1::Abandon { ino, object })?;
         } else {
@@ -108,17 +108,17 @@ pub(crate) fn abandon_silent(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::{Names as _, Request, SqliteNames};
+    use crate::names::{Names as _, NamesRequest, SqliteNames};
     use tidemill_core::id::NodeId;
     use tidemill_wire::v1::name_op::Op;
     use tidemill_wire::v1::name_result::Result as Answer;
 
     fn apply(names: &SqliteNames, session: u64, op: Op) -> Option<Answer> {
-        let request = Request {
+        let request = NamesRequest {
             caller: Caller::root(),
             session,
             ops: vec![v1::NameOp { op: Some(op) }],
-            ..Request::default()
+            ..NamesRequest::default()
         };
         names.apply_blocking(request).unwrap().remove(0).result
     }

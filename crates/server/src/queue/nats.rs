@@ -1,18 +1,18 @@
 //! Labels in NATS JetStream: one stream for the cluster, one subject for each node. This module sends to and receives from the queue's
 //! servers.
 //!
-//! A task of its own keeps a [session](session::Session) with these servers. When a call fails, the session is closed and another one is
+//! A task of its own keeps a [session](session::NatsSession) with these servers. When a call fails, the session is closed and another one is
 //! opened, as often as necessary. Until then calls fail at once, so that a caller waits only once, and not long, for a server that hangs.
 //! A session begins with all labels in the stream, so it needs nothing from the session before it.
 
-mod held;
+mod in_flight;
 mod sealed;
 mod session;
 
-use super::{Address, Queue, Unavailable};
+use super::{Address, LabelQueue, Unavailable};
 use parking_lot::{Condvar, Mutex};
 use sealed::Seal;
-use session::Session;
+use session::NatsSession;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,11 +28,11 @@ const REST: Duration = Duration::from_millis(500);
 const FIRST: Duration = Duration::from_secs(2);
 
 /// Reason why a call failed.
-type Failed = String;
+type CallError = String;
 
 /// Identity of the cluster and its queue.
 #[derive(Clone)]
-struct Place {
+struct QueueIdentity {
     address: Address,
     cluster: u64,
     seal: Seal,
@@ -41,24 +41,24 @@ struct Place {
 /// The queue: see the module.
 pub struct Nats {
     address: Address,
-    calls: Mutex<Calls>,
-    opener: Arc<Opener>,
+    calls: Mutex<NatsCalls>,
+    opener: Arc<SessionOpener>,
     runtime: Option<Runtime>,
 }
 
 #[derive(Debug, Default)]
-struct Calls {
-    session: Option<Session>,
+struct NatsCalls {
+    session: Option<NatsSession>,
     /// Reason why there is no session.
-    why: Option<Failed>,
+    why: Option<CallError>,
 }
 
 /// Shared state of the callers and the task that opens sessions.
 #[derive(Debug, Default)]
-struct Opener {
+struct SessionOpener {
     /// Last result that no caller has taken.
-    news: Mutex<Option<Result<Session, Failed>>>,
-    told: Condvar,
+    news: Mutex<Option<Result<NatsSession, CallError>>>,
+    signal: Condvar,
     wanted: Notify,
 }
 
@@ -82,9 +82,9 @@ impl Nats {
             .thread_name("queue")
             .enable_all()
             .build()?;
-        let opener = Arc::new(Opener::default());
+        let opener = Arc::new(SessionOpener::default());
         let seal = Seal::new(key);
-        let place = Place {
+        let place = QueueIdentity {
             address: address.clone(),
             cluster,
             seal,
@@ -100,7 +100,7 @@ impl Nats {
 
     fn call<T>(
         &self,
-        what: impl AsyncFnOnce(&mut Session) -> Result<T, Failed>,
+        what: impl AsyncFnOnce(&mut NatsSession) -> Result<T, CallError>,
     ) -> Result<T, Unavailable> {
         let mut calls = self.calls.lock();
         let unavailable = |why: &str| Unavailable(format!("{}: {why}", self.address));
@@ -117,23 +117,23 @@ impl Nats {
         match runtime.block_on(what(session)) {
             Ok(done) => Ok(done),
             Err(why) => {
-                let told = unavailable(&why);
+                let failed = unavailable(&why);
                 calls.session = None;
                 calls.why = Some(why);
                 self.opener.wanted.notify_one();
-                Err(told)
+                Err(failed)
             }
         }
     }
 
     /// Takes a session that was opened.
-    fn look(&self, calls: &mut Calls) {
+    fn look(&self, calls: &mut NatsCalls) {
         if calls.session.is_some() {
             return;
         }
         let mut news = self.opener.news.lock();
         if news.is_none() && calls.why.is_none() {
-            self.opener.told.wait_for(&mut news, FIRST);
+            self.opener.signal.wait_for(&mut news, FIRST);
         }
         match news.take() {
             Some(Ok(session)) => calls.session = Some(session),
@@ -144,13 +144,13 @@ impl Nats {
 }
 
 /// Opens a session, and another one whenever it is wanted.
-async fn keep_open(place: Place, opener: Arc<Opener>) {
+async fn keep_open(place: QueueIdentity, opener: Arc<SessionOpener>) {
     loop {
         loop {
-            let opened = Session::open(&place).await;
+            let opened = NatsSession::open(&place).await;
             let is_open = opened.is_ok();
             *opener.news.lock() = Some(opened);
-            opener.told.notify_all();
+            opener.signal.notify_all();
             if is_open {
                 break;
             }
@@ -160,7 +160,7 @@ async fn keep_open(place: Place, opener: Arc<Opener>) {
     }
 }
 
-impl Queue for Nats {
+impl LabelQueue for Nats {
     fn enqueue(&self, node: NodeId, labels: Vec<Label>) -> Result<(), Unavailable> {
         self.call(async |session| session.enqueue(node, labels).await)
     }

@@ -1,12 +1,12 @@
 //! Files and directories of the rebuilt namespace: from notes if they exist, else from the objects themselves.
 
-use super::kept::{Kept, KeptObject};
+use super::kept::{KeptObject, RecoveredNode};
 use super::parts::Gathered;
-use super::tree::Tree;
-use super::{Apart, Rebuilt};
+use super::tree::RecoveredTree;
+use super::{LostFoundEntry, Rebuilt};
 use crate::names::Fault;
 use crate::names::replicas::CURRENT;
-use crate::names::vnode::{NO_NODE, Vnode};
+use crate::names::vnode::{InodeRecord, NO_NODE};
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -20,7 +20,7 @@ const UNNAMED: &str = "file";
 
 /// An object as the version of a file.
 #[derive(Debug)]
-struct Version<'a> {
+struct RecoveredVersion<'a> {
     object: &'a KeptObject,
     ino: u64,
     number: u64,
@@ -30,8 +30,8 @@ struct Version<'a> {
 
 /// Files and directories: see the module.
 #[derive(Debug)]
-pub(super) struct Files<'a> {
-    pub(super) tree: Tree,
+pub(super) struct RecoveredFiles<'a> {
+    pub(super) tree: RecoveredTree,
     /// Last note about each inode.
     notes: BTreeMap<u64, &'a NameNote>,
     /// Objects by inode, the newest last.
@@ -40,7 +40,7 @@ pub(super) struct Files<'a> {
     missing: Vec<&'a KeptObject>,
     /// Versions of files whose later version is lost.
     older: Vec<&'a KeptObject>,
-    versions: Vec<Version<'a>>,
+    versions: Vec<RecoveredVersion<'a>>,
     /// Nodes with a replica of an object that is not the first.
     replicas: BTreeMap<u64, Vec<u32>>,
     /// Versions in several objects.
@@ -58,9 +58,9 @@ fn removed(note: &NameNote) -> bool {
     note.places.is_empty() && note.ino != Inode::ROOT.0
 }
 
-impl<'a> Files<'a> {
+impl<'a> RecoveredFiles<'a> {
     pub(super) fn new(
-        all: &'a [Kept],
+        all: &'a [RecoveredNode],
         parts: &'a BTreeMap<u64, Gathered>,
         root_owner: (u32, u32),
     ) -> Self {
@@ -106,7 +106,7 @@ impl<'a> Files<'a> {
         let known = objects.keys().chain(notes.keys()).copied().chain(parents);
         let newest = known.max().unwrap_or(0).max(Inode::ROOT.0);
         Self {
-            tree: Tree::new(newest + 1, root_owner),
+            tree: RecoveredTree::new(newest + 1, root_owner),
             notes,
             objects,
             missing: missing.collect(),
@@ -174,7 +174,7 @@ impl<'a> Files<'a> {
     fn lose(&mut self, ino: u64, place: &NamePlace) {
         let was = self.path_at(place);
         let put = self.tree.lose(&place.name, &format!(".inode{ino}"), ino);
-        self.rebuilt.apart.push(Apart {
+        self.rebuilt.apart.push(LostFoundEntry {
             path: shown(&put.path),
             was: shown(&was),
         });
@@ -191,9 +191,9 @@ impl<'a> Files<'a> {
     }
 
     /// Returns the inode of a note; `None` if the bytes of its file do not exist.
-    fn vnode(&mut self, note: &NameNote) -> Option<Vnode> {
+    fn vnode(&mut self, note: &NameNote) -> Option<InodeRecord> {
         let kind = Kind::try_from(note.kind).unwrap_or(Kind::Unspecified);
-        let mut vnode = Vnode {
+        let mut vnode = InodeRecord {
             ino: note.ino,
             kind,
             mode: note.mode & 0o7777,
@@ -226,7 +226,7 @@ impl<'a> Files<'a> {
         };
         let current = objects.pop();
         for object in objects {
-            self.versions.push(Version {
+            self.versions.push(RecoveredVersion {
                 object,
                 ino: note.ino,
                 number: 0,
@@ -242,7 +242,7 @@ impl<'a> Files<'a> {
             vnode.mtime = object.sealed_at.cast_signed();
         }
         self.fill(&mut vnode, object);
-        self.versions.push(Version {
+        self.versions.push(RecoveredVersion {
             object,
             ino: note.ino,
             number: vnode.version,
@@ -261,7 +261,7 @@ impl<'a> Files<'a> {
         for object in objects {
             if noted.contains(&object.inode) {
                 // The file was deleted, and its bytes were about to be removed.
-                self.versions.push(Version {
+                self.versions.push(RecoveredVersion {
                     object,
                     ino: object.inode,
                     number: 0,
@@ -292,11 +292,11 @@ impl<'a> Files<'a> {
     /// Creates a file from an object. The file gets its own path only if the server provided the path.
     fn put(&mut self, object: &'a KeptObject, ino: u64, whole: bool) {
         let sealed_at = object.sealed_at.cast_signed();
-        let mut vnode = Vnode {
+        let mut vnode = InodeRecord {
             kind: Kind::File,
             mode: object.mode.unwrap_or(0o600) & 0o777,
             version: 1,
-            ..Vnode::directory(ino, 0, (object.uid, object.gid), sealed_at)
+            ..InodeRecord::directory(ino, 0, (object.uid, object.gid), sealed_at)
         };
         self.fill(&mut vnode, object);
         let suffix = format!(".object{}", object.id);
@@ -309,12 +309,12 @@ impl<'a> Files<'a> {
         if put.own {
             self.rebuilt.unnoted.push(shown(&put.path));
         } else {
-            self.rebuilt.apart.push(Apart {
+            self.rebuilt.apart.push(LostFoundEntry {
                 path: shown(&put.path),
                 was: shown(path),
             });
         }
-        self.versions.push(Version {
+        self.versions.push(RecoveredVersion {
             object,
             ino,
             number: 1,
@@ -322,7 +322,7 @@ impl<'a> Files<'a> {
         });
     }
 
-    fn fill(&self, vnode: &mut Vnode, object: &KeptObject) {
+    fn fill(&self, vnode: &mut InodeRecord, object: &KeptObject) {
         vnode.size = object.size;
         vnode.object = object.id;
         vnode.node = match self.parts.contains_key(&object.id) {
@@ -334,7 +334,7 @@ impl<'a> Files<'a> {
     /// Writes the remaining parts of incomplete versions, which stay on their nodes.
     fn write_incomplete(&self, db: &Connection) -> Result<(), Fault> {
         for gathered in self.parts.values().filter(|gathered| !gathered.whole) {
-            let version = Version {
+            let version = RecoveredVersion {
                 object: &gathered.version,
                 ino: gathered.version.inode,
                 number: 0,
@@ -393,7 +393,7 @@ impl<'a> Files<'a> {
 /// Writes a version's row.
 fn put_version(
     db: &Connection,
-    version: &Version<'_>,
+    version: &RecoveredVersion<'_>,
     path: &[u8],
     (node, replicas): (i64, usize),
 ) -> Result<(), Fault> {
@@ -419,7 +419,7 @@ fn put_version(
 /// Writes a version of one object as [`put_version`] does. A version that has a later one is to be removed, as before the loss.
 fn write_version(
     db: &Connection,
-    version: &Version<'_>,
+    version: &RecoveredVersion<'_>,
     path: &[u8],
     (replicas, wanted): (&[u32], usize),
 ) -> Result<(), Fault> {

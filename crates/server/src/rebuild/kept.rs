@@ -1,6 +1,6 @@
 //! A node's stored data about its objects and tasks, read from its database (`docs/formats-node.md`). This module changes nothing.
 
-use super::{Problem, RebuildError};
+use super::{NodeProblem, RebuildError};
 use crate::rules::noted;
 use prost::Message as _;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
@@ -26,7 +26,7 @@ const TASK: i64 = 1;
 
 /// Data of one node.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct RecoveredNode {
     pub(super) path: PathBuf,
     pub(super) node: u32,
     pub(super) cluster: Vec<u8>,
@@ -69,16 +69,16 @@ pub(super) struct KeptTask {
     pub(super) task: u64,
     pub(super) node: u32,
     pub(super) done: bool,
-    attributes: Attributes,
+    attributes: PageValues,
     pub(super) inputs: Vec<u64>,
     pub(super) outputs: Vec<u64>,
 }
 
 /// Values of one page by number.
 #[derive(Clone, Debug, Default)]
-struct Attributes(BTreeMap<u32, Vec<u8>>);
+struct PageValues(BTreeMap<u32, Vec<u8>>);
 
-impl Attributes {
+impl PageValues {
     fn number(&self, number: u32) -> Option<u64> {
         let bytes = self.0.get(&number)?.as_slice().try_into().ok()?;
         Some(u64::from_le_bytes(bytes))
@@ -132,7 +132,7 @@ impl KeptTask {
 }
 
 /// Reads a node's directory, or a copy of its `node.db`.
-pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
+pub(super) fn read(path: &Path) -> Result<RecoveredNode, RebuildError> {
     let at = |problem| RebuildError::Node {
         path: path.to_owned(),
         problem,
@@ -144,7 +144,7 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
         path.to_owned()
     };
     if !database.is_file() {
-        return Err(at(Problem::NoDatabase));
+        return Err(at(NodeProblem::NoDatabase));
     }
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let db = Connection::open_with_flags(&database, flags).map_err(|e| at(e.into()))?;
@@ -152,19 +152,19 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
         .map_err(|e| at(e.into()))?;
     // This check is first, since the cluster's identity may be only in the log.
     if is_behind(&db, &database).map_err(at)? {
-        return Err(at(Problem::Behind));
+        return Err(at(NodeProblem::Behind));
     }
     let mut kept = rows(&db, path).map_err(at)?;
     if directory {
         kept.unknown = unknown(&db, path).map_err(at)?;
-        let (handed, outside) = (handed(path), outside(&db).map_err(at)?);
+        let (intermediates, backend) = (intermediates(path), backend(&db).map_err(at)?);
         let there = |object: &KeptObject| {
             let id = tidemill_core::id::ObjectId(object.id);
             // A corrupt object has a file under this name.
             let corrupt = path.join("corrupt").join(format!("{:016x}", object.id));
-            let handed = handed.contains(&object.id);
+            let intermediates = intermediates.contains(&object.id);
             let here = path.join(id.relative_path()).is_file();
-            here || handed || outside.contains(&object.id) || corrupt.exists()
+            here || intermediates || backend.contains(&object.id) || corrupt.exists()
         };
         kept.missing = kept.objects.extract_if(.., |one| !there(one)).collect();
     }
@@ -172,7 +172,7 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
 }
 
 /// Whether the database is a copy of a database in use, without the log that has its last rows (`node/src/reserve.rs`).
-fn is_behind(db: &Connection, database: &Path) -> Result<bool, Problem> {
+fn is_behind(db: &Connection, database: &Path) -> Result<bool, NodeProblem> {
     let log = std::fs::metadata(super::beside(database, "-wal"));
     if log.is_ok_and(|log| log.len() > 0) {
         return Ok(false);
@@ -192,7 +192,7 @@ fn is_behind(db: &Connection, database: &Path) -> Result<bool, Problem> {
 
 /// Returns the number of object files for which the node's database has no row: files that were being written, and files whose rows
 /// are lost.
-fn unknown(db: &Connection, node: &Path) -> Result<u64, Problem> {
+fn unknown(db: &Connection, node: &Path) -> Result<u64, NodeProblem> {
     let mut known = db.prepare("SELECT 1 FROM object WHERE id = ?1")?;
     let mut unknown = 0;
     let directories = std::fs::read_dir(node.join("objects"));
@@ -214,37 +214,37 @@ fn unknown(db: &Connection, node: &Path) -> Result<u64, Problem> {
     Ok(unknown)
 }
 
-/// Returns the objects that the node stores outside of the cluster (`node/src/outside`).
-fn outside(db: &Connection) -> Result<BTreeSet<u64>, Problem> {
-    let mut statement = db.prepare("SELECT object FROM outside WHERE deleted = 0")?;
+/// Returns the objects that the node stores in its cluster (`node/src/backend`).
+fn backend(db: &Connection) -> Result<BTreeSet<u64>, NodeProblem> {
+    let mut statement = db.prepare("SELECT object FROM backend WHERE deleted = 0")?;
     let rows = statement.query_map([], |row| Ok(row.get::<_, i64>(0)?.cast_unsigned()))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the objects of intermediate files in the node's memory (`node/src/handed.rs`), whose files are named by the object and a
+/// Returns the objects of intermediate files in the node's memory (`node/src/memory_outputs.rs`), whose files are named by the object and a
 /// secret.
-fn handed(node: &Path) -> BTreeSet<u64> {
-    let files = std::fs::read_dir(node.join("handed"));
+fn intermediates(node: &Path) -> BTreeSet<u64> {
+    let files = std::fs::read_dir(node.join("intermediates"));
     let names = files.into_iter().flatten().flatten();
     let names = names.map(|file| file.file_name().to_string_lossy().into_owned());
     let object = |name: String| u64::from_str_radix(name.split_once('-')?.0, 16).ok();
     names.filter_map(object).collect()
 }
 
-fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
+fn rows(db: &Connection, path: &Path) -> Result<RecoveredNode, NodeProblem> {
     let version: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if version != SCHEMA_VERSION {
-        return Err(Problem::Version(version));
+        return Err(NodeProblem::Version(version));
     }
-    let identity = |key: &str| -> Result<Vec<u8>, Problem> {
+    let identity = |key: &str| -> Result<Vec<u8>, NodeProblem> {
         let sql = "SELECT value FROM identity WHERE key = ?1";
         let value = db.query_row(sql, [key], |row| row.get(0)).optional()?;
-        value.ok_or(Problem::Unattached)
+        value.ok_or(NodeProblem::Unattached)
     };
     let node = String::from_utf8_lossy(&identity("node")?).into_owned();
-    let node = node.parse().map_err(|_| Problem::Unattached)?;
+    let node = node.parse().map_err(|_| NodeProblem::Unattached)?;
     let (rules, notes) = notes(db)?.into_iter().partition(noted::is_rule);
-    let mut kept = Kept {
+    let mut kept = RecoveredNode {
         path: path.to_owned(),
         node,
         cluster: identity("cluster")?,
@@ -284,7 +284,7 @@ fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
 }
 
 /// Returns the notes about names.
-fn notes(db: &Connection) -> Result<Vec<NameNote>, Problem> {
+fn notes(db: &Connection) -> Result<Vec<NameNote>, NodeProblem> {
     let sql = "SELECT value FROM attribute WHERE object >= ?1 AND object < ?2 AND page = ?3 AND number = ?4";
     let mut statement = db.prepare(sql)?;
     let end = tag::INODE + (1 << 60);
@@ -298,18 +298,18 @@ fn notes(db: &Connection) -> Result<Vec<NameNote>, Problem> {
     let mut notes = Vec::new();
     while let Some(row) = rows.next()? {
         let value: Vec<u8> = row.get(0)?;
-        notes.push(NameNote::decode(value.as_slice()).map_err(Problem::Note)?);
+        notes.push(NameNote::decode(value.as_slice()).map_err(NodeProblem::Note)?);
     }
     Ok(notes)
 }
 
-fn largest(db: &Connection, sql: &str) -> Result<u64, Problem> {
+fn largest(db: &Connection, sql: &str) -> Result<u64, NodeProblem> {
     let found: Option<i64> = db.query_row(sql, [], |row| row.get(0))?;
     Ok(found.unwrap_or(0).cast_unsigned())
 }
 
 /// Returns kind and state of all objects and collections.
-fn sealed(db: &Connection) -> Result<BTreeMap<u64, (i64, i64)>, Problem> {
+fn sealed(db: &Connection) -> Result<BTreeMap<u64, (i64, i64)>, NodeProblem> {
     let mut statement = db.prepare("SELECT id, kind, state FROM object")?;
     let rows = statement.query_map([], |row| {
         let id: i64 = row.get(0)?;
@@ -318,7 +318,7 @@ fn sealed(db: &Connection) -> Result<BTreeMap<u64, (i64, i64)>, Problem> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-fn members(db: &Connection) -> Result<BTreeMap<u64, Vec<u64>>, Problem> {
+fn members(db: &Connection) -> Result<BTreeMap<u64, Vec<u64>>, NodeProblem> {
     let sql = "SELECT collection, object FROM membership ORDER BY collection, position";
     let mut statement = db.prepare(sql)?;
     let mut rows = statement.query([])?;
@@ -335,15 +335,15 @@ fn members(db: &Connection) -> Result<BTreeMap<u64, Vec<u64>>, Problem> {
 fn read_attributes(
     db: &Connection,
     sealed: &BTreeMap<u64, (i64, i64)>,
-    mut take: impl FnMut(u64, i64, Attributes),
-) -> Result<(), Problem> {
+    mut take: impl FnMut(u64, i64, PageValues),
+) -> Result<(), NodeProblem> {
     let mut statement = db.prepare(
         "SELECT object, number, value FROM attribute WHERE page = ?1 ORDER BY object, number",
     )?;
     for (kind, page) in [(DATA, object::PAGE), (TASK, task::PAGE)] {
         let mut rows = statement.query([page])?;
-        let mut current: Option<(u64, Attributes)> = None;
-        let mut give = |done: Option<(u64, Attributes)>| {
+        let mut current: Option<(u64, PageValues)> = None;
+        let mut give = |done: Option<(u64, PageValues)>| {
             if let Some((id, attributes)) = done
                 && sealed.get(&id).is_some_and(|(known, _)| *known == kind)
             {
@@ -353,7 +353,7 @@ fn read_attributes(
         while let Some(row) = rows.next()? {
             let id = row.get::<_, i64>(0)?.cast_unsigned();
             if current.as_ref().is_none_or(|(known, _)| *known != id) {
-                give(current.replace((id, Attributes::default())));
+                give(current.replace((id, PageValues::default())));
             }
             if let Some((_, attributes)) = &mut current {
                 attributes.0.insert(row.get(1)?, row.get(2)?);
@@ -364,7 +364,7 @@ fn read_attributes(
     Ok(())
 }
 
-fn object(id: u64, node: u32, attributes: &Attributes) -> KeptObject {
+fn object(id: u64, node: u32, attributes: &PageValues) -> KeptObject {
     KeptObject {
         id,
         node,
@@ -385,7 +385,7 @@ fn object(id: u64, node: u32, attributes: &Attributes) -> KeptObject {
 
 /// Gives each object the inode that the server's last note about it names. An object without a note keeps the inode of its capability, which
 /// the server signed before the object was written.
-pub(super) fn believe(all: &mut [Kept]) {
+pub(super) fn believe(all: &mut [RecoveredNode]) {
     let notes = all.iter().flat_map(|kept| &kept.notes);
     let mut last: BTreeMap<u64, &NameNote> = BTreeMap::new();
     for note in notes {
@@ -416,16 +416,16 @@ pub(super) fn believe(all: &mut [Kept]) {
 }
 
 /// Checks that all nodes belong to one cluster, and that each was given once.
-pub(super) fn check(all: &[Kept]) -> Result<(), RebuildError> {
+pub(super) fn check(all: &[RecoveredNode]) -> Result<(), RebuildError> {
     let Some(first) = all.first() else {
         return Err(RebuildError::NoNodes);
     };
     let mut seen = BTreeSet::new();
     for kept in all {
         let problem = if kept.cluster != first.cluster || kept.key != first.key {
-            Problem::OtherCluster(first.path.clone())
+            NodeProblem::OtherCluster(first.path.clone())
         } else if !seen.insert(kept.node) {
-            Problem::Twice(kept.node)
+            NodeProblem::Twice(kept.node)
         } else {
             continue;
         };

@@ -16,8 +16,8 @@ use crate::jobs::store::state_number;
 use crate::names::{Fault, OpenError, schema};
 use crate::rules::noted;
 use crate::serve;
-use files::Files;
-use kept::{Kept, KeptTask};
+use files::RecoveredFiles;
+use kept::{KeptTask, RecoveredNode};
 use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ pub struct Rebuilt {
     /// Names of rules that were attributes of directories which no longer exist, or which have another rule.
     pub rules_left: Vec<String>,
     /// Files and directories that could not get their own place.
-    pub apart: Vec<Apart>,
+    pub apart: Vec<LostFoundEntry>,
     /// Files at the path that the server once gave to a node, with the version number 1 and the time of their seal, since no note
     /// says more.
     pub unnoted: Vec<PathBuf>,
@@ -63,7 +63,7 @@ pub struct Rebuilt {
 
 /// A file or directory that is in `/lost+found` now.
 #[derive(Debug)]
-pub struct Apart {
+pub struct LostFoundEntry {
     /// Present path.
     pub path: PathBuf,
     /// Former path. Another file has that path now, no file can have it, or its directory is not known.
@@ -88,7 +88,7 @@ pub enum RebuildError {
         /// Directory or database of the node.
         path: PathBuf,
         /// Reason of the failure.
-        problem: Problem,
+        problem: NodeProblem,
     },
     /// A file can't be written.
     #[error("{path}: {source}")]
@@ -108,7 +108,7 @@ pub enum RebuildError {
 
 /// Reason why a node can't be used.
 #[derive(Debug, thiserror::Error)]
-pub enum Problem {
+pub enum NodeProblem {
     /// The node has no database.
     #[error("node.db is missing")]
     NoDatabase,
@@ -199,7 +199,7 @@ fn beside(database: &Path, suffix: &str) -> PathBuf {
 
 fn write(
     path: &Path,
-    (all, removed): (&[Kept], &[u32]),
+    (all, removed): (&[RecoveredNode], &[u32]),
     root_owner: (u32, u32),
 ) -> Result<Rebuilt, RebuildError> {
     let mut db = schema::open_writer(path)?;
@@ -217,12 +217,16 @@ fn write(
     Ok(rebuilt)
 }
 
-fn fill(db: &Connection, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt, RebuildError> {
+fn fill(
+    db: &Connection,
+    all: &[RecoveredNode],
+    root_owner: (u32, u32),
+) -> Result<Rebuilt, RebuildError> {
     let first = &all[0];
     let sql = "INSERT INTO setting VALUES ('key', ?1), ('cluster_id', ?2)";
     db.execute(sql, params![first.key, first.cluster])?;
     let gathered = parts::gather(all);
-    let mut files = Files::new(all, &gathered, root_owner);
+    let mut files = RecoveredFiles::new(all, &gathered, root_owner);
     files.noted();
     files.unnoted();
     let mut rebuilt = files.write(db)?;
@@ -246,7 +250,7 @@ fn fill(db: &Connection, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt
 }
 
 /// Compares the result with the objects of the nodes.
-fn look_back(rebuilt: &mut Rebuilt, all: &[Kept]) {
+fn look_back(rebuilt: &mut Rebuilt, all: &[RecoveredNode]) {
     let known: usize = all.iter().map(|kept| kept.objects.len()).sum();
     rebuilt.unknown = all.iter().map(|kept| kept.unknown).sum();
     let given: BTreeSet<u32> = all.iter().map(|kept| kept.node).collect();
@@ -312,7 +316,7 @@ fn put_task(db: &Connection, task: &KeptTask, changed: i64) -> Result<(), Fault>
     let id = task.task.cast_signed();
     let number = |number: u32| task.number(number).cast_signed();
     let sql = "INSERT INTO task(task, job, spec, state, changed, tries, node, start, kernel_start, end, \
-               read_bytes, written_bytes, moved_bytes, kernel_hash, error, stderr, stdout) \
+               read_bytes, written_bytes, transferred_bytes, kernel_hash, error, stderr, stdout) \
                VALUES (?1, ?2, ?3, ?4, ?5, 1, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)";
     db.prepare_cached(sql)?.execute(params![
         id,
@@ -329,7 +333,7 @@ fn put_task(db: &Connection, task: &KeptTask, changed: i64) -> Result<(), Fault>
         number(page::END),
         number(page::READ_BYTES),
         number(page::WRITTEN_BYTES),
-        number(page::MOVED_BYTES),
+        number(page::TRANSFERRED_BYTES),
         task.text(page::KERNEL_HASH),
         task.text(page::ERROR),
         task.text(page::STDERR),
@@ -374,18 +378,18 @@ fn name_of(db: &Connection, object: u64) -> Result<(String, Option<(i64, i64)>),
     })
 }
 
-fn notes(kept: &Kept, of: fn(&NameNote) -> u64) -> u64 {
+fn notes(kept: &RecoveredNode, of: fn(&NameNote) -> u64) -> u64 {
     kept.notes.iter().map(of).max().unwrap_or(0)
 }
 
 /// Raises the counters above all ids that a node, a mount or a result knows, so that no id is assigned twice.
 fn raise_counters(
     db: &Connection,
-    all: &[Kept],
+    all: &[RecoveredNode],
     tasks: &BTreeMap<u64, &KeptTask>,
     inode: u64,
 ) -> Result<(), Fault> {
-    let largest = |of: fn(&Kept) -> u64| all.iter().map(of).max().unwrap_or(0);
+    let largest = |of: fn(&RecoveredNode) -> u64| all.iter().map(of).max().unwrap_or(0);
     let job = tasks.values().map(|task| task.job()).max().unwrap_or(0);
     let used = [
         ("inode", inode),

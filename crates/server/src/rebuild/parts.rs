@@ -1,13 +1,13 @@
 //! Versions in several objects, assembled from the nodes' data about each object.
 
-use super::kept::{Kept, KeptObject};
+use super::kept::{KeptObject, RecoveredNode};
 use crate::names::Fault;
 use crate::names::replicas::CURRENT;
 use crate::names::vnode::NO_NODE;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
 use tidemill_core::id::ObjectId;
-use tidemill_core::layout::{PartOf, Striped};
+use tidemill_core::layout::{PartOf, StripedLayout};
 use tidemill_wire::v1::{Layout, NameNote};
 
 /// A version, assembled from the data of its parts.
@@ -16,8 +16,8 @@ pub(super) struct Gathered {
     /// The version in the form of one object.
     pub(super) version: KeptObject,
     unit: u64,
-    /// Map from bytes of the parts to bytes of the file, if the version consists of pieces.
-    pieces: Option<Vec<u8>>,
+    /// Map from bytes of the parts to bytes of the file, if the version consists of extents.
+    extents: Option<Vec<u8>>,
     /// Remaining parts by position: the first replica, and the nodes of the other replicas.
     parts: BTreeMap<u64, (KeptObject, Vec<u32>)>,
     /// Whether all parts exist.
@@ -25,7 +25,7 @@ pub(super) struct Gathered {
 }
 
 /// Returns all versions with parts on the nodes, by the versions' own objects.
-pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
+pub(super) fn gather(all: &[RecoveredNode]) -> BTreeMap<u64, Gathered> {
     let noted = noted(all);
     let mut places = BTreeMap::new();
     for (&version, layout) in &noted {
@@ -60,7 +60,7 @@ pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
                 ..object.clone()
             },
             unit: part.unit,
-            pieces: None,
+            extents: None,
             parts: BTreeMap::new(),
             whole: false,
         });
@@ -74,7 +74,7 @@ pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
     }
     for (version, gathered) in &mut found {
         if let Some((note, _)) = noted.get(version) {
-            // The outputs of a task's components have different inode numbers.
+            // The outputs of a task's instances have different inode numbers.
             gathered.version.inode = note.ino;
         }
         if gathered.unit == 0 {
@@ -82,20 +82,20 @@ pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
             if let Some((note, layout)) = noted.get(version) {
                 gathered.version.size = note.size;
                 gathered.whole = gathered.parts.len() == layout.parts.len();
-                gathered.pieces = Some(layout.pieces.clone());
+                gathered.extents = Some(layout.extents.clone());
             }
             continue;
         }
         let sizes = gathered.parts.values().map(|(part, _)| part.size);
         let sizes: Vec<u64> = sizes.collect();
-        let size = Striped::size_of(gathered.unit, &sizes);
+        let size = StripedLayout::size_of(gathered.unit, &sizes);
         gathered.version.size = size.unwrap_or(0);
     }
     found
 }
 
 /// Returns the last notes about files in several objects, with their layouts, by the versions' own objects.
-fn noted(all: &[Kept]) -> BTreeMap<u64, (&NameNote, &Layout)> {
+fn noted(all: &[RecoveredNode]) -> BTreeMap<u64, (&NameNote, &Layout)> {
     let mut found: BTreeMap<u64, (&NameNote, &Layout)> = BTreeMap::new();
     let notes = all.iter().flat_map(|kept| &kept.notes);
     for (note, layout) in notes.filter_map(|note| Some((note, note.layout.as_ref()?))) {
@@ -117,13 +117,13 @@ impl Gathered {
     ) -> Result<(), Fault> {
         let version = self.version.id.cast_signed();
         db.prepare_cached(
-            "INSERT INTO layout(object, unit, size, pieces) VALUES (?1, ?2, ?3, ?4)",
+            "INSERT INTO layout(object, unit, size, extents) VALUES (?1, ?2, ?3, ?4)",
         )?
         .execute(params![
             version,
             self.unit.cast_signed(),
             self.version.size.cast_signed(),
-            self.pieces,
+            self.extents,
         ])?;
         for (seq, (part, replicas)) in &self.parts {
             let object = part.id.cast_signed();

@@ -1,7 +1,7 @@
 //! Names of the rebuilt namespace: by inode if a server's note has the inode's place, else by the path of the object.
 
 use crate::names::Fault;
-use crate::names::vnode::{NO_NODE, Vnode};
+use crate::names::vnode::{InodeRecord, NO_NODE};
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::id::Inode;
@@ -14,13 +14,13 @@ const PATH_BYTES_MAX: usize = 4095;
 
 /// Owners of the files in a directory without a note.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owners {
+enum DirectoryOwners {
     Nobody,
     One(u32, u32),
     Many,
 }
 
-impl Owners {
+impl DirectoryOwners {
     fn with(self, uid: u32, gid: u32) -> Self {
         match self {
             Self::Nobody => Self::One(uid, gid),
@@ -33,14 +33,14 @@ impl Owners {
 /// A directory without a note.
 #[derive(Debug)]
 struct Guessed {
-    owner: Owners,
+    owner: DirectoryOwners,
     newest: u64,
 }
 
 /// Directories and files by inode, and their names.
 #[derive(Debug)]
-pub(super) struct Tree {
-    vnodes: BTreeMap<u64, Vnode>,
+pub(super) struct RecoveredTree {
+    vnodes: BTreeMap<u64, InodeRecord>,
     guessed: BTreeMap<u64, Guessed>,
     entries: BTreeMap<(u64, Vec<u8>), u64>,
     next_ino: u64,
@@ -49,13 +49,13 @@ pub(super) struct Tree {
 
 /// Place of a file in the tree.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Put {
+pub(super) struct FilePosition {
     pub(super) path: Vec<u8>,
     /// Whether the path is the file's own path.
     pub(super) own: bool,
 }
 
-impl Tree {
+impl RecoveredTree {
     pub(super) fn new(next_ino: u64, root_owner: (u32, u32)) -> Self {
         let mut tree = Self {
             vnodes: BTreeMap::new(),
@@ -66,7 +66,7 @@ impl Tree {
         };
         tree.vnodes.insert(
             Inode::ROOT.0,
-            Vnode::directory(Inode::ROOT.0, 0o755, root_owner, 0),
+            InodeRecord::directory(Inode::ROOT.0, 0o755, root_owner, 0),
         );
         tree
     }
@@ -78,14 +78,14 @@ impl Tree {
     }
 
     /// Adds an inode without names.
-    pub(super) fn add(&mut self, vnode: Vnode) {
+    pub(super) fn add(&mut self, vnode: InodeRecord) {
         self.vnodes.insert(vnode.ino, vnode);
     }
 
     /// Gives an inode a name in a directory, after both were added. The first of two inodes that want one name gets it. Returns whether the
     /// inode got the name.
     pub(super) fn name(&mut self, parent: u64, name: &[u8], ino: u64) -> bool {
-        let directory = self.vnodes.get(&parent).is_some_and(Vnode::is_dir);
+        let directory = self.vnodes.get(&parent).is_some_and(InodeRecord::is_dir);
         let free = !self.entries.contains_key(&(parent, name.to_vec()));
         if !directory || !free || !is_name(name) {
             return false;
@@ -104,16 +104,16 @@ impl Tree {
     }
 
     /// Gives an inode a name in the directory of inodes without a place.
-    pub(super) fn lose(&mut self, was: &[u8], suffix: &str, ino: u64) -> Put {
+    pub(super) fn lose(&mut self, was: &[u8], suffix: &str, ino: u64) -> FilePosition {
         let name = was.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-        let room = NAME_BYTES_MAX - suffix.len();
+        let space = NAME_BYTES_MAX - suffix.len();
         // Text is not cut in the middle of a character.
         let cut = match std::str::from_utf8(name) {
-            Ok(text) => (0..=room.min(name.len()))
+            Ok(text) => (0..=space.min(name.len()))
                 .rev()
                 .find(|&at| text.is_char_boundary(at))
                 .unwrap_or(0),
-            Err(_) => room.min(name.len()),
+            Err(_) => space.min(name.len()),
         };
         let mut name: Vec<u8> = name[..cut].to_vec();
         for byte in &mut name {
@@ -124,14 +124,20 @@ impl Tree {
         name.extend_from_slice(suffix.as_bytes());
         let lost = self.directory(Inode::ROOT.0, LOST).unwrap_or(Inode::ROOT.0);
         self.enter(lost, name.clone(), ino);
-        Put {
+        FilePosition {
             path: [b"/".as_slice(), LOST, b"/", &name].concat(),
             own: false,
         }
     }
 
     /// Gives a file its path, with missing directories, or a place in the directory of inodes without a place.
-    pub(super) fn put(&mut self, vnode: Vnode, path: &[u8], own_path: bool, suffix: &str) -> Put {
+    pub(super) fn put(
+        &mut self,
+        vnode: InodeRecord,
+        path: &[u8],
+        own_path: bool,
+        suffix: &str,
+    ) -> FilePosition {
         let (ino, owner, time) = (
             vnode.ino,
             (vnode.uid, vnode.gid),
@@ -158,7 +164,7 @@ impl Tree {
                 guessed.newest = guessed.newest.max(time);
             }
         }
-        Put {
+        FilePosition {
             path: [b"/".as_slice(), &path].concat(),
             own: true,
         }
@@ -170,9 +176,9 @@ impl Tree {
             return self.vnodes.get(&there)?.is_dir().then_some(there);
         }
         let ino = self.new_ino();
-        self.add(Vnode::directory(ino, 0o755, self.root_owner, 0));
+        self.add(InodeRecord::directory(ino, 0o755, self.root_owner, 0));
         let guessed = Guessed {
-            owner: Owners::Nobody,
+            owner: DirectoryOwners::Nobody,
             newest: 0,
         };
         self.guessed.insert(ino, guessed);
@@ -231,14 +237,14 @@ impl Tree {
         let mut links: BTreeMap<u64, u32> = BTreeMap::new();
         for ((parent, _), ino) in &self.entries {
             *links.entry(*ino).or_default() += 1;
-            if self.vnodes.get(ino).is_some_and(Vnode::is_dir) {
+            if self.vnodes.get(ino).is_some_and(InodeRecord::is_dir) {
                 *links.entry(*parent).or_default() += 1;
             }
         }
         let (mut directories, mut files) = (0, 0);
         for vnode in self.vnodes.values_mut() {
             if let Some(guessed) = self.guessed.get(&vnode.ino) {
-                if let Owners::One(uid, gid) = guessed.owner {
+                if let DirectoryOwners::One(uid, gid) = guessed.owner {
                     (vnode.uid, vnode.gid) = (uid, gid);
                 }
                 let time = guessed.newest.cast_signed();
@@ -297,18 +303,18 @@ fn parts(path: &[u8]) -> Option<Vec<&[u8]>> {
 mod tests {
     use super::*;
 
-    fn file(ino: u64) -> Vnode {
-        Vnode {
+    fn file(ino: u64) -> InodeRecord {
+        InodeRecord {
             kind: Kind::File,
             uid: 7,
             gid: 7,
-            ..Vnode::directory(ino, 0o644, (7, 7), 1)
+            ..InodeRecord::directory(ino, 0o644, (7, 7), 1)
         }
     }
 
     #[test]
     fn tree_gives_path_once_and_never_below_file() {
-        let mut tree = Tree::new(100, (0, 0));
+        let mut tree = RecoveredTree::new(100, (0, 0));
         let cases: [(&[u8], &[u8], bool); 9] = [
             (b"/a/b", b"/a/b", true),
             (b"/a/b", b"/lost+found/b.object2", false),
@@ -323,7 +329,7 @@ mod tests {
         for (id, (was, path, own)) in (1..).zip(cases) {
             let put = tree.put(file(id + 1), was, true, &format!(".object{id}"));
             let path = path.to_vec();
-            assert_eq!(put, Put { path, own }, "{was:?}");
+            assert_eq!(put, FilePosition { path, own }, "{was:?}");
         }
         let long = "é".repeat(200);
         let put = tree.put(file(50), format!("/{long}").as_bytes(), true, ".object10");
@@ -336,9 +342,9 @@ mod tests {
 
     #[test]
     fn rebuild_detects_directory_cycles() {
-        let mut tree = Tree::new(100, (0, 0));
+        let mut tree = RecoveredTree::new(100, (0, 0));
         for ino in [2, 3, 4] {
-            tree.add(Vnode::directory(ino, 0o755, (0, 0), 1));
+            tree.add(InodeRecord::directory(ino, 0o755, (0, 0), 1));
         }
         assert!(tree.name(1, b"fine", 2));
         assert!(tree.name(4, b"three", 3) && tree.name(3, b"four", 4));

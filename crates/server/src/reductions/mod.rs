@@ -9,12 +9,12 @@ mod answer;
 mod refused;
 mod request;
 
-pub(crate) use refused::Refused;
+pub(crate) use refused::ReductionRefusal;
 
 use crate::access::Peer;
-use crate::files::{Files, Refused as FilesRefused, Source, path};
+use crate::files::{FileRefusal as FilesRefused, FileService, VersionStream, path};
 use crate::names::Fault;
-use crate::names::reading::Reading;
+use crate::names::read_pins::ReadVersion;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::uri::{Authority, Uri};
@@ -23,15 +23,17 @@ use axum::routing::any;
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use http_body_util::{BodyExt, Limited};
-use request::Asked;
+use request::ReductionRequest;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_core::display::line;
 use tidemill_core::layout::Layout;
-use tidemill_core::shown::line;
-use tidemill_kernel::array::{ArrayError, Reduced, Spec};
-use tidemill_kernel::reducing::{Order, PIECES_MAX, Piece, SENT_BYTES_MAX, STORED_BYTES_MAX};
+use tidemill_kernel::array::{ArrayError, ArraySpec, Reduced};
+use tidemill_kernel::reduce_workers::{
+    ArrayReduction, PIECES_MAX, SENT_BYTES_MAX, STORED_BYTES_MAX, StoredBytes,
+};
 use tokio::sync::Semaphore;
 
 /// Prefix of the paths of reductions.
@@ -58,14 +60,14 @@ pub(crate) fn is_reduction(path: &str) -> bool {
 /// The service: see the module. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Reductions {
-    files: Files,
+    files: FileService,
     /// Names by which the server is known.
     hosts: Arc<[String]>,
     turns: Arc<Semaphore>,
 }
 
 impl Reductions {
-    pub(crate) fn new(files: &Files, hosts: Vec<String>) -> Self {
+    pub(crate) fn new(files: &FileService, hosts: Vec<String>) -> Self {
         Self {
             files: files.clone(),
             hosts: hosts.into(),
@@ -80,19 +82,22 @@ impl Reductions {
             .with_state(self)
     }
 
-    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, Refused> {
+    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, ReductionRefusal> {
         let (parts, body) = request.into_parts();
         // The body is read before any refusal, since a client that is still sending may not see the answer.
         let json = collected(body).await?;
-        let operation = request::operation(parts.uri.path()).ok_or(Refused::Operation)?;
+        let operation = request::operation(parts.uri.path()).ok_or(ReductionRefusal::Operation)?;
         if parts.method != Method::POST {
-            return Err(Refused::Method);
+            return Err(ReductionRefusal::Method);
         }
         let peer = parts.extensions.get::<Peer>();
         let peer = peer.ok_or(FilesRefused::Name((&Fault::Closed).into()))?;
         let turn = tokio::time::timeout(PATIENCE, self.turns.acquire()).await;
-        let _turn = turn.ok().and_then(Result::ok).ok_or(Refused::Full)?;
-        let asked = Asked::parse(operation, &json)?;
+        let _turn = turn
+            .ok()
+            .and_then(Result::ok)
+            .ok_or(ReductionRefusal::Full)?;
+        let asked = ReductionRequest::parse(operation, &json)?;
         let own = parts
             .headers
             .get(header::HOST)
@@ -115,8 +120,8 @@ impl Reductions {
     }
 
     /// Returns the path in the cluster for a URL. The URL's host must be this server, by one of its names or by the name in the request.
-    fn path(&self, url: &str, own: Option<&str>) -> Result<Vec<u8>, Refused> {
-        let bad = |why: &str| Refused::Url(line(url), why.to_owned());
+    fn path(&self, url: &str, own: Option<&str>) -> Result<Vec<u8>, ReductionRefusal> {
+        let bad = |why: &str| ReductionRefusal::Url(line(url), why.to_owned());
         let uri: Uri = url.parse().map_err(|_| bad("it is no URL"))?;
         let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
         let host = authority
@@ -145,16 +150,17 @@ impl Reductions {
     async fn reduce(
         &self,
         peer: &Peer,
-        spec: Spec,
+        spec: ArraySpec,
         (shown, range): (&str, Range<u64>),
-        reading: Reading,
-    ) -> Result<Reduced, Refused> {
-        let source = Source::new(self.files.nodes(), reading).ok_or(Refused::Empty)?;
+        reading: ReadVersion,
+    ) -> Result<Reduced, ReductionRefusal> {
+        let source =
+            VersionStream::new(self.files.nodes(), reading).ok_or(ReductionRefusal::Empty)?;
         let (part, body) = ordered(&source, spec, range.clone()).await?;
         let answered = source.reduce(part, (peer.uid, peer.gid), body).await;
         let answer = answered.map_err(|(status, why)| match status {
-            Some(400) => Refused::Request(shown.to_owned(), why.why().to_owned()),
-            Some(422) => Refused::Data {
+            Some(400) => ReductionRefusal::Request(shown.to_owned(), why.why().to_owned()),
+            Some(422) => ReductionRefusal::Data {
                 path: shown.to_owned(),
                 from: range.start,
                 to: range.end,
@@ -169,13 +175,13 @@ impl Reductions {
 
 /// Returns the order for the reducing node, with the bytes that this node lacks, and the part from which it has most bytes.
 pub(crate) async fn ordered(
-    source: &Source,
-    spec: Spec,
+    source: &VersionStream,
+    spec: ArraySpec,
     range: Range<u64>,
-) -> Result<(usize, Bytes), Refused> {
+) -> Result<(usize, Bytes), ReductionRefusal> {
     let operation = spec.operation;
     let (part, pieces) = pieces(source.layout(), range)?;
-    let is_sent = |(_, piece): &&Place| matches!(piece, Piece::Sent(_));
+    let is_sent = |(_, piece): &&ByteSource| matches!(piece, StoredBytes::Sent(_));
     let elsewhere: Vec<_> = (pieces.iter().filter(is_sent))
         .map(|(bytes, _)| source.window(bytes.clone()))
         .collect();
@@ -184,9 +190,9 @@ pub(crate) async fn ordered(
         .try_collect()
         .await?;
     let pieces = pieces.into_iter().map(|(_, piece)| piece).collect();
-    let order = Order { spec, pieces };
+    let order = ArrayReduction { spec, pieces };
     order.check().map_err(|trouble| {
-        Refused::Request(format!("{operation:?}").to_lowercase(), trouble.message)
+        ReductionRefusal::Request(format!("{operation:?}").to_lowercase(), trouble.message)
     })?;
     let order = postcard::to_allocvec(&order).map_err(|_| ArrayError::TooLarge)?;
     let length = u32::try_from(order.len()).map_err(|_| ArrayError::TooLarge)?;
@@ -199,21 +205,23 @@ async fn serve(State(reductions): State<Reductions>, request: Request<Body>) -> 
     answer.unwrap_or_else(|refused| refused.response())
 }
 
-async fn collected(body: Body) -> Result<Bytes, Refused> {
+async fn collected(body: Body) -> Result<Bytes, ReductionRefusal> {
     let all = Limited::new(body, BODY_BYTES_MAX).collect();
     let all = tokio::time::timeout(BODY_MAX, all).await;
     let all = all.ok().and_then(Result::ok);
-    Ok(all.ok_or(Refused::Body(BODY_BYTES_MAX))?.to_bytes())
+    Ok(all
+        .ok_or(ReductionRefusal::Body(BODY_BYTES_MAX))?
+        .to_bytes())
 }
 
 /// Returns the requested range of the file.
-fn range(asked: &Asked, shown: &str, size: u64) -> Result<Range<u64>, Refused> {
+fn range(asked: &ReductionRequest, shown: &str, size: u64) -> Result<Range<u64>, ReductionRefusal> {
     let to = match asked.size {
         Some(length) => asked.offset.saturating_add(length),
         None => size.max(asked.offset),
     };
     if to > size || asked.offset >= size {
-        return Err(Refused::Range {
+        return Err(ReductionRefusal::Range {
             path: shown.to_owned(),
             from: asked.offset,
             to,
@@ -227,12 +235,12 @@ fn range(asked: &Asked, shown: &str, size: u64) -> Result<Range<u64>, Refused> {
 }
 
 /// Bytes of the file, and the way in which the reducing node gets them.
-type Place = (Range<u64>, Piece);
+type ByteSource = (Range<u64>, StoredBytes);
 
 /// Returns the part with most bytes of the range, and the pieces of this part and of others. Adjacent pieces are merged.
-fn pieces(layout: &Layout, range: Range<u64>) -> Result<(usize, Vec<Place>), ArrayError> {
+fn pieces(layout: &Layout, range: Range<u64>) -> Result<(usize, Vec<ByteSource>), ArrayError> {
     let mut held = BTreeMap::<usize, u64>::new();
-    for piece in layout.pieces(range.clone()).take(PIECES_MAX) {
+    for piece in layout.segments(range.clone()).take(PIECES_MAX) {
         if let Some(at) = piece.at {
             *held.entry(at.part).or_default() += piece.length;
         }
@@ -244,8 +252,8 @@ fn pieces(layout: &Layout, range: Range<u64>) -> Result<(usize, Vec<Place>), Arr
         .filter(|(other, _)| **other != part)
         .map(|(_, bytes)| bytes)
         .sum();
-    let mut pieces: Vec<Place> = Vec::new();
-    for piece in layout.pieces(range) {
+    let mut pieces: Vec<ByteSource> = Vec::new();
+    for piece in layout.segments(range) {
         let bytes = piece.offset..piece.offset + piece.length;
         let next = match piece.at {
             Some(at) if at.part == part => {
@@ -257,25 +265,28 @@ fn pieces(layout: &Layout, range: Range<u64>) -> Result<(usize, Vec<Place>), Arr
                 if length < piece.length {
                     let held = bytes.start..bytes.start + length;
                     let offset = at.offset;
-                    pieces.push((held.clone(), Piece::Held { offset, length }));
-                    pieces.push((held.end..bytes.end, Piece::Hole(piece.length - length)));
+                    pieces.push((held.clone(), StoredBytes::Held { offset, length }));
+                    pieces.push((
+                        held.end..bytes.end,
+                        StoredBytes::Hole(piece.length - length),
+                    ));
                     continue;
                 }
-                Piece::Held {
+                StoredBytes::Held {
                     offset: at.offset,
                     length,
                 }
             }
-            Some(_) => Piece::Sent(piece.length),
-            None => Piece::Hole(piece.length),
+            Some(_) => StoredBytes::Sent(piece.length),
+            None => StoredBytes::Hole(piece.length),
         };
         match (pieces.last_mut(), next) {
-            (Some((before, Piece::Sent(length))), Piece::Sent(more)) => {
+            (Some((before, StoredBytes::Sent(length))), StoredBytes::Sent(more)) => {
                 (before.end, *length) = (bytes.end, *length + more);
             }
             (
-                Some((before, Piece::Held { offset, length })),
-                Piece::Held {
+                Some((before, StoredBytes::Held { offset, length })),
+                StoredBytes::Held {
                     offset: next,
                     length: more,
                 },
@@ -298,13 +309,13 @@ fn pieces(layout: &Layout, range: Range<u64>) -> Result<(usize, Vec<Place>), Arr
 mod tests {
     use super::*;
     use tidemill_core::id::{NodeId, ObjectId};
-    use tidemill_core::layout::{Part, Striped};
+    use tidemill_core::layout::{Part, StripedLayout};
 
     #[test]
     fn node_with_most_bytes_is_asked_and_fetches_others() {
         let part = |object, size| Part::on(ObjectId(object), size, NodeId(0));
         let whole = Layout::Whole(part(1, 100));
-        let held = |offset, length| Piece::Held { offset, length };
+        let held = |offset, length| StoredBytes::Held { offset, length };
         assert_eq!(
             pieces(&whole, 10..90).unwrap(),
             (0, vec![(10..90, held(10, 80))])
@@ -312,13 +323,13 @@ mod tests {
         let unit = 4096;
         let parts = vec![part(1, 2 * unit - 96), part(2, unit)];
         let size = 3 * unit;
-        let striped = Layout::Striped(Striped { unit, size, parts });
+        let striped = Layout::Striped(StripedLayout { unit, size, parts });
         let found = pieces(&striped, 100..3 * unit).unwrap();
         let expected = vec![
             (100..unit, held(100, unit - 100)),
-            (unit..2 * unit, Piece::Sent(unit)),
+            (unit..2 * unit, StoredBytes::Sent(unit)),
             (2 * unit..3 * unit - 96, held(unit, unit - 96)),
-            (3 * unit - 96..3 * unit, Piece::Hole(96)),
+            (3 * unit - 96..3 * unit, StoredBytes::Hole(96)),
         ];
         assert_eq!(found, (0, expected));
         let found = pieces(&striped, unit..2 * unit).unwrap();

@@ -1,6 +1,6 @@
 //! Reasons why there is no result: JSON with the words that clients of reductionist expect.
 
-use crate::files::{Refused as FilesRefused, Unreadable};
+use crate::files::{BytesUnreadable, FileRefusal as FilesRefused};
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ const RETRY_SECS: &str = "1";
 
 /// Reason of a refusal: see the module.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refused {
+pub(crate) enum ReductionRefusal {
     #[error("unsupported operation: there are count, min, max, sum and select")]
     Operation,
     #[error("a reduction is asked for by POST")]
@@ -50,13 +50,13 @@ pub(crate) enum Refused {
     File(#[from] FilesRefused),
 }
 
-impl From<Unreadable> for Refused {
-    fn from(why: Unreadable) -> Self {
+impl From<BytesUnreadable> for ReductionRefusal {
+    fn from(why: BytesUnreadable) -> Self {
         Self::File(why.into())
     }
 }
 
-impl Refused {
+impl ReductionRefusal {
     fn cause(&self) -> Option<String> {
         match self {
             Self::Json(why)

@@ -1,10 +1,10 @@
 //! Requests in reductionist's interface: their JSON, and its meaning.
 
-use super::refused::Refused;
+use super::refused::ReductionRefusal;
 use serde::Deserialize;
 use serde_json::Number;
 use tidemill_kernel::array::{
-    ArrayError, Codec, Dtype, Literal, Missing, Operation, Plan, Slice, Spec,
+    ArrayError, ArrayOperation, ArrayPlan, ArraySlice, ArraySpec, Codec, Dtype, Literal, Missing,
 };
 
 /// Body of a request. Unknown fields are refused.
@@ -23,11 +23,11 @@ struct Body {
     #[serde(default)]
     axis: Axes,
     #[serde(default)]
-    order: Order,
-    selection: Option<Vec<Selected>>,
+    order: IndexOrder,
+    selection: Option<Vec<SelectedIndices>>,
     compression: Option<Compression>,
-    filters: Option<Vec<Filter>>,
-    missing: Option<Absent>,
+    filters: Option<Vec<RequestedFilter>>,
+    missing: Option<MissingAttribute>,
     /// The option has no effect: the server caches nothing between requests, and only the system caches files.
     #[serde(rename = "option_disable_chunk_cache")]
     _option_disable_chunk_cache: Option<bool>,
@@ -53,7 +53,7 @@ enum ByteOrder {
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
-enum Order {
+enum IndexOrder {
     #[default]
     C,
     F,
@@ -71,7 +71,7 @@ enum Axes {
 /// A list of three numbers, or a map of them.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Selected {
+struct SelectedIndices {
     start: i64,
     end: i64,
     stride: i64,
@@ -88,7 +88,7 @@ enum Compression {
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "id")]
-enum Filter {
+enum RequestedFilter {
     #[serde(alias = "shuffle_simd")]
     Shuffle {
         element_size: u64,
@@ -98,7 +98,7 @@ enum Filter {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Absent {
+enum MissingAttribute {
     MissingValue(Number),
     MissingValues(Vec<Number>),
     ValidMin(Number),
@@ -108,9 +108,9 @@ enum Absent {
 
 /// A request after parsing.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct ReductionRequest {
     pub(super) url: String,
-    pub(super) spec: Spec,
+    pub(super) spec: ArraySpec,
     pub(super) offset: u64,
     /// Length of the range; `None`: to the end of the file.
     pub(super) size: Option<u64>,
@@ -119,22 +119,22 @@ pub(super) struct Asked {
 }
 
 /// Returns the operation that a path names, with or without a slash at its end.
-pub(super) fn operation(path: &str) -> Option<Operation> {
+pub(super) fn operation(path: &str) -> Option<ArrayOperation> {
     let name = path.strip_prefix(super::PREFIX)?;
     Some(match name.strip_suffix('/').unwrap_or(name) {
-        "count" => Operation::Count,
-        "min" => Operation::Min,
-        "max" => Operation::Max,
-        "sum" => Operation::Sum,
-        "select" => Operation::Select,
+        "count" => ArrayOperation::Count,
+        "min" => ArrayOperation::Min,
+        "max" => ArrayOperation::Max,
+        "sum" => ArrayOperation::Sum,
+        "select" => ArrayOperation::Select,
         _ => return None,
     })
 }
 
-impl Asked {
-    pub(super) fn parse(operation: Operation, json: &[u8]) -> Result<Self, Refused> {
-        let body: Body =
-            serde_json::from_slice(json).map_err(|error| Refused::Json(error.to_string()))?;
+impl ReductionRequest {
+    pub(super) fn parse(operation: ArrayOperation, json: &[u8]) -> Result<Self, ReductionRefusal> {
+        let body: Body = serde_json::from_slice(json)
+            .map_err(|error| ReductionRefusal::Json(error.to_string()))?;
         let (Interface::S3 | Interface::Http | Interface::Https) = body.interface_type;
         let compression = body.compression.map(|compression| match compression {
             Compression::Gzip => Codec::Gzip,
@@ -150,12 +150,12 @@ impl Asked {
             .rev()
             .map(codec);
         let filters = filters.collect::<Result<Vec<_>, _>>()?;
-        let spec = Spec {
+        let spec = ArraySpec {
             operation,
             dtype: body.dtype,
             big_endian: body.byte_order == ByteOrder::Big,
             shape: body.shape,
-            fortran: body.order == Order::F,
+            fortran: body.order == IndexOrder::F,
             axes: match body.axis {
                 Axes::All => None,
                 Axes::One(axis) => Some(vec![axis]),
@@ -167,14 +167,14 @@ impl Asked {
             codecs: compression.into_iter().chain(filters).collect(),
             missing: body.missing.map(missing),
         };
-        let expected = Plan::new(&spec)?.raw_bytes();
+        let expected = ArrayPlan::new(&spec)?.raw_bytes();
         if let (true, Some(size), Some(expected)) = (spec.codecs.is_empty(), body.size, expected)
             && size != expected as u64
         {
-            return Err(Refused::Size { size, expected });
+            return Err(ReductionRefusal::Size { size, expected });
         }
         if body.size == Some(0) {
-            return Err(Refused::Empty);
+            return Err(ReductionRefusal::Empty);
         }
         Ok(Self {
             url: body.url,
@@ -187,31 +187,33 @@ impl Asked {
     }
 }
 
-fn codec(filter: Filter) -> Result<Codec, ArrayError> {
+fn codec(filter: RequestedFilter) -> Result<Codec, ArrayError> {
     match filter {
-        Filter::Shuffle { element_size } => {
+        RequestedFilter::Shuffle { element_size } => {
             let size = u8::try_from(element_size).map_err(|_| ArrayError::ElementSize)?;
             Ok(Codec::Shuffle(size))
         }
-        Filter::Fletcher32 => Ok(Codec::Fletcher32),
+        RequestedFilter::Fletcher32 => Ok(Codec::Fletcher32),
     }
 }
 
-fn slice(selected: &Selected) -> Slice {
-    Slice {
+fn slice(selected: &SelectedIndices) -> ArraySlice {
+    ArraySlice {
         start: selected.start,
         end: selected.end,
         stride: selected.stride,
     }
 }
 
-fn missing(missing: Absent) -> Missing {
+fn missing(missing: MissingAttribute) -> Missing {
     match missing {
-        Absent::MissingValue(value) => Missing::Values(vec![literal(&value)]),
-        Absent::MissingValues(values) => Missing::Values(values.iter().map(literal).collect()),
-        Absent::ValidMin(least) => Missing::Outside(Some(literal(&least)), None),
-        Absent::ValidMax(most) => Missing::Outside(None, Some(literal(&most))),
-        Absent::ValidRange(least, most) => {
+        MissingAttribute::MissingValue(value) => Missing::Values(vec![literal(&value)]),
+        MissingAttribute::MissingValues(values) => {
+            Missing::Values(values.iter().map(literal).collect())
+        }
+        MissingAttribute::ValidMin(least) => Missing::Outside(Some(literal(&least)), None),
+        MissingAttribute::ValidMax(most) => Missing::Outside(None, Some(literal(&most))),
+        MissingAttribute::ValidRange(least, most) => {
             Missing::Outside(Some(literal(&least)), Some(literal(&most)))
         }
     }
@@ -231,9 +233,9 @@ fn literal(number: &Number) -> Literal {
 mod tests {
     use super::*;
 
-    fn parse(more: &str) -> Result<Asked, Refused> {
+    fn parse(more: &str) -> Result<ReductionRequest, ReductionRefusal> {
         let start = r#"{"interface_type": "https", "url": "https://h/files/a", "dtype": "int32""#;
-        Asked::parse(Operation::Sum, format!("{start}{more}}}").as_bytes())
+        ReductionRequest::parse(ArrayOperation::Sum, format!("{start}{more}}}").as_bytes())
     }
 
     #[test]
@@ -259,8 +261,8 @@ mod tests {
         );
         assert_eq!(one.unwrap().spec.axes, Some(vec![1]));
         for (path, name) in [
-            ("/v2/sum", Some(Operation::Sum)),
-            ("/v2/select/", Some(Operation::Select)),
+            ("/v2/sum", Some(ArrayOperation::Sum)),
+            ("/v2/select/", Some(ArrayOperation::Select)),
             ("/v2/mean/", None),
         ] {
             assert_eq!(operation(path), name, "{path}");
@@ -292,11 +294,14 @@ mod tests {
             match parse(more) {
                 Ok(_) => assert!(words.is_empty(), "{more}"),
                 Err(refused) => {
-                    let said = format!("{:?}", refused.body());
-                    assert!(!words.is_empty() && said.contains(words), "{more}: {said}");
+                    let reported = format!("{:?}", refused.body());
+                    assert!(
+                        !words.is_empty() && reported.contains(words),
+                        "{more}: {reported}"
+                    );
                 }
             }
         }
-        assert!(Asked::parse(Operation::Sum, b"{").is_err());
+        assert!(ReductionRequest::parse(ArrayOperation::Sum, b"{").is_err());
     }
 }

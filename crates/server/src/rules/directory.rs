@@ -1,10 +1,10 @@
 //! Rules of directories: the attribute `user.tidemill.rule`, whose value is the text of a rule for the files below. Changes are written to
 //! the tables of rules.
 
-use super::{Kept, RULES_EACH_MAX, RULES_MAX, store};
+use super::{RULES_EACH_MAX, RULES_MAX, StoredRule, store};
 use crate::names::attribute::DIRECTORY_RULE;
 use crate::names::transaction::{Tx, shown};
-use crate::names::vnode::Vnode;
+use crate::names::vnode::InodeRecord;
 use crate::names::{Fault, notes};
 use rusqlite::{Connection, params};
 use tidemill_core::rule::Rule;
@@ -21,7 +21,11 @@ pub(super) fn shown_path(path: &[u8]) -> Result<&str, String> {
 
 impl Tx<'_> {
     /// Sets the attribute: the directory has this rule, owned by the caller, from now on.
-    pub(crate) fn set_directory_rule(&self, directory: &Vnode, value: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn set_directory_rule(
+        &self,
+        directory: &InodeRecord,
+        value: &[u8],
+    ) -> Result<(), Fault> {
         self.need_own_directory(directory)?;
         let path = self.path_of(directory.ino)?.unwrap_or_default();
         let path = shown_path(&path).map_err(Fault::BadRule)?;
@@ -50,7 +54,7 @@ impl Tx<'_> {
                 all.len()
             )));
         }
-        let kept = Kept {
+        let kept = StoredRule {
             id: 0,
             owner: self.caller.clone(),
             revision: before.map_or(1, |kept| kept.revision + 1),
@@ -68,7 +72,7 @@ impl Tx<'_> {
 
     /// Checks whether the caller may set or remove a directory's rule. The Linux kernel of a mount has only checked the right to write
     /// there.
-    pub(crate) fn need_own_directory(&self, directory: &Vnode) -> Result<(), Fault> {
+    pub(crate) fn need_own_directory(&self, directory: &InodeRecord) -> Result<(), Fault> {
         match self.caller.uid == 0 || self.caller.uid == directory.uid {
             true => Ok(()),
             false => Err(Fault::NotOwner(self.called(directory.ino))),
@@ -98,8 +102,8 @@ impl Tx<'_> {
 }
 
 /// Removes the attribute of a rule that is removed by its name.
-pub(super) fn let_go(db: &Connection, kept: &Kept) -> Result<(), Fault> {
-    let Some(vnode) = Vnode::find(db, kept.directory)? else {
+pub(super) fn let_go(db: &Connection, kept: &StoredRule) -> Result<(), Fault> {
+    let Some(vnode) = InodeRecord::find(db, kept.directory)? else {
         return Ok(());
     };
     let sql = "DELETE FROM xattr WHERE ino = ?1 AND name = ?2";

@@ -1,21 +1,21 @@
-//! Turns queued firings into jobs, for as long as the server runs. This module writes the tables of rules and sleeps until a firing is
+//! Turns queued rule runs into jobs, for as long as the server runs. This module writes the tables of rules and sleeps until a rule run is
 //! queued or a job has ended. Next: `server/src/jobs`, whose driver runs the jobs.
 
-use super::ends::{ABANDONED, end, in_vain, set_free, settle};
-use super::held::Held;
-use super::pick::{Firing, Next, Picked, Task, Turns};
+use super::deferred::Deferred;
+use super::run_outcome::{ABANDONED, end, in_vain, set_free, settle};
+use super::selection::{PickedJob, RuleRun, RuleStep, RuleTurns, TaskFirings};
 use super::store::{self, one};
-use super::{Kept, State, markers, rounds, walk};
+use super::{MatchState, StoredRule, batches, markers, walk};
 use crate::access::aside;
 use crate::clock;
 use crate::cluster::Cluster;
-use crate::files::{Files, Nodes};
-use crate::jobs::asked::Programs;
-use crate::jobs::submit::{Given, Refused, Submission, submit_given};
-use crate::jobs::way::Links;
-use crate::jobs::{Accepted, Incoming};
-use crate::names::{Caller, Changed, Fault, SqliteNames, drops};
-use crate::recall::Recalls;
+use crate::files::{FileService, SourceNodes};
+use crate::jobs::mapper_jobs::ProgramMappers;
+use crate::jobs::output_paths::Links;
+use crate::jobs::submit::{JobRefusal, PinnedVersions, Submission, submit_given};
+use crate::jobs::{DriverMessage, SubmittedJob};
+use crate::lease_recall::LeaseRecalls;
+use crate::names::{Caller, Changed, Fault, SqliteNames, input_deletion};
 use parking_lot::Mutex;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,8 +28,8 @@ use tidemill_core::rule::FillError;
 use tokio::task::JoinSet;
 
 /// Maximum number of rules that create jobs at the same time.
-const FIRING_MAX: usize = 8;
-/// Pause after which a firing is retried when the database fails, or when another job writes its outputs.
+const RULE_RUNS_MAX: usize = 8;
+/// Pause after which a rule run is retried when the database fails, or when another job writes its outputs.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Pause after each look for work. Files that arrive within it cause one look.
 const REST: Duration = Duration::from_millis(1);
@@ -38,25 +38,25 @@ const CALM: Duration = Duration::from_millis(50);
 /// Maximum size of a job's script in bytes. Further tasks are put in another job.
 const SCRIPT_BYTES_MAX: usize = 4 << 20;
 
-/// Parts of the server that firing needs.
+/// Parts of the server that rule runs need.
 #[derive(Clone, Debug)]
-pub(crate) struct Firer {
+pub(crate) struct RuleRunner {
     pub(super) names: Arc<SqliteNames>,
-    pub(super) recalls: Recalls,
+    pub(super) lease_recalls: LeaseRecalls,
     pub(super) cluster: Arc<Cluster>,
     /// Access to the contents of files; none in a simulation, where all files match.
-    pub(super) nodes: Option<Nodes>,
-    pub(super) driver: Sender<Incoming>,
+    pub(super) nodes: Option<SourceNodes>,
+    pub(super) driver: Sender<DriverMessage>,
 }
 
-/// Fires rules as long as the server runs.
-async fn run(firer: Firer) {
-    let turns = Arc::new(Mutex::new(Turns::default()));
+/// Triggers rules as long as the server runs.
+async fn run(rule_runner: RuleRunner) {
+    let turns = Arc::new(Mutex::new(RuleTurns::default()));
     let mut busy = BTreeSet::new();
-    let mut firing: JoinSet<(u64, bool)> = JoinSet::new();
-    // Rules that could not fire, and the times of their next tries.
+    let mut running: JoinSet<(u64, bool)> = JoinSet::new();
+    // Rules that could not run, and the times of their next tries.
     let mut held: BTreeMap<u64, tokio::time::Instant> = BTreeMap::new();
-    if let Err(fault) = firer.forget().await {
+    if let Err(fault) = rule_runner.forget().await {
         fault.put_off("what removed rules left behind stays for now");
     }
     loop {
@@ -65,27 +65,27 @@ async fn run(firer: Firer) {
         let mut away = busy.clone();
         away.extend(held.keys());
         let mut until = held.values().min().copied();
-        let next = match firing.len() < FIRING_MAX {
-            true => firer.next(&turns, away).await,
-            false => Ok(Found::Wait(None)),
+        let next = match running.len() < RULE_RUNS_MAX {
+            true => rule_runner.next(&turns, away).await,
+            false => Ok(RuleAction::Wait(None)),
         };
         let mut rest = REST;
         match next {
-            Ok(Found::More) => continue,
-            Ok(Found::Reduce(reduce)) => {
-                let (id, firer) = (reduce.kept.id, firer.clone());
+            Ok(RuleAction::More) => continue,
+            Ok(RuleAction::Reduce(reduce)) => {
+                let (id, rule_runner) = (reduce.kept.id, rule_runner.clone());
                 busy.insert(id);
-                firing.spawn(async move { (id, firer.reduce(reduce).await) });
+                running.spawn(async move { (id, rule_runner.reduce(reduce).await) });
                 continue;
             }
-            Ok(Found::Fire(picked)) => {
-                let (id, firer) = (picked.kept.id, firer.clone());
+            Ok(RuleAction::Trigger(picked)) => {
+                let (id, rule_runner) = (picked.kept.id, rule_runner.clone());
                 busy.insert(id);
-                firing.spawn(async move { (id, firer.fire(picked).await) });
+                running.spawn(async move { (id, rule_runner.trigger(picked).await) });
                 continue;
             }
-            Ok(Found::Held(at) | Found::Wait(at)) => {
-                if matches!(next, Ok(Found::Held(_))) {
+            Ok(RuleAction::Deferred(at) | RuleAction::Wait(at)) => {
+                if matches!(next, Ok(RuleAction::Deferred(_))) {
                     rest = CALM;
                 }
                 let at = at.map(|at| at.saturating_sub(clock::now_ns()).max(0).unsigned_abs());
@@ -105,9 +105,9 @@ async fn run(firer: Firer) {
             }
         };
         tokio::select! {
-            () = firer.names.shared().rules.woken() => {}
+            () = rule_runner.names.shared().rules.woken() => {}
             () = timer => {}
-            Some(ended) = firing.join_next() => {
+            Some(ended) = running.join_next() => {
                 // A task that panicked has stored nothing: its rule is no longer busy either way.
                 match ended {
                     Ok((id, true)) => { busy.remove(&id); }
@@ -123,38 +123,42 @@ async fn run(firer: Firer) {
     }
 }
 
-enum Found {
+enum RuleAction {
     /// More work can be done at once.
     More,
-    Fire(Picked),
-    Reduce(rounds::Reduce),
+    Trigger(PickedJob),
+    Reduce(batches::Reduce),
     Wait(Option<i64>),
     /// As `Wait`, while files are being written.
-    Held(Option<i64>),
+    Deferred(Option<i64>),
 }
 
-impl Firer {
-    /// Starts to fire rules, for as long as the server runs.
+impl RuleRunner {
+    /// Starts to trigger rules, for as long as the server runs.
     pub(crate) fn start(
-        (names, recalls, cluster): (&Arc<SqliteNames>, &Recalls, &Arc<Cluster>),
-        files: Option<&Files>,
-        driver: &Sender<Incoming>,
+        (names, lease_recalls, cluster): (&Arc<SqliteNames>, &LeaseRecalls, &Arc<Cluster>),
+        files: Option<&FileService>,
+        driver: &Sender<DriverMessage>,
     ) -> Self {
-        let firer = Self {
+        let rule_runner = Self {
             nodes: files.map(|files| files.nodes().clone()),
             names: names.clone(),
-            recalls: recalls.clone(),
+            lease_recalls: lease_recalls.clone(),
             cluster: cluster.clone(),
             driver: driver.clone(),
         };
-        tokio::spawn(run(firer.clone()));
-        tokio::spawn(markers::run(firer.clone()));
-        firer
+        tokio::spawn(run(rule_runner.clone()));
+        tokio::spawn(markers::run(rule_runner.clone()));
+        rule_runner
     }
 
-    /// Settles ended jobs and existing files, and picks the next firing. The step writes to the database, so it follows the change that
+    /// Settles ended jobs and existing files, and picks the next rule run. The step writes to the database, so it follows the change that
     /// woke it.
-    async fn next(&self, turns: &Arc<Mutex<Turns>>, away: BTreeSet<u64>) -> Result<Found, Fault> {
+    async fn next(
+        &self,
+        turns: &Arc<Mutex<RuleTurns>>,
+        away: BTreeSet<u64>,
+    ) -> Result<RuleAction, Fault> {
         let (shared, turns) = (self.names.shared().clone(), turns.clone());
         let work = move |db: &Connection| {
             let now = clock::now_ns();
@@ -166,12 +170,12 @@ impl Firer {
             }
             let rules = shared.rules.all();
             if !shared.rules.any() {
-                return Ok((Found::Wait(None), Vec::new(), Vec::new()));
+                return Ok((RuleAction::Wait(None), Vec::new(), Vec::new()));
             }
             let more = settle(db, &shared.rules, now)? | walk::page(db, &shared, now)?;
-            let (dropping, changes) = drops::page(db, &shared, now)?;
+            let (dropping, changes) = input_deletion::page(db, &shared, now)?;
             let more = more | dropping;
-            let in_vain = match shared.rules.any_growing()
+            let in_vain = match shared.rules.any_streaming()
                 || rules.iter().any(|kept| kept.rule.hook.is_some())
             {
                 true => {
@@ -180,17 +184,17 @@ impl Firer {
                 }
                 false => Vec::new(),
             };
-            if let Some(reduce) = rounds::next(db, &shared, &away, now)? {
-                return Ok((Found::Reduce(reduce), in_vain, changes));
+            if let Some(reduce) = batches::next(db, &shared, &away, now)? {
+                return Ok((RuleAction::Reduce(reduce), in_vain, changes));
             }
             let mut turns = turns.lock();
             turns.keep(&rules);
-            let held = Held::read(db, &shared)?;
+            let held = Deferred::read(db, &shared)?;
             let found = match turns.next(db, &rules, &away, (&held, now))? {
-                Next::Fire(picked) => Found::Fire(picked),
-                Next::Wait(_) if more => Found::More,
-                Next::Wait(at) if at.is_some() && held.any() => Found::Held(at),
-                Next::Wait(at) => Found::Wait(at),
+                RuleStep::Trigger(picked) => RuleAction::Trigger(picked),
+                RuleStep::Wait(_) if more => RuleAction::More,
+                RuleStep::Wait(at) if at.is_some() && held.any() => RuleAction::Deferred(at),
+                RuleStep::Wait(at) => RuleAction::Wait(at),
             };
             Ok((found, in_vain, changes))
         };
@@ -200,7 +204,7 @@ impl Firer {
             self.names.tell(Changed { session, changes });
         }
         for job in in_vain {
-            let _ = self.driver.send(Incoming::Cancel(JobId(job)));
+            let _ = self.driver.send(DriverMessage::Cancel(JobId(job)));
         }
         Ok(found)
     }
@@ -215,8 +219,8 @@ impl Firer {
         Ok(())
     }
 
-    /// Creates jobs of the picked firings. Returns whether all firings were handled.
-    async fn fire(&self, picked: Picked) -> bool {
+    /// Creates jobs of the picked rule runs. Returns whether all rule runs were handled.
+    async fn trigger(&self, picked: PickedJob) -> bool {
         let kept = picked.kept;
         let caller = match kept.for_all {
             true => user(picked.uid),
@@ -228,14 +232,14 @@ impl Firer {
             if tasks.is_empty() {
                 continue;
             }
-            match self.try_fire(&kept, &caller, &tasks).await {
-                Ok(Tried::Done) => {}
-                Ok(Tried::Left(left)) => todo.push(left),
-                Ok(Tried::Later) if tasks.len() == 1 => all_done = false,
-                Ok(Tried::Refused(reason)) if tasks.len() == 1 => {
-                    let count = |tasks: &[Task]| tasks.iter().flatten().count();
+            match self.try_trigger(&kept, &caller, &tasks).await {
+                Ok(JobAttempt::Done) => {}
+                Ok(JobAttempt::Left(left)) => todo.push(left),
+                Ok(JobAttempt::Later) if tasks.len() == 1 => all_done = false,
+                Ok(JobAttempt::Refused(reason)) if tasks.len() == 1 => {
+                    let count = |tasks: &[TaskFirings]| tasks.iter().flatten().count();
                     match self.there(&tasks).await {
-                        // The job was refused because of a file that was deleted in the meantime. Such a firing has not failed.
+                        // The job was refused because of a file that was deleted in the meantime. Such a rule run has not failed.
                         Ok(there) if count(&there) < count(&tasks) => todo.push(there),
                         Ok(there) => {
                             let ended = self.failed(there.into_iter().flatten(), &reason).await;
@@ -245,7 +249,7 @@ impl Firer {
                     }
                 }
                 // One of the tasks prevents the others.
-                Ok(Tried::Refused(_) | Tried::Later) => {
+                Ok(JobAttempt::Refused(_) | JobAttempt::Later) => {
                     let (first, second) = tasks.split_at(tasks.len() / 2);
                     todo.extend([second.to_vec(), first.to_vec()]);
                 }
@@ -260,29 +264,35 @@ impl Firer {
 
     async fn failed(
         &self,
-        firings: impl Iterator<Item = Firing>,
+        rule_runs: impl Iterator<Item = RuleRun>,
         reason: &str,
     ) -> Result<(), Fault> {
-        let firings: Vec<u64> = firings.map(|one| one.firing).collect();
+        let rule_runs: Vec<u64> = rule_runs.map(|one| one.rule_run).collect();
         let (reason, now) = (reason.to_owned(), clock::now_ns());
         let shared = self.names.shared().clone();
         let write = move |db: &Connection| {
-            for firing in firings {
-                let before = (firing, State::Queued);
-                end(db, &shared.rules, before, State::Failed, (&reason, now))?;
+            for rule_run in rule_runs {
+                let before = (rule_run, MatchState::Queued);
+                end(
+                    db,
+                    &shared.rules,
+                    before,
+                    MatchState::Failed,
+                    (&reason, now),
+                )?;
             }
             Ok(())
         };
         self.names.database().write(write).await
     }
 
-    /// Takes out firings whose files no longer exist, and records that.
-    async fn there(&self, tasks: &[Task]) -> Result<Vec<Task>, Fault> {
+    /// Takes out rule runs whose files no longer exist, and records that.
+    async fn there(&self, tasks: &[TaskFirings]) -> Result<Vec<TaskFirings>, Fault> {
         let deleted = self.names.database().read(|db| {
             let mut deleted = BTreeMap::new();
-            for firing in tasks.iter().flatten() {
-                if let Some(why) = why_deleted(db, firing)? {
-                    deleted.insert(firing.firing, why);
+            for rule_run in tasks.iter().flatten() {
+                if let Some(why) = why_deleted(db, rule_run)? {
+                    deleted.insert(rule_run.rule_run, why);
                 }
             }
             Ok(deleted)
@@ -290,13 +300,13 @@ impl Firer {
         if deleted.is_empty() {
             return Ok(tasks.to_vec());
         }
-        let tasks = without(tasks, |one| deleted.contains_key(&one.firing));
+        let tasks = without(tasks, |one| deleted.contains_key(&one.rule_run));
         let now = clock::now_ns();
         let shared = self.names.shared().clone();
         let write = move |db: &Connection| {
-            for (firing, why) in deleted {
-                let before = (firing, State::Queued);
-                end(db, &shared.rules, before, State::Deleted, (why, now))?;
+            for (rule_run, why) in deleted {
+                let before = (rule_run, MatchState::Queued);
+                end(db, &shared.rules, before, MatchState::Deleted, (why, now))?;
             }
             Ok(())
         };
@@ -304,20 +314,25 @@ impl Firer {
         Ok(tasks)
     }
 
-    async fn try_fire(&self, kept: &Kept, caller: &Caller, tasks: &[Task]) -> Result<Tried, Fault> {
+    async fn try_trigger(
+        &self,
+        kept: &StoredRule,
+        caller: &Caller,
+        tasks: &[TaskFirings],
+    ) -> Result<JobAttempt, Fault> {
         let tasks = self.there(tasks).await?;
         let tasks = match kept.rule.conditions.look_inside() {
             true => self.that_fit(kept, tasks).await?,
             false => tasks,
         };
         if tasks.is_empty() {
-            return Ok(Tried::Done);
+            return Ok(JobAttempt::Done);
         }
         let plan = match planned(kept, tasks) {
             Ok(plan) => plan,
-            Err(error) => return Ok(Tried::Refused(error.to_string())),
+            Err(error) => return Ok(JobAttempt::Refused(error.to_string())),
         };
-        let Plan {
+        let NewJob {
             names: tasks_named,
             script,
             given,
@@ -333,41 +348,54 @@ impl Firer {
             strict: false,
             no_cache: false,
             bounded: false,
-            programs: Programs::Refused,
+            programs: ProgramMappers::Refused,
             links: Links::Own,
         };
         let job = (kept.id, kept.revision);
         tokio::task::yield_now().await;
-        let also = move |db: &Connection, accepted: &Accepted| {
+        let also = move |db: &Connection, accepted: &SubmittedJob| {
             begun(db, job, (&tasks, &tasks_named), accepted)
         };
-        let (names, recalls) = (&self.names, &self.recalls);
-        match submit_given(names, recalls, &self.cluster, (submission, &given), also).await {
+        let (names, lease_recalls) = (&self.names, &self.lease_recalls);
+        match submit_given(
+            names,
+            lease_recalls,
+            &self.cluster,
+            (submission, &given),
+            also,
+        )
+        .await
+        {
             Ok((accepted, _)) => {
                 // Other tasks run now, or the server ends: the job is stored.
                 tokio::task::yield_now().await;
                 // The driver only stops when the server shuts down.
-                let _ = self.driver.send(Incoming::Submitted(Box::new(accepted)));
+                let _ = self
+                    .driver
+                    .send(DriverMessage::Submitted(Box::new(accepted)));
                 Ok(if left.is_empty() {
-                    Tried::Done
+                    JobAttempt::Done
                 } else {
-                    Tried::Left(left)
+                    JobAttempt::Left(left)
                 })
             }
-            Err(Refused::Script(errors)) => Ok(Tried::Refused(errors.join("; "))),
-            Err(Refused::Claimed(_)) => Ok(Tried::Later),
+            Err(JobRefusal::Script(errors)) => Ok(JobAttempt::Refused(errors.join("; "))),
+            Err(JobRefusal::Claimed(_)) => Ok(JobAttempt::Later),
             // A script of a rule has no submission id.
-            Err(why @ Refused::Known(_)) => Ok(Tried::Refused(why.to_string())),
-            Err(Refused::Fault(fault)) => Err(fault),
+            Err(why @ JobRefusal::Known(_)) => Ok(JobAttempt::Refused(why.to_string())),
+            Err(JobRefusal::Fault(fault)) => Err(fault),
         }
     }
 }
 
 /// Returns tasks without some of their files.
-pub(super) fn without(tasks: &[Task], deleted: impl Fn(&Firing) -> bool) -> Vec<Task> {
-    let here = |task: &Task| {
+pub(super) fn without(
+    tasks: &[TaskFirings],
+    deleted: impl Fn(&RuleRun) -> bool,
+) -> Vec<TaskFirings> {
+    let here = |task: &TaskFirings| {
         let here = task.iter().filter(|one| !deleted(one));
-        here.cloned().collect::<Task>()
+        here.cloned().collect::<TaskFirings>()
     };
     let tasks = tasks.iter().map(here);
     tasks.filter(|task| !task.is_empty()).collect()
@@ -384,59 +412,59 @@ fn user(uid: u32) -> Caller {
     })
 }
 
-enum Tried {
+enum JobAttempt {
     Done,
     /// These tasks need a job of their own.
-    Left(Vec<Task>),
+    Left(Vec<TaskFirings>),
     /// Another job writes the same outputs.
     Later,
     Refused(String),
 }
 
-/// Returns the reason why a version can't be fired any more, or `None`.
-fn why_deleted(db: &Connection, firing: &Firing) -> Result<Option<&'static str>, Fault> {
+/// Returns the reason why a version can't trigger a rule any more, or `None`.
+fn why_deleted(db: &Connection, rule_run: &RuleRun) -> Result<Option<&'static str>, Fault> {
     let sql = "SELECT nlink FROM inode WHERE ino = ?1";
-    let nlink = one(db, sql, [firing.ino.cast_signed()], |row| {
+    let nlink = one(db, sql, [rule_run.ino.cast_signed()], |row| {
         row.get::<_, i64>(0)
     })?;
     if nlink.unwrap_or(0) == 0 {
-        return Ok(Some("the file was removed before it was fired"));
+        return Ok(Some("the file was removed before the rule run"));
     }
-    if firing.node.is_some() {
+    if rule_run.node.is_some() {
         return Ok(None);
     }
-    // This also holds for a failed firing that is retried.
+    // This also holds for a failed rule run that is retried.
     let sql = "SELECT 1 FROM version WHERE object = ?1 AND (removed = 0 \
                OR EXISTS (SELECT 1 FROM removal WHERE removal.object = ?1))";
-    let kept = one(db, sql, [firing.object.cast_signed()], |_| Ok(()))?;
+    let kept = one(db, sql, [rule_run.object.cast_signed()], |_| Ok(()))?;
     Ok(match kept {
         Some(()) => None,
-        None if was_sealed(db, firing)? => {
+        None if was_sealed(db, rule_run)? => {
             Some("the file has a later version, and this one is deleted")
         }
         None => Some(ABANDONED),
     })
 }
 
-fn was_sealed(db: &Connection, firing: &Firing) -> Result<bool, Fault> {
+fn was_sealed(db: &Connection, rule_run: &RuleRun) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM version WHERE object = ?1";
-    Ok(one(db, sql, [firing.object.cast_signed()], |_| Ok(()))?.is_some())
+    Ok(one(db, sql, [rule_run.object.cast_signed()], |_| Ok(()))?.is_some())
 }
 
 /// A job to create.
-struct Plan {
+struct NewJob {
     /// Names of the job's tasks.
     names: Vec<String>,
     script: String,
-    given: Given,
-    tasks: Vec<Task>,
+    given: PinnedVersions,
+    tasks: Vec<TaskFirings>,
     /// Tasks that do not fit, or that write outputs of other tasks of this job.
-    left: Vec<Task>,
+    left: Vec<TaskFirings>,
 }
 
-fn planned(kept: &Kept, picked: Vec<Task>) -> Result<Plan, FillError> {
+fn planned(kept: &StoredRule, picked: Vec<TaskFirings>) -> Result<NewJob, FillError> {
     let (mut outputs, mut paths_seen) = (BTreeSet::new(), BTreeSet::new());
-    let (mut tasks, mut left): (Vec<Task>, Vec<Task>) = (Vec::new(), Vec::new());
+    let (mut tasks, mut left): (Vec<TaskFirings>, Vec<TaskFirings>) = (Vec::new(), Vec::new());
     let mut bytes = 0;
     for task in picked {
         let Some(first) = task.first() else { continue };
@@ -467,10 +495,10 @@ fn planned(kept: &Kept, picked: Vec<Task>) -> Result<Plan, FillError> {
     let named: Vec<_> = named.collect();
     let script = kept.rule.script_on(kept.revision, &named, &nodes)?;
     let names = named.iter().map(|(name, ..)| name.clone()).collect();
-    let firings = tasks.iter().flatten();
-    let given = firings.map(|one| (one.path.clone(), ObjectId(one.object)));
+    let rule_runs = tasks.iter().flatten();
+    let given = rule_runs.map(|one| (one.path.clone(), ObjectId(one.object)));
     let given = given.collect();
-    Ok(Plan {
+    Ok(NewJob {
         names,
         script,
         given,
@@ -479,19 +507,19 @@ fn planned(kept: &Kept, picked: Vec<Task>) -> Result<Plan, FillError> {
     })
 }
 
-/// Records, together with a job, that these firings created it. If one of the firings is no longer queued, the job is not created.
+/// Records, together with a job, that these rule runs created it. If one of the rule runs is no longer queued, the job is not created.
 fn begun(
     db: &Connection,
     (rule, revision): (u64, u64),
-    (tasks, names): (&[Task], &[String]),
-    accepted: &Accepted,
+    (tasks, names): (&[TaskFirings], &[String]),
+    accepted: &SubmittedJob,
 ) -> Result<(), Fault> {
     let job = accepted.spec.job.0.cast_signed();
-    let sql = "UPDATE firing SET state = ?2, job = ?3, task = ?4, last = ?6 WHERE firing = ?1 AND state = ?5";
+    let sql = "UPDATE rule_run SET state = ?2, job = ?3, task = ?4, last = ?6 WHERE rule_run = ?1 AND state = ?5";
     let mut update = db.prepare_cached(sql)?;
     let mut specs = accepted.spec.tasks.iter().peekable();
     for (task, name) in tasks.iter().zip(names) {
-        // The name belongs to one task, or to its components and the task that joins them.
+        // The name belongs to one task, or to its task instances and the task that joins them.
         let own = |other: &str| {
             let rest = other.strip_prefix(name.as_str());
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('['))
@@ -501,17 +529,17 @@ fn begun(
         while let Some(next) = specs.next_if(|next| own(&next.name)) {
             last = next.task;
         }
-        for firing in task {
+        for rule_run in task {
             let changed = update.execute(params![
-                firing.firing.cast_signed(),
-                State::Running.number(),
+                rule_run.rule_run.cast_signed(),
+                MatchState::Running.number(),
                 job,
                 spec.task.0.cast_signed(),
-                State::Queued.number(),
+                MatchState::Queued.number(),
                 last.0.cast_signed()
             ])?;
             if changed != 1 {
-                return Err(Fault::Stale(firing.object));
+                return Err(Fault::Stale(rule_run.object));
             }
         }
     }

@@ -1,29 +1,34 @@
-//! Markers, which end rounds of hooks. A file that was closed before a marker belongs to its round, though it may be seen after the
+//! Markers, which end batches of hooks. A file that was closed before a marker belongs to its batch, though it may be seen after the
 //! marker: a version is sealed a moment after its file was closed, or later if its node is offline, and files of a moved directory are
-//! examined one after the other. A marker is therefore recorded with the open round, and the round ends when all these files have
+//! examined one after the other. A marker is therefore recorded with the open batch, and the batch ends when all these files have
 //! arrived.
 
-use super::Kept;
-use super::driver::Firer;
-use super::rounds::{ENDING, OPEN, ends, files_written};
+use super::StoredRule;
+use super::batches::{ENDING, OPEN, ends, files_written};
+use super::driver::RuleRunner;
 use super::store::one;
 use crate::names::Fault;
-use crate::names::shared::Shared;
+use crate::names::shared::NamesShared;
 use crate::names::transaction::Tx;
-use crate::names::vnode::Vnode;
+use crate::names::vnode::InodeRecord;
 use rusqlite::{Connection, params};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tidemill_core::rule::hook::Ends;
+use tidemill_core::rule::hook::BatchEnd;
 use tokio::task::JoinSet;
 
-/// Pause before another check whether a round can end.
+/// Pause before another check whether a batch can end.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Tx<'_> {
-    /// Checks whether a file is the marker of a hook's round, and records the marker.
-    pub(super) fn marks(&self, kept: &Kept, vnode: &Vnode, path: &str) -> Result<(), Fault> {
-        let Some(Ends::Marker(marker)) = ends(kept) else {
+    /// Checks whether a file is the marker of a hook's batch, and records the marker.
+    pub(super) fn marks(
+        &self,
+        kept: &StoredRule,
+        vnode: &InodeRecord,
+        path: &str,
+    ) -> Result<(), Fault> {
+        let Some(BatchEnd::Marker(marker)) = ends(kept) else {
             return Ok(());
         };
         let below = kept.rule.below(path);
@@ -33,45 +38,45 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Records with the open round of a hook that its marker has arrived.
+    /// Records with the open batch of a hook that its marker has arrived.
     pub(super) fn mark(&self, rule: u64) -> Result<(), Fault> {
-        let round = self.open_round(rule)?;
-        let sql = "UPDATE round SET ended = ?3 WHERE rule = ?1 AND round = ?2 AND ended = 0";
-        let key = params![rule.cast_signed(), round, self.now.max(1)];
+        let batch = self.open_batch(rule)?;
+        let sql = "UPDATE batch SET ended = ?3 WHERE rule = ?1 AND batch = ?2 AND ended = 0";
+        let key = params![rule.cast_signed(), batch, self.now.max(1)];
         self.db.prepare_cached(sql)?.execute(key)?;
         self.shared.rules.wake_for_marker();
         Ok(())
     }
 }
 
-/// Returns the number of a hook's open round if its marker has arrived, or `None`.
+/// Returns the number of a hook's open batch if its marker has arrived, or `None`.
 pub(super) fn marked(db: &Connection, rule: u64) -> Result<Option<i64>, Fault> {
     let sql =
-        "SELECT round FROM round WHERE state = ?2 AND state <= 2 AND rule = ?1 AND ended != 0";
+        "SELECT batch FROM batch WHERE state = ?2 AND state <= 2 AND rule = ?1 AND ended != 0";
     one(db, sql, params![rule.cast_signed(), OPEN], |row| row.get(0))
 }
 
-/// Returns the hooks whose open round has its marker.
+/// Returns the hooks whose open batch has its marker.
 fn all_marked(db: &Connection) -> Result<Vec<u64>, Fault> {
-    let sql = "SELECT rule FROM round WHERE state = ?1 AND state <= 2 AND ended != 0";
+    let sql = "SELECT rule FROM batch WHERE state = ?1 AND state <= 2 AND ended != 0";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([OPEN], |row| row.get::<_, i64>(0))?;
     let rules = rows.map(|rule| rule.map(i64::cast_unsigned));
     Ok(rules.collect::<Result<_, _>>()?)
 }
 
-/// Ends rounds that have their marker, for as long as the server runs.
-pub(super) async fn run(firer: Firer) {
+/// Ends batches that have their marker, for as long as the server runs.
+pub(super) async fn run(rule_runner: RuleRunner) {
     let mut ending: JoinSet<u64> = JoinSet::new();
     let mut busy = BTreeSet::new();
     loop {
         // The query runs as a write, so that it follows the transaction that woke the task.
-        match firer.names.database().write(all_marked).await {
+        match rule_runner.names.database().write(all_marked).await {
             Ok(rules) => {
                 for rule in rules.into_iter().filter(|rule| busy.insert(*rule)) {
-                    let firer = firer.clone();
+                    let rule_runner = rule_runner.clone();
                     ending.spawn(async move {
-                        firer.end_marked(rule).await;
+                        rule_runner.end_marked(rule).await;
                         rule
                     });
                 }
@@ -84,7 +89,7 @@ pub(super) async fn run(firer: Firer) {
             }
         }
         tokio::select! {
-            () = firer.names.shared().rules.woken_for_marker() => {}
+            () = rule_runner.names.shared().rules.woken_for_marker() => {}
             Some(ended) = ending.join_next() => match ended {
                 Ok(rule) => { busy.remove(&rule); }
                 Err(_) => busy.clear(),
@@ -93,58 +98,62 @@ pub(super) async fn run(firer: Firer) {
     }
 }
 
-/// Files that must arrive before an open round with a marker can end.
-struct Before {
-    round: i64,
+/// Files that must arrive before an open batch with a marker can end.
+struct PendingMarker {
+    batch: i64,
     /// Whether existing or moved files are still being examined.
     walks: bool,
     /// Files that are being written, or were written and closed.
     written: Vec<u64>,
 }
 
-fn before(db: &Connection, shared: &Shared, rule: u64) -> Result<Option<Before>, Fault> {
+fn before(
+    db: &Connection,
+    shared: &NamesShared,
+    rule: u64,
+) -> Result<Option<PendingMarker>, Fault> {
     let rules = shared.rules.all();
     let kept = rules.iter().find(|kept| kept.id == rule);
-    let (Some(kept), Some(round)) = (kept, marked(db, rule)?) else {
+    let (Some(kept), Some(batch)) = (kept, marked(db, rule)?) else {
         return Ok(None);
     };
     let sql = "SELECT 1 FROM rule_walk WHERE rule IN (0, ?1)";
     let walks = db.prepare_cached(sql)?.exists([rule.cast_signed()])?;
     let written = files_written(db, shared)?.into_iter();
     let written = written.filter(|(_, path)| kept.rule.matches(path));
-    Ok(Some(Before {
-        round,
+    Ok(Some(PendingMarker {
+        batch,
         walks,
         written: written.map(|(ino, _)| ino).collect(),
     }))
 }
 
-/// Ends a round. A round without files is deleted.
-fn end(db: &Connection, (rule, round): (u64, i64)) -> Result<(), Fault> {
-    let key = params![rule.cast_signed(), round, OPEN];
-    let sql = "DELETE FROM round WHERE rule = ?1 AND round = ?2 AND state = ?3 AND NOT EXISTS (SELECT 1 FROM firing \
-               WHERE firing.rule = ?1 AND firing.round = ?2 AND firing.round != 0)";
+/// Ends a batch. A batch without files is deleted.
+fn end(db: &Connection, (rule, batch): (u64, i64)) -> Result<(), Fault> {
+    let key = params![rule.cast_signed(), batch, OPEN];
+    let sql = "DELETE FROM batch WHERE rule = ?1 AND batch = ?2 AND state = ?3 AND NOT EXISTS (SELECT 1 FROM rule_run \
+               WHERE rule_run.rule = ?1 AND rule_run.batch = ?2 AND rule_run.batch != 0)";
     db.prepare_cached(sql)?.execute(key)?;
     let sql =
-        "UPDATE round SET state = ?4, ended = 0 WHERE rule = ?1 AND round = ?2 AND state = ?3";
-    let key = params![rule.cast_signed(), round, OPEN, ENDING];
+        "UPDATE batch SET state = ?4, ended = 0 WHERE rule = ?1 AND batch = ?2 AND state = ?3";
+    let key = params![rule.cast_signed(), batch, OPEN, ENDING];
     db.prepare_cached(sql)?.execute(key)?;
     Ok(())
 }
 
-impl Firer {
+impl RuleRunner {
     async fn end_marked(&self, rule: u64) {
         loop {
             match self.try_end_marked(rule).await {
                 Ok(true) | Err(Fault::Closed) => return,
                 Ok(false) => {}
-                Err(fault) => tracing::warn!(rule, %fault, "a round that has its marker waits"),
+                Err(fault) => tracing::warn!(rule, %fault, "a batch that has its marker waits"),
             }
             tokio::time::sleep(PAUSE).await;
         }
     }
 
-    /// Ends the open round of a hook if all files closed before its marker have arrived. Returns whether the round was handled.
+    /// Ends the open batch of a hook if all files closed before its marker have arrived. Returns whether the batch was handled.
     async fn try_end_marked(&self, rule: u64) -> Result<bool, Fault> {
         let shared = self.names.shared().clone();
         let look = move |db: &Connection| before(db, &shared, rule);
@@ -154,10 +163,15 @@ impl Firer {
         if before.walks {
             return Ok(false);
         }
-        if !self.recalls.unsettled(&before.written).await?.is_empty() {
+        if !self
+            .lease_recalls
+            .unsettled(&before.written)
+            .await?
+            .is_empty()
+        {
             return Ok(false);
         }
-        let id = (rule, before.round);
+        let id = (rule, before.batch);
         self.names
             .database()
             .write(move |db: &Connection| end(db, id))

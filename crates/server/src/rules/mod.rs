@@ -3,24 +3,24 @@
 //!
 //! - `queue` writes a row for each matching version, in the transaction that makes the version visible.
 //! - `driver` turns rows into jobs. The transaction that stores a job also updates its rows, so that a server that is killed at any
-//!   moment fires each version exactly once.
+//!   moment triggers each rule exactly once per version.
 //! - `ends` records the ends of the jobs.
-//! - `rounds` has the results of hooks' maps reduced.
-//! - `markers` ends rounds.
+//! - `batches` has the results of hooks' maps reduced.
+//! - `markers` ends batches.
 //! - `held` makes maps of hooks wait for the end of a burst.
 //! - `store` has the tables.
 //! - `service` answers clients.
 
+pub(crate) mod batches;
+mod content_check;
+pub(crate) mod deferred;
 mod directory;
 pub(crate) mod driver;
-pub(crate) mod ends;
-pub(crate) mod held;
-mod inside;
 mod markers;
 pub(crate) mod noted;
-mod pick;
 mod queue;
-pub(crate) mod rounds;
+pub(crate) mod run_outcome;
+mod selection;
 pub(crate) mod service;
 #[cfg(feature = "simulation")]
 mod simulated;
@@ -33,7 +33,7 @@ use rusqlite::{Connection, params};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_core::rule::Rule;
-use tidemill_core::rule::hook::Keep;
+use tidemill_core::rule::hook::InputAction;
 use tokio::sync::Notify;
 
 /// Maximum number of rules of one ordinary user.
@@ -44,8 +44,8 @@ pub(crate) const RULES_MAX: usize = 1000;
 /// State of a matching version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i64)]
-pub(crate) enum State {
-    /// The version is to be fired.
+pub(crate) enum MatchState {
+    /// The version is to trigger the rule.
     Queued = 0,
     /// An earlier version of the same path has not ended.
     Waiting = 1,
@@ -55,9 +55,9 @@ pub(crate) enum State {
     Done = 3,
     /// Its task failed, or its job was refused.
     Failed = 4,
-    /// The file was deleted before it was fired.
+    /// The file was deleted before the rule run.
     Deleted = 5,
-    /// The chain of firings that led to the version was too long.
+    /// The chain of rule runs that led to the version was too long.
     Loop = 6,
     /// The content of the version is not of the kind for which the rule is.
     Other = 7,
@@ -65,11 +65,11 @@ pub(crate) enum State {
 
 /// Returns the number of rules with failed runs, and the number of these runs.
 pub(crate) fn failed(db: &Connection, rules: &Rules) -> Result<(u64, u64), Fault> {
-    let sql = "SELECT count(*) FROM firing WHERE rule = ?1 AND state = ?2";
+    let sql = "SELECT count(*) FROM rule_run WHERE rule = ?1 AND state = ?2";
     let mut count = db.prepare_cached(sql)?;
     let (mut failing, mut runs) = (0, 0);
     for kept in rules.all().iter() {
-        let key = params![kept.id.cast_signed(), State::Failed.number()];
+        let key = params![kept.id.cast_signed(), MatchState::Failed.number()];
         let failed: i64 = count.query_row(key, |row| row.get(0))?;
         failing += u64::from(failed > 0);
         runs += failed.cast_unsigned();
@@ -77,7 +77,7 @@ pub(crate) fn failed(db: &Connection, rules: &Rules) -> Result<(u64, u64), Fault
     Ok((failing, runs))
 }
 
-impl State {
+impl MatchState {
     pub(crate) const ALL: [(Self, &str); 8] = [
         (Self::Queued, "queued"),
         (Self::Waiting, "waiting"),
@@ -108,12 +108,12 @@ impl State {
 
 /// A stored rule.
 #[derive(Clone, Debug)]
-pub(crate) struct Kept {
+pub(crate) struct StoredRule {
     pub(crate) id: u64,
     /// Owner of the rule, with the groups at the time of its creation.
     pub(crate) owner: Caller,
     pub(crate) revision: u64,
-    /// Whether the rule fires for the files of all users, with the rights of the file's owner.
+    /// Whether the rule runs for the files of all users, with the rights of the file's owner.
     pub(crate) for_all: bool,
     pub(crate) paused: bool,
     pub(crate) source: String,
@@ -128,12 +128,12 @@ pub(crate) struct Kept {
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     any: AtomicBool,
-    any_growing: AtomicBool,
-    any_keep: AtomicBool,
-    any_rounds: AtomicBool,
+    any_streaming: AtomicBool,
+    any_input_action: AtomicBool,
+    any_batches: AtomicBool,
     /// Whether the rules were read within a transaction that may have failed.
     unsure: AtomicBool,
-    kept: RwLock<Arc<Vec<Arc<Kept>>>>,
+    kept: RwLock<Arc<Vec<Arc<StoredRule>>>>,
     woken: Notify,
     marked: Notify,
 }
@@ -144,23 +144,23 @@ impl Rules {
         self.any.load(Ordering::Acquire)
     }
 
-    pub(crate) fn all(&self) -> Arc<Vec<Arc<Kept>>> {
+    pub(crate) fn all(&self) -> Arc<Vec<Arc<StoredRule>>> {
         self.kept.read().clone()
     }
 
     /// Whether there are rules that begin while a file is still being written.
-    pub(crate) fn any_growing(&self) -> bool {
-        self.any_growing.load(Ordering::Acquire)
+    pub(crate) fn any_streaming(&self) -> bool {
+        self.any_streaming.load(Ordering::Acquire)
     }
 
     /// Whether there are hooks that delete files.
-    pub(crate) fn any_keep(&self) -> bool {
-        self.any_keep.load(Ordering::Acquire)
+    pub(crate) fn any_input_action(&self) -> bool {
+        self.any_input_action.load(Ordering::Acquire)
     }
 
     /// Whether there are hooks that reduce the results of their maps.
-    fn any_rounds(&self) -> bool {
-        self.any_rounds.load(Ordering::Acquire)
+    fn any_batches(&self) -> bool {
+        self.any_batches.load(Ordering::Acquire)
     }
 
     /// Whether any directory has a rule as its attribute.
@@ -185,18 +185,18 @@ impl Rules {
         let kept = store::load(db, &self.all())?;
         let left = store::any_left(db)?;
         self.any.store(left || !kept.is_empty(), Ordering::Release);
-        let growing = left || kept.iter().any(|kept| kept.rule.growing);
-        self.any_growing.store(growing, Ordering::Release);
+        let streaming = left || kept.iter().any(|kept| kept.rule.streaming);
+        self.any_streaming.store(streaming, Ordering::Release);
         let hooks = || kept.iter().filter_map(|kept| kept.rule.hook.as_ref());
-        let keep = hooks().any(|hook| hook.spec.keep != Keep::All);
-        self.any_keep.store(keep, Ordering::Release);
-        let rounds = hooks().any(|hook| hook.rounds.is_some());
-        self.any_rounds.store(rounds, Ordering::Release);
+        let input_action = hooks().any(|hook| hook.spec.inputs != InputAction::Keep);
+        self.any_input_action.store(input_action, Ordering::Release);
+        let batches = hooks().any(|hook| hook.batches.is_some());
+        self.any_batches.store(batches, Ordering::Release);
         *self.kept.write() = Arc::new(kept);
         Ok(())
     }
 
-    /// Wakes the driver after a firing was queued or a job has ended. The driver writes to the database first, so it runs after a
+    /// Wakes the driver after a rule run was queued or a job has ended. The driver writes to the database first, so it runs after a
     /// transaction that calls this function.
     pub(crate) fn wake(&self) {
         if self.any() {
@@ -208,7 +208,7 @@ impl Rules {
         self.woken.notified().await;
     }
 
-    /// Wakes the task for the markers of rounds after a marker has arrived.
+    /// Wakes the task for the markers of batches after a marker has arrived.
     fn wake_for_marker(&self) {
         self.marked.notify_one();
     }

@@ -1,12 +1,12 @@
 //! gRPC service of rules. This module writes the tables of rules and wakes the driver in `server/src/rules/driver.rs`.
 
-use super::driver::Firer;
-use super::{Kept, RULES_EACH_MAX, RULES_MAX, State, directory, rounds, store, walk};
+use super::driver::RuleRunner;
+use super::{MatchState, RULES_EACH_MAX, RULES_MAX, StoredRule, batches, directory, store, walk};
 use crate::access::Access;
-use crate::bound;
+use crate::attached;
 use crate::clock;
-use crate::names::sight::Sight;
 use crate::names::transaction::Tx;
+use crate::names::visibility::Visibility;
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
 use rusqlite::Connection;
@@ -15,28 +15,32 @@ use tidemill_core::rule::Rule;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
-/// Maximum number of firings in one answer.
+/// Maximum number of rule runs in one answer.
 const LOG_MAX: u32 = 10_000;
 
 /// The service: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleService {
-    pub(crate) firer: Firer,
+    pub(crate) rule_runner: RuleRunner,
     pub(crate) access: Arc<Access>,
 }
 
 impl RuleService {
     /// Seals the files of a hook that mounts closed a moment ago, before it returns.
-    async fn settle_what_was_closed(&self, caller: &Caller, kept: &Kept) -> Result<(), Status> {
+    async fn settle_what_was_closed(
+        &self,
+        caller: &Caller,
+        kept: &StoredRule,
+    ) -> Result<(), Status> {
         let shared = self.names().shared();
         let written = self
             .names()
             .database()
-            .read(|db| rounds::files_written(db, shared));
+            .read(|db| batches::files_written(db, shared));
         let mut written = written.map_err(|fault| refused(&fault))?;
         written.retain(|(_, path)| kept.rule.matches(path));
         let inodes: Vec<u64> = written.iter().map(|(ino, _)| *ino).collect();
-        let unsettled = self.firer.recalls.unsettled(&inodes).await;
+        let unsettled = self.rule_runner.lease_recalls.unsettled(&inodes).await;
         let unsettled = unsettled.map_err(|fault| refused(&fault))?;
         written.retain(|(ino, _)| unsettled.contains(ino));
         if written.is_empty() {
@@ -70,15 +74,15 @@ impl RuleService {
     }
 
     fn names(&self) -> &Arc<SqliteNames> {
-        &self.firer.names
+        &self.rule_runner.names
     }
 
     /// Returns the rule with this name or number, if the caller may see it. Of several rules with the same name the caller's own one is
     /// returned.
-    fn own(&self, caller: &Caller, name: &str) -> Result<Arc<Kept>, Status> {
+    fn own(&self, caller: &Caller, name: &str) -> Result<Arc<StoredRule>, Status> {
         let all = self.names().shared().rules.all();
         let number: Option<u64> = name.parse().ok();
-        let called = |kept: &&Arc<Kept>| match number {
+        let called = |kept: &&Arc<StoredRule>| match number {
             Some(number) => kept.id == number,
             None => kept.rule.name == name,
         };
@@ -99,11 +103,11 @@ impl RuleService {
         }
     }
 
-    fn may(&self, caller: &Caller, kept: &Kept) -> bool {
+    fn may(&self, caller: &Caller, kept: &StoredRule) -> bool {
         self.access.is_administrator(caller.uid) || kept.owner.uid == caller.uid
     }
 
-    fn shown(&self, kept: &Kept, whole: bool) -> Result<v1::Rule, Status> {
+    fn shown(&self, kept: &StoredRule, whole: bool) -> Result<v1::Rule, Status> {
         let shown = self
             .names()
             .database()
@@ -119,7 +123,7 @@ impl RuleService {
         self.shown(kept, true)
     }
 
-    fn room(&self, caller: &Caller) -> Result<(), Status> {
+    fn space(&self, caller: &Caller) -> Result<(), Status> {
         let all = self.names().shared().rules.all();
         let own = all
             .iter()
@@ -135,16 +139,16 @@ impl RuleService {
         Ok(())
     }
 
-    /// Reads a rule from a text, after names of bridges were replaced by their directories.
+    /// Reads a rule from a text, after names of remotes were replaced by their directories.
     fn read(&self, from: &str, text: &mut String) -> Result<Result<Rule, String>, Status> {
-        let plain = bound::plain(self.names(), text);
+        let plain = attached::plain(self.names(), text);
         plain.map_err(|fault| refused(&fault))?;
         let rule = match Rule::read(source(from), text) {
             Ok(rule) => rule,
             Err(errors) => return Ok(Err(errors.to_string())),
         };
         let directory = format!("{}/", rule.directory().trim_end_matches('/'));
-        let refusal = bound::refusal(self.names(), std::iter::once(directory.as_str()));
+        let refusal = attached::refusal(self.names(), std::iter::once(directory.as_str()));
         Ok(match refusal.map_err(|fault| refused(&fault))? {
             Some(refusal) => Err(format!("{}: {refusal}", source(from))),
             None => Ok(rule),
@@ -158,7 +162,8 @@ impl RuleService {
         request: v1::AddRuleRequest,
     ) -> Result<v1::Rule, Status> {
         let all = self.names().shared().rules.all();
-        let same = |kept: &&Arc<Kept>| kept.owner.uid == caller.uid && kept.rule.name == rule.name;
+        let same =
+            |kept: &&Arc<StoredRule>| kept.owner.uid == caller.uid && kept.rule.name == rule.name;
         let before = all.iter().find(same).cloned();
         match &before {
             Some(kept) if !request.replace => {
@@ -167,7 +172,7 @@ impl RuleService {
                     kept.rule.name, kept.id
                 )));
             }
-            None => self.room(&caller)?,
+            None => self.space(&caller)?,
             Some(kept) if kept.directory != 0 => {
                 return Err(Status::failed_precondition(format!(
                     "rule {} is the attribute user.tidemill.rule of {}: set the attribute again",
@@ -177,7 +182,7 @@ impl RuleService {
             Some(_) => {}
         }
         let now = clock::now_ns();
-        let kept = Kept {
+        let kept = StoredRule {
             id: 0,
             owner: caller,
             revision: before.as_ref().map_or(1, |kept| kept.revision + 1),
@@ -201,9 +206,9 @@ fn readable(
     viewer: &Caller,
     files: &[(u64, String)],
 ) -> Result<Option<String>, Fault> {
-    let mut sight = Sight::new(tx, viewer);
+    let mut visibility = Visibility::new(tx, viewer);
     for (ino, path) in files {
-        if sight.file(*ino)?.is_some_and(|seen| seen.allowed) {
+        if visibility.file(*ino)?.is_some_and(|seen| seen.allowed) {
             return Ok(Some(path.clone()));
         }
     }
@@ -228,7 +233,7 @@ async fn write<T: Send + 'static>(
 /// Stores a new rule, or replaces the rule with this number. Returns its number.
 pub(super) async fn put(
     names: &SqliteNames,
-    kept: Kept,
+    kept: StoredRule,
     before: Option<u64>,
     existing: bool,
 ) -> Result<u64, Fault> {
@@ -244,27 +249,27 @@ pub(super) async fn put(
 }
 
 /// Removes a rule, with its remaining rows.
-pub(super) async fn remove(firer: &Firer, kept: Arc<Kept>) -> Result<(), Fault> {
+pub(super) async fn remove(rule_runner: &RuleRunner, kept: Arc<StoredRule>) -> Result<(), Fault> {
     let remove = move |db: &Connection| {
         directory::let_go(db, &kept)?;
         store::remove(db, kept.id)
     };
-    write(&firer.names, remove).await?;
-    firer.forget().await
+    write(&rule_runner.names, remove).await?;
+    rule_runner.forget().await
 }
 
-/// Queues failed firings again, all or those of a path. Returns their number.
+/// Queues failed rule runs again, all or those of a path. Returns their number.
 pub(super) async fn retry(names: &SqliteNames, id: u64, path: String) -> Result<u64, Fault> {
     let (shared, now) = (names.shared().clone(), clock::now_ns());
     let retry = move |db: &Connection| store::retry(db, &shared, (id, &path), now);
-    let firings = names.database().write(retry).await?;
+    let rule_runs = names.database().write(retry).await?;
     names.shared().rules.wake();
-    Ok(firings)
+    Ok(rule_runs)
 }
 
-/// Ends the open round of a hook. Returns its number, if there is one.
-pub(super) async fn end_round(names: &SqliteNames, id: u64) -> Result<Option<u64>, Fault> {
-    let end = move |db: &Connection| rounds::end_open(db, id);
+/// Ends the open batch of a hook. Returns its number, if there is one.
+pub(super) async fn end_batch(names: &SqliteNames, id: u64) -> Result<Option<u64>, Fault> {
+    let end = move |db: &Connection| batches::end_open(db, id);
     let ended = names.database().write(end).await?;
     names.shared().rules.wake();
     Ok(ended)
@@ -379,7 +384,7 @@ impl v1::rules_server::Rules for RuleService {
         let caller = self.access.caller(&request, credentials.as_ref())?;
         let kept = self.own(&caller, &request.get_ref().name)?;
         let shown = self.shown(&kept, true)?;
-        let removed = remove(&self.firer, kept).await;
+        let removed = remove(&self.rule_runner, kept).await;
         removed.map_err(|fault| refused(&fault))?;
         Ok(Response::new(shown))
     }
@@ -415,8 +420,8 @@ impl v1::rules_server::Rules for RuleService {
         let request = request.into_inner();
         let id = self.own(&caller, &request.name)?.id;
         let known = |name: &String| {
-            State::called(name).ok_or_else(|| {
-                let all = State::ALL.map(|(_, name)| name).join(", ");
+            MatchState::called(name).ok_or_else(|| {
+                let all = MatchState::ALL.map(|(_, name)| name).join(", ");
                 Status::invalid_argument(format!("there is no state {name}; there are {all}"))
             })
         };
@@ -433,8 +438,8 @@ impl v1::rules_server::Rules for RuleService {
             .names()
             .database()
             .read(|db| store::log(db, id, (request.before, limit), &states));
-        let firings = log.map_err(|fault| refused(&fault))?;
-        Ok(Response::new(v1::RuleLogReply { firings }))
+        let rule_runs = log.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::RuleLogReply { rule_runs }))
     }
 
     async fn retry(
@@ -445,34 +450,34 @@ impl v1::rules_server::Rules for RuleService {
         let caller = self.access.caller(&request, credentials.as_ref())?;
         let v1::RetryRuleRequest { name, path, .. } = request.into_inner();
         let id = self.own(&caller, &name)?.id;
-        let firings = retry(self.names(), id, path).await;
-        let firings = firings.map_err(|fault| refused(&fault))?;
-        Ok(Response::new(v1::RetryRuleReply { firings }))
+        let rule_runs = retry(self.names(), id, path).await;
+        let rule_runs = rule_runs.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::RetryRuleReply { rule_runs }))
     }
 
-    async fn end_round(
+    async fn end_batch(
         &self,
         request: Request<v1::RuleRequest>,
-    ) -> Result<Response<v1::EndRoundReply>, Status> {
+    ) -> Result<Response<v1::EndBatchReply>, Status> {
         let credentials = request.get_ref().credentials.clone();
         let caller = self.access.caller(&request, credentials.as_ref())?;
         let kept = self.own(&caller, &request.get_ref().name)?;
         let (id, name) = (kept.id, &kept.rule.name);
         let hook = kept.rule.hook.as_ref();
-        if hook.is_none_or(|hook| hook.rounds.is_none()) {
+        if hook.is_none_or(|hook| hook.batches.is_none()) {
             return Err(Status::failed_precondition(format!(
-                "{name} reduces nothing, so it has no rounds"
+                "{name} reduces nothing, so it has no batches"
             )));
         }
         self.settle_what_was_closed(&caller, &kept).await?;
-        let ended = end_round(self.names(), id).await;
+        let ended = end_batch(self.names(), id).await;
         let ended = ended.map_err(|fault| refused(&fault))?;
-        let round = ended.ok_or_else(|| {
+        let batch = ended.ok_or_else(|| {
             Status::failed_precondition(format!(
-                "no file has come for hook {name} since its last round; see `tidemill hook show {name}`"
+                "no file has come for hook {name} since its last batch; see `tidemill hook show {name}`"
             ))
         })?;
-        Ok(Response::new(v1::EndRoundReply { round }))
+        Ok(Response::new(v1::EndBatchReply { batch }))
     }
 }
 

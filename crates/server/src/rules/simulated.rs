@@ -1,14 +1,14 @@
 //! Operations of root on rules in a simulated cluster, as clients request them from the service.
 
-use super::driver::Firer;
-use super::{Kept, service};
+use super::driver::RuleRunner;
+use super::{StoredRule, service};
 use crate::clock;
 use crate::names::{Caller, Fault};
 use std::sync::Arc;
 use tidemill_core::rule::Rule;
 
-impl Firer {
-    fn called(&self, name: &str) -> Option<Arc<Kept>> {
+impl RuleRunner {
+    fn called(&self, name: &str) -> Option<Arc<StoredRule>> {
         let all = self.names.shared().rules.all();
         let found = all.iter().find(|kept| kept.rule.name == name);
         found.cloned()
@@ -19,7 +19,7 @@ impl Firer {
         let wrong = |_| Fault::Malformed("the text is no rule");
         let rule = Rule::read("rule", text).map_err(wrong)?;
         let before = self.called(&rule.name);
-        let kept = Kept {
+        let kept = StoredRule {
             id: 0,
             owner: Caller::root(),
             revision: before.as_ref().map_or(1, |kept| kept.revision + 1),
@@ -42,7 +42,7 @@ impl Firer {
         }
     }
 
-    /// Queues failed firings of a rule again.
+    /// Queues failed rule runs of a rule again.
     pub(crate) async fn retry_rule(&self, name: &str) -> Result<u64, Fault> {
         match self.called(name) {
             Some(kept) => service::retry(&self.names, kept.id, String::new()).await,
@@ -50,10 +50,10 @@ impl Firer {
         }
     }
 
-    /// Ends the open round of a hook.
-    pub(crate) async fn end_round(&self, name: &str) -> Result<Option<u64>, Fault> {
+    /// Ends the open batch of a hook.
+    pub(crate) async fn end_batch(&self, name: &str) -> Result<Option<u64>, Fault> {
         match self.called(name) {
-            Some(kept) => service::end_round(&self.names, kept.id).await,
+            Some(kept) => service::end_batch(&self.names, kept.id).await,
             None => Ok(None),
         }
     }

@@ -1,8 +1,8 @@
 //! Tables of rules. This module reads and writes them within transactions of its callers.
 
-use super::{Kept, State, directory, noted, rounds};
+use super::{MatchState, StoredRule, batches, directory, noted};
 use crate::jobs::store::{json, parse};
-use crate::names::shared::Shared;
+use crate::names::shared::NamesShared;
 use crate::names::transaction::path_of;
 use crate::names::{Caller, Fault, ids};
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -10,11 +10,14 @@ use std::sync::Arc;
 use tidemill_core::rule::Rule;
 use tidemill_wire::v1;
 
-/// Maximum number of firings deleted in one transaction.
+/// Maximum number of rule runs deleted in one transaction.
 const FORGET_MAX: i64 = 10_000;
 
 /// Returns all readable rules, in the order of their numbers. Known rules are not read again.
-pub(super) fn load(db: &Connection, known: &[Arc<Kept>]) -> Result<Vec<Arc<Kept>>, Fault> {
+pub(super) fn load(
+    db: &Connection,
+    known: &[Arc<StoredRule>],
+) -> Result<Vec<Arc<StoredRule>>, Fault> {
     let sql = "SELECT rule, uid, gid, groups, revision, for_all, paused, source, text, changed, directory FROM rule ORDER BY rule";
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query([])?;
@@ -36,7 +39,7 @@ pub(super) fn load(db: &Connection, known: &[Arc<Kept>]) -> Result<Vec<Arc<Kept>
             }
         };
         let groups: String = row.get(3)?;
-        all.push(Arc::new(Kept {
+        all.push(Arc::new(StoredRule {
             id,
             owner: Caller {
                 uid: row.get(1)?,
@@ -62,14 +65,14 @@ pub(super) fn load(db: &Connection, known: &[Arc<Kept>]) -> Result<Vec<Arc<Kept>
 fn read(
     (source, text): (&str, &str),
     directory: Option<(u64, Option<Vec<u8>>)>,
-    known: Option<&Arc<Kept>>,
+    known: Option<&Arc<StoredRule>>,
 ) -> Result<Rule, String> {
     let path = match &directory {
         None => None,
         Some((ino, Some(path))) => Some((*ino, directory::shown_path(path)?)),
         Some((ino, None)) => return Err(format!("its directory, inode {ino}, was deleted")),
     };
-    let same = |kept: &&Arc<Kept>| {
+    let same = |kept: &&Arc<StoredRule>| {
         let place = path.is_none_or(|(_, path)| kept.rule.workdir == path);
         kept.text == text && kept.source == source && place
     };
@@ -84,7 +87,7 @@ fn read(
 }
 
 /// Writes a rule, either a new one or one that replaces the rule of the same name. The replaced rule's number and log are kept.
-pub(super) fn put(db: &Connection, kept: &Kept, before: Option<u64>) -> Result<u64, Fault> {
+pub(super) fn put(db: &Connection, kept: &StoredRule, before: Option<u64>) -> Result<u64, Fault> {
     let row = |id: u64| {
         let owner = &kept.owner;
         let sql = "INSERT OR REPLACE INTO rule VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
@@ -125,41 +128,42 @@ pub(super) fn any_left(db: &Connection) -> Result<bool, Fault> {
     Ok(db.prepare_cached(sql)?.exists([])?)
 }
 
-/// Deletes a rule; [`forget`] deletes its firings. Jobs that it has begun continue.
+/// Deletes a rule; [`forget`] deletes its rule runs. Jobs that it has begun continue.
 pub(super) fn remove(db: &Connection, rule: u64) -> Result<(), Fault> {
     for sql in [
         "DELETE FROM rule WHERE rule = ?1",
         "DELETE FROM rule_walk WHERE rule = ?1",
         // Mapping jobs stay open until they have ended, as their inputs may be abandoned.
-        "UPDATE rule_job SET open = 0 WHERE rule = ?1 AND open = 1 AND EXISTS (SELECT 1 FROM round \
-         WHERE round.job = rule_job.job AND round.job != 0)",
-        "DELETE FROM round WHERE rule = ?1",
+        "UPDATE rule_job SET open = 0 WHERE rule = ?1 AND open = 1 AND EXISTS (SELECT 1 FROM batch \
+         WHERE batch.job = rule_job.job AND batch.job != 0)",
+        "DELETE FROM batch WHERE rule = ?1",
     ] {
         db.prepare_cached(sql)?.execute([rule.cast_signed()])?;
     }
     noted::changed(db, rule)
 }
 
-/// Deletes some firings of a removed rule. Returns whether there may be more. Files that stayed only because of this rule, and that other
-/// rules have mapped, may be deleted then. A firing whose job still maps is deleted after the job's end.
+/// Deletes some rule runs of a removed rule. Returns whether there may be more. Files that stayed only because of this rule, and that other
+/// rules have mapped, may be deleted then. A rule run whose job still maps is deleted after the job's end.
 pub(super) fn forget(db: &Connection, rule: u64) -> Result<bool, Fault> {
-    let some = "firing IN (SELECT firing FROM firing WHERE rule = ?1 AND NOT (state = 2 AND EXISTS \
-                (SELECT 1 FROM rule_job WHERE rule_job.job = firing.job AND open = 1)) LIMIT ?2) \
+    let some = "rule_run IN (SELECT rule_run FROM rule_run WHERE rule = ?1 AND NOT (state = 2 AND EXISTS \
+                (SELECT 1 FROM rule_job WHERE rule_job.job = rule_run.job AND open = 1)) LIMIT ?2) \
                 AND NOT EXISTS (SELECT 1 FROM rule WHERE rule.rule = ?1)";
     let sql = format!(
-        "INSERT OR IGNORE INTO mapped SELECT object FROM firing WHERE {some} AND state NOT IN (?3, ?4, ?5) AND EXISTS \
-         (SELECT 1 FROM firing AS other WHERE other.rule IN (SELECT rule FROM rule) AND other.object = firing.object)"
+        "INSERT OR IGNORE INTO mapped SELECT object FROM rule_run WHERE {some} AND state NOT IN (?3, ?4, ?5) AND EXISTS \
+         (SELECT 1 FROM rule_run AS other WHERE other.rule IN (SELECT rule FROM rule) AND other.object = rule_run.object)"
     );
     let (rule, most) = (rule.cast_signed(), FORGET_MAX);
-    let [done, deleted, other] = [State::Done, State::Deleted, State::Other].map(State::number);
+    let [done, deleted, other] =
+        [MatchState::Done, MatchState::Deleted, MatchState::Other].map(MatchState::number);
     let row = params![rule, most, done, deleted, other];
     db.prepare_cached(&sql)?.execute(row)?;
-    let sql = format!("DELETE FROM firing WHERE {some}");
+    let sql = format!("DELETE FROM rule_run WHERE {some}");
     let deleted = db.prepare_cached(&sql)?.execute(params![rule, most])?;
     Ok(deleted > 0)
 }
 
-/// Deletes some firings of removed rules. Returns whether there may be more.
+/// Deletes some rule runs of removed rules. Returns whether there may be more.
 pub(super) fn forget_deleted(db: &Connection) -> Result<bool, Fault> {
     let mut more = false;
     for rule in deleted(db)? {
@@ -168,17 +172,17 @@ pub(super) fn forget_deleted(db: &Connection) -> Result<bool, Fault> {
     Ok(more)
 }
 
-/// Returns the removed rules that have left firings.
+/// Returns the removed rules that have rule runs left.
 pub(super) fn deleted(db: &Connection) -> Result<Vec<u64>, Fault> {
-    let sql = "SELECT DISTINCT rule FROM firing WHERE rule NOT IN (SELECT rule FROM rule)";
+    let sql = "SELECT DISTINCT rule FROM rule_run WHERE rule NOT IN (SELECT rule FROM rule)";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
     let rules = rows.map(|rule| rule.map(i64::cast_unsigned));
     Ok(rules.collect::<Result<_, _>>()?)
 }
 
-/// Returns a rule for clients, with its text and the counts of its firings if `whole` is set.
-pub(super) fn shown(db: &Connection, kept: &Kept, whole: bool) -> Result<v1::Rule, Fault> {
+/// Returns a rule for clients, with its text and the counts of its runs if `whole` is set.
+pub(super) fn shown(db: &Connection, kept: &StoredRule, whole: bool) -> Result<v1::Rule, Fault> {
     let mut rule = v1::Rule {
         rule: kept.id,
         name: kept.rule.name.clone(),
@@ -196,48 +200,48 @@ pub(super) fn shown(db: &Connection, kept: &Kept, whole: bool) -> Result<v1::Rul
     let count = |sql: &str| -> Result<u32, Fault> {
         Ok(db.prepare_cached(sql)?.query_row([id], |row| row.get(0))?)
     };
-    rule.hook = rounds::shown(db, kept, whole)?;
+    rule.hook = batches::shown(db, kept, whole)?;
     rule.jobs = count("SELECT count(*) FROM rule_job WHERE rule = ?1 AND open = 1")?;
     if !whole {
         return Ok(rule);
     }
     rule.text.clone_from(&kept.text);
     rule.walking = count("SELECT count(*) FROM rule_walk WHERE rule = ?1 OR rule = 0")? > 0;
-    let sql = "SELECT state, count(*) FROM firing WHERE rule = ?1 GROUP BY state";
+    let sql = "SELECT state, count(*) FROM rule_run WHERE rule = ?1 GROUP BY state";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([id], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?)))?;
     for row in rows {
         let (state, count) = row?;
-        let name = State::name_of(state).to_owned();
-        rule.firings.insert(name, count.cast_unsigned());
+        let name = MatchState::name_of(state).to_owned();
+        rule.rule_runs.insert(name, count.cast_unsigned());
     }
     Ok(rule)
 }
 
-/// Returns firings of a rule before one of them, the last first.
+/// Returns runs of a rule before one of them, the last first.
 pub(super) fn log(
     db: &Connection,
     rule: u64,
     (before, limit): (u64, u32),
-    states: &[State],
-) -> Result<Vec<v1::Firing>, Fault> {
+    states: &[MatchState],
+) -> Result<Vec<v1::RuleRun>, Fault> {
     let before = match before {
         0 => i64::MAX,
         before => i64::try_from(before).unwrap_or(i64::MAX),
     };
     let states: Vec<i64> = states.iter().map(|state| state.number()).collect();
-    let sql = "SELECT firing, path, object, state, job, task, depth, queued, ended, error FROM firing \
-               WHERE rule = ?1 AND firing < ?2 AND (?3 = '[]' OR state IN (SELECT value FROM json_each(?3))) \
-               ORDER BY firing DESC LIMIT ?4";
+    let sql = "SELECT rule_run, path, object, state, job, task, depth, queued, ended, error FROM rule_run \
+               WHERE rule = ?1 AND rule_run < ?2 AND (?3 = '[]' OR state IN (SELECT value FROM json_each(?3))) \
+               ORDER BY rule_run DESC LIMIT ?4";
     let mut statement = db.prepare_cached(sql)?;
     let key = params![rule.cast_signed(), before, json(&states), limit];
     let rows = statement.query_map(key, |row| {
         let id = |at: usize| Ok::<_, rusqlite::Error>(row.get::<_, i64>(at)?.cast_unsigned());
-        Ok(v1::Firing {
-            firing: id(0)?,
+        Ok(v1::RuleRun {
+            rule_run: id(0)?,
             path: row.get(1)?,
             object: id(2)?,
-            state: State::name_of(row.get(3)?).to_owned(),
+            state: MatchState::name_of(row.get(3)?).to_owned(),
             job: id(4)?,
             task: id(5)?,
             depth: row.get(6)?,
@@ -249,36 +253,36 @@ pub(super) fn log(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Queues failed firings of a rule again: all of them, or those of a path. Returns their number.
+/// Queues failed runs of a rule again: all of them, or those of a path. Returns their number.
 pub(super) fn retry(
     db: &Connection,
-    shared: &Shared,
+    shared: &NamesShared,
     (rule, path): (u64, &str),
     now: i64,
 ) -> Result<u64, Fault> {
-    rounds::take_in(db, shared, (rule, path), now)?;
+    batches::take_in(db, shared, (rule, path), now)?;
     // Of several failed versions of a path the first is queued, and the others follow it.
-    let sql = "UPDATE firing SET state = ?4, error = '', job = 0, task = 0, ended = 0, depth = 0, queued = ?5 \
+    let sql = "UPDATE rule_run SET state = ?4, error = '', job = 0, task = 0, ended = 0, depth = 0, queued = ?5 \
                WHERE rule = ?1 AND state IN (?6, ?7) AND (?2 = '' OR path = ?3)";
-    let (failed, looped) = (State::Failed.number(), State::Loop.number());
+    let (failed, looped) = (MatchState::Failed.number(), MatchState::Loop.number());
     let count = db.prepare_cached(sql)?.execute(params![
         rule.cast_signed(),
         path,
         path,
-        State::Waiting.number(),
+        MatchState::Waiting.number(),
         now,
         failed,
         looped
     ])?;
-    let sql = "UPDATE firing SET state = ?2 WHERE rule = ?1 AND state = ?3 AND NOT EXISTS (SELECT 1 FROM firing AS other \
-               WHERE other.rule = ?1 AND other.path = firing.path AND other.state <= 2 \
-               AND (other.state != ?3 OR other.firing < firing.firing))";
+    let sql = "UPDATE rule_run SET state = ?2 WHERE rule = ?1 AND state = ?3 AND NOT EXISTS (SELECT 1 FROM rule_run AS other \
+               WHERE other.rule = ?1 AND other.path = rule_run.path AND other.state <= 2 \
+               AND (other.state != ?3 OR other.rule_run < rule_run.rule_run))";
     db.prepare_cached(sql)?.execute(params![
         rule.cast_signed(),
-        State::Queued.number(),
-        State::Waiting.number()
+        MatchState::Queued.number(),
+        MatchState::Waiting.number()
     ])?;
-    Ok(count as u64 + rounds::retry(db, rule)?)
+    Ok(count as u64 + batches::retry(db, rule)?)
 }
 
 /// Returns one value of a query that returns at most one row.

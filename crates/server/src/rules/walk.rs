@@ -1,11 +1,11 @@
-//! Walks of existing files: files for which a new rule is to fire, and files in a moved directory. Directories are walked one page at a time.
+//! Walks of existing files: files for which a new rule is to run, and files in a moved directory. Directories are walked one page at a time.
 //! The open walks are rows of a table that outlive the server.
 
 use super::store::one;
 use crate::names::Fault;
-use crate::names::shared::Shared;
+use crate::names::shared::NamesShared;
 use crate::names::transaction::Tx;
-use crate::names::vnode::{Caller, Vnode};
+use crate::names::vnode::{Caller, InodeRecord};
 use rusqlite::{Connection, params};
 
 /// Maximum number of names examined in one transaction.
@@ -22,10 +22,10 @@ impl Tx<'_> {
     }
 }
 
-/// Starts a walk of the files for which a rule could fire.
+/// Starts a walk of the files for which a rule could run.
 pub(super) fn begin(
     db: &Connection,
-    shared: &Shared,
+    shared: &NamesShared,
     rule: u64,
     directory: &str,
     now: i64,
@@ -40,7 +40,7 @@ pub(super) fn begin(
 }
 
 /// Examines the next files. Returns whether there may be more.
-pub(super) fn page(db: &Connection, shared: &Shared, now: i64) -> Result<bool, Fault> {
+pub(super) fn page(db: &Connection, shared: &NamesShared, now: i64) -> Result<bool, Fault> {
     let sql = "SELECT rule, ino, after FROM rule_walk LIMIT 1";
     let read = |row: &rusqlite::Row<'_>| {
         let id = |at: usize| Ok::<_, rusqlite::Error>(row.get::<_, i64>(at)?.cast_unsigned());
@@ -95,18 +95,18 @@ impl Tx<'_> {
         let only = (rule != 0).then_some(rule);
         // A moved directory was moved by its owner, or by root.
         let mover = match only {
-            None => Vnode::find(self.db, directory)?.map(|directory| directory.uid),
+            None => InodeRecord::find(self.db, directory)?.map(|directory| directory.uid),
             Some(_) => None,
         };
         let rules = self.shared.rules.all();
         for (name, ino) in &names {
-            let Some(vnode) = Vnode::find(self.db, *ino)? else {
+            let Some(vnode) = InodeRecord::find(self.db, *ino)? else {
                 continue;
             };
             let path = [path.as_slice(), name].concat();
-            let by_stranger = mover.is_some_and(|uid| ![0, vnode.uid].contains(&uid));
+            let by_other_user = mover.is_some_and(|uid| ![0, vnode.uid].contains(&uid));
             if !vnode.is_dir() {
-                self.offer_moved(&vnode, &path, only, by_stranger)?;
+                self.offer_moved(&vnode, &path, only, by_other_user)?;
                 continue;
             }
             let Ok(path) = std::str::from_utf8(&path) else {
@@ -116,7 +116,7 @@ impl Tx<'_> {
                 .iter()
                 .filter(|kept| only.is_none_or(|id| id == kept.id));
             if wanted.any(|kept| kept.rule.reaches(path)) {
-                self.walk_moved(rule, *ino, path, by_stranger)?;
+                self.walk_moved(rule, *ino, path, by_other_user)?;
             }
         }
         let full = names.len() == PAGE;

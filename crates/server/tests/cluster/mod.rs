@@ -13,15 +13,15 @@ pub mod replicas;
 use std::collections::VecDeque;
 use std::path::Path;
 use tidemill_client::{Endpoint, Server as Client};
-use tidemill_server::queue::Place;
-use tidemill_server::{Config, Server};
+use tidemill_server::queue::QueueLocation;
+use tidemill_server::{RunningServer, ServeConfig};
 use tidemill_wire::v1::{self, from_node::Message as From, name_op::Op, to_node::Message as To};
 use tokio::sync::mpsc;
 use tonic::Streaming;
 
 /// A running server.
 pub struct Running {
-    server: Server,
+    server: RunningServer,
 }
 
 /// Returns the credentials of root, for which no checks are made.
@@ -57,26 +57,26 @@ pub fn file_op(name: &str) -> Op {
 
 impl Running {
     pub async fn start(dir: &Path) -> Self {
-        Self::start_with(Config {
+        Self::start_with(ServeConfig {
             node_timeout: std::time::Duration::from_millis(300),
             mount_timeout: std::time::Duration::from_millis(300),
             // The nodes of these tests serve nothing, or plain HTTP.
             tls: false,
-            ..Config::new(dir)
+            ..ServeConfig::new(dir)
         })
         .await
     }
 
-    pub async fn start_with(mut config: Config) -> Self {
-        if matches!(config.queue, Place::Own) {
+    pub async fn start_with(mut config: ServeConfig) -> Self {
+        if matches!(config.queue, QueueLocation::Own) {
             config.queue = queue(&config.dir);
         }
         Self {
-            server: Server::start(config).await.unwrap(),
+            server: RunningServer::start(config).await.unwrap(),
         }
     }
 
-    pub fn server(&self) -> &Server {
+    pub fn server(&self) -> &RunningServer {
         &self.server
     }
 
@@ -104,15 +104,15 @@ impl Running {
 
 /// Returns the place where labels wait. With `TIDEMILL_TEST_QUEUE=memory`, it is a queue outside of the server: one for each directory,
 /// which outlives its servers. With the address of a NATS server, labels wait there.
-fn queue(dir: &Path) -> Place {
+fn queue(dir: &Path) -> QueueLocation {
     match std::env::var("TIDEMILL_TEST_QUEUE").as_deref() {
-        Err(_) => Place::Own,
+        Err(_) => QueueLocation::Own,
         #[cfg(feature = "simulation")]
         Ok("memory") => {
             use std::collections::BTreeMap;
             use std::sync::{Arc, Mutex};
-            use tidemill_server::queue::Memory;
-            static QUEUES: Mutex<BTreeMap<std::path::PathBuf, Arc<Memory>>> =
+            use tidemill_server::queue::MemoryQueue;
+            static QUEUES: Mutex<BTreeMap<std::path::PathBuf, Arc<MemoryQueue>>> =
                 Mutex::new(BTreeMap::new());
             let queue = QUEUES
                 .lock()
@@ -120,9 +120,9 @@ fn queue(dir: &Path) -> Place {
                 .entry(dir.into())
                 .or_default()
                 .clone();
-            Place::Given(queue)
+            QueueLocation::Given(queue)
         }
-        Ok(address) if address.contains("://") => Place::Nats(address.parse().unwrap()),
+        Ok(address) if address.contains("://") => QueueLocation::Nats(address.parse().unwrap()),
         Ok(other) => {
             panic!(
                 "there is no queue `{other}` for {}; feature `simulation` has `memory`, and nats:// is one",
@@ -138,7 +138,7 @@ pub struct FakeNode {
     /// Received removals that were not examined yet: labels and their objects.
     pub removals: VecDeque<(u64, Vec<u64>)>,
     /// Received notes about names.
-    pub told: Vec<v1::NameNote>,
+    pub reported: Vec<v1::NameNote>,
     /// Other labels that arrived together with an examined one.
     pub waiting: VecDeque<v1::Label>,
     /// Key for checking capabilities.
@@ -177,7 +177,7 @@ impl FakeNode {
             node: Some(status),
             cluster_id: 0,
             labels,
-            asleep: false,
+            suspended: false,
             free_space_epoch: 0,
             public_key: Vec::new(),
         };
@@ -197,7 +197,7 @@ impl FakeNode {
             key: welcome.key,
             removals: VecDeque::new(),
             waiting: VecDeque::new(),
-            told: Vec::new(),
+            reported: Vec::new(),
             out,
             stream,
         }
@@ -224,7 +224,7 @@ impl FakeNode {
             Some(To::Notes(notes)) => {
                 let change = notes.notes.iter().map(|note| note.change).max();
                 let change = change.unwrap_or(0);
-                self.told.extend(notes.notes);
+                self.reported.extend(notes.notes);
                 self.send(From::Noted(v1::Noted { change })).await;
                 None
             }
@@ -247,8 +247,8 @@ impl FakeNode {
     /// Returns the next note about an inode.
     pub async fn note(&mut self, ino: u64) -> v1::NameNote {
         loop {
-            if let Some(at) = self.told.iter().position(|note| note.ino == ino) {
-                return self.told.remove(at);
+            if let Some(at) = self.reported.iter().position(|note| note.ino == ino) {
+                return self.reported.remove(at);
             }
             self.hear().await;
         }

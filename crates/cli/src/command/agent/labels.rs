@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tidemill_label::{
-    Analysis, App, Arrival, Error, Intent, Label, Settings, Subscription, Ticket,
+    App, Error, FileAnalysis, FileEvent, Intent, LabelRequest, RegistrationOptions, Subscription,
+    Ticket,
 };
 use tidemill_wire::labels::label::Type;
-use tidemill_wire::labels::{self as said, Came, labels_server};
+use tidemill_wire::labels::{self as api, Event, labels_server};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -18,12 +19,12 @@ use tonic::{Request, Response, Status, Streaming};
 
 /// How long one wait takes at most.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// Pause before it is looked for room again.
-const ROOM_PAUSE: Duration = Duration::from_millis(2);
+/// Pause before it is looked for space again.
+const SPACE_PAUSE: Duration = Duration::from_millis(2);
 /// Interval at which a waiting call checks that its application still runs.
 const SLICE: Duration = Duration::from_secs(1);
-/// Arrivals that wait for a client to read them.
-const ARRIVALS_AHEAD: usize = 64;
+/// File events that wait for a client to read them.
+const EVENTS_AHEAD: usize = 64;
 /// Maximum number of concurrent waiting, publishing or subscribing calls. Each call holds a thread.
 const BUSY_MAX: usize = 256;
 /// Applications of clients at once.
@@ -35,21 +36,21 @@ const ANSWER_BYTES_MAX: usize = 4 << 20;
 /// Maximum size in bytes of a file that one request carries whole. The agent holds such a file in memory.
 const WHOLE_BYTES_MAX: usize = 64 << 20;
 /// Bytes of a file in one answer.
-const PIECE_BYTES: usize = 1 << 20;
+const BLOCK_BYTES: usize = 1 << 20;
 /// Mode bits that files do not have if the client does not say.
 const UMASK: u32 = 0o022;
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub(super) struct Labels {
+pub(super) struct AgentLabels {
     directory: PathBuf,
-    apps: Arc<Mutex<HashMap<String, Arc<Client>>>>,
+    apps: Arc<Mutex<HashMap<String, Arc<AppClient>>>>,
     busy: Arc<Semaphore>,
 }
 
 /// A client's application.
 #[derive(Debug)]
-struct Client {
+struct AppClient {
     app: App,
     /// Labels that it may ask for.
     tickets: Mutex<HashMap<u64, Arc<Ticket>>>,
@@ -61,10 +62,10 @@ struct Client {
 /// Ends an application with the call that has registered it.
 #[derive(Debug)]
 struct Registration {
-    labels: Labels,
+    labels: AgentLabels,
     key: String,
-    client: Arc<Client>,
-    sends: mpsc::Sender<Result<said::Registered, Status>>,
+    client: Arc<AppClient>,
+    sends: mpsc::Sender<Result<api::Registered, Status>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -89,7 +90,7 @@ fn is_missing(error: &Error) -> bool {
     error.errno() == rustix::io::Errno::NOENT.raw_os_error()
 }
 
-impl Labels {
+impl AgentLabels {
     pub(super) fn new(directory: &Path) -> Self {
         Self {
             directory: directory.to_owned(),
@@ -98,7 +99,7 @@ impl Labels {
         }
     }
 
-    fn client(&self, key: &str) -> Result<Arc<Client>, Status> {
+    fn client(&self, key: &str) -> Result<Arc<AppClient>, Status> {
         let apps = lock(&self.apps);
         apps.get(key).cloned().ok_or_else(|| {
             Status::not_found(format!("no application has registered with the key {key:?}, or it has ended: register first"))
@@ -124,12 +125,12 @@ impl Labels {
             .unwrap_or_else(|error| Err(Status::internal(error.to_string())))
     }
 
-    fn register(&self, request: &said::RegisterRequest) -> Result<Arc<Client>, Status> {
+    fn register(&self, request: &api::RegisterRequest) -> Result<Arc<AppClient>, Status> {
         let intent = u32::try_from(request.intent).ok().and_then(Intent::of);
         let unknown = || Status::invalid_argument(format!("{} is no intent", request.intent));
-        let settings = Settings {
+        let settings = RegistrationOptions {
             mount: (!request.mount.is_empty()).then(|| request.mount.clone().into()),
-            capacity: request.room,
+            capacity: request.buffer_quota,
             directory: Some(self.directory.clone()),
             intent: intent.ok_or_else(unknown)?,
             umask: Some(request.umask.unwrap_or(UMASK)),
@@ -144,7 +145,7 @@ impl Labels {
         let app = app.map_err(|error| refused(&error))?;
         let kept = app.kept().into_iter();
         let tickets = kept.map(|ticket| (ticket.number(), Arc::new(ticket)));
-        let client = Arc::new(Client {
+        let client = Arc::new(AppClient {
             tickets: Mutex::new(tickets.collect()),
             app,
             publishes: Mutex::default(),
@@ -188,13 +189,13 @@ fn own(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
-impl Client {
+impl AppClient {
     fn ticket(&self, number: u64) -> Option<Arc<Ticket>> {
         lock(&self.tickets).get(&number).cloned()
     }
 
     /// Publishes a batch; gives the last number that is kept.
-    fn publish(&self, batch: &said::Batch) -> Result<u64, Status> {
+    fn publish(&self, batch: &api::Batch) -> Result<u64, Status> {
         let _alone = lock(&self.publishes);
         for label in &batch.labels {
             let last = self.app.last();
@@ -212,7 +213,7 @@ impl Client {
         Ok(self.app.last())
     }
 
-    fn publish_one(&self, label: &said::Label, nowait: bool) -> Result<(), Status> {
+    fn publish_one(&self, label: &api::Label, nowait: bool) -> Result<(), Status> {
         let invalid =
             |what: &str| Status::invalid_argument(format!("label {}: {what}", label.number));
         let most = self.app.label_max();
@@ -224,7 +225,7 @@ impl Client {
         let analysis = label.analysis.clone().unwrap_or_default();
         let [args, inputs, outputs] =
             [&analysis.args, &analysis.inputs, &analysis.outputs].map(|texts| borrowed(texts));
-        let analysis = Analysis {
+        let analysis = FileAnalysis {
             kernel: &analysis.kernel,
             args: &args,
             inputs: &inputs,
@@ -263,14 +264,14 @@ impl Client {
     }
 
     /// Publishes as soon as space is free, while the application that sent the label still runs.
-    fn kept(&self, asked: &Label<'_>, nowait: bool) -> Result<Ticket, Status> {
+    fn kept(&self, asked: &LabelRequest<'_>, nowait: bool) -> Result<Ticket, Status> {
         loop {
             match self.app.publish(asked) {
                 Err(Error::Full { needed, capacity }) if !nowait && needed <= capacity => {
                     if self.gone.load(Ordering::Relaxed) {
                         return Err(Status::cancelled("the application has ended"));
                     }
-                    std::thread::sleep(ROOM_PAUSE);
+                    std::thread::sleep(SPACE_PAUSE);
                 }
                 published => return published.map_err(|error| refused(&error)),
             }
@@ -278,7 +279,7 @@ impl Client {
     }
 
     /// The label that another is after, if it has to wait for it.
-    fn after(&self, label: &said::Label) -> Result<Option<Arc<Ticket>>, Status> {
+    fn after(&self, label: &api::Label) -> Result<Option<Arc<Ticket>>, Status> {
         if label.after == 0 {
             return Ok(None);
         }
@@ -312,7 +313,7 @@ impl Client {
     }
 
     /// Waits for a file, and gives it as a whole.
-    fn get(&self, request: &said::GetRequest) -> Result<Vec<u8>, Status> {
+    fn get(&self, request: &api::GetRequest) -> Result<Vec<u8>, Status> {
         let until = Instant::now() + Duration::from_nanos(request.wait_ns).min(WAIT_MAX);
         // Linux commits only the pages that the read fills.
         let mut bytes = vec![0; WHOLE_BYTES_MAX];
@@ -342,7 +343,7 @@ impl Client {
     }
 
     /// Waits for labels and returns the outcomes of finished labels.
-    fn wait(&self, request: &said::WaitRequest) -> Result<said::WaitReply, Status> {
+    fn wait(&self, request: &api::WaitRequest) -> Result<api::WaitReply, Status> {
         let tickets = self.named(&request.labels)?;
         let until = Instant::now() + Duration::from_nanos(request.wait_ns).min(WAIT_MAX);
         loop {
@@ -356,7 +357,7 @@ impl Client {
                 Err(error) => return Err(refused(&error)),
             }
         }
-        let mut reply = said::WaitReply::default();
+        let mut reply = api::WaitReply::default();
         let mut bytes = 0;
         for ticket in tickets.iter().filter(|ticket| ticket.test()) {
             let outcome = outcome(ticket);
@@ -371,17 +372,21 @@ impl Client {
     }
 }
 
-/// Forwards arrivals to a client while the client listens and its application runs.
-fn pass_on(client: &Client, mut files: Subscription, sends: &mpsc::Sender<Result<Came, Status>>) {
-    let without_file = |files: &Subscription, missed| Came {
+/// Forwards file events to a client while the client listens and its application runs.
+fn pass_on(
+    client: &AppClient,
+    mut files: Subscription,
+    sends: &mpsc::Sender<Result<Event, Status>>,
+) {
+    let without_file = |files: &Subscription, missed| Event {
         cursor: files.cursor().to_owned(),
         missed,
-        ..Came::default()
+        ..Event::default()
     };
-    let mut came = Ok(without_file(&files, false));
+    let mut event = Ok(without_file(&files, false));
     loop {
-        let failed = came.is_err();
-        if sends.blocking_send(came).is_err() || failed {
+        let failed = event.is_err();
+        if sends.blocking_send(event).is_err() || failed {
             return;
         }
         let next = loop {
@@ -391,16 +396,16 @@ fn pass_on(client: &Client, mut files: Subscription, sends: &mpsc::Sender<Result
                 next => break next,
             }
         };
-        came = match next {
+        event = match next {
             _ if client.gone.load(Ordering::Relaxed) => {
                 Err(Status::cancelled("the application has ended"))
             }
-            Ok(Arrival {
+            Ok(FileEvent {
                 path,
                 version,
                 size,
                 cursor,
-            }) => Ok(Came {
+            }) => Ok(Event {
                 path,
                 version,
                 size,
@@ -414,23 +419,25 @@ fn pass_on(client: &Client, mut files: Subscription, sends: &mpsc::Sender<Result
 }
 
 /// Converts a requested label, without its dependency.
-fn asked<'a>(label: &'a said::Label, analysis: &'a Analysis<'a>) -> Label<'a> {
+fn asked<'a>(label: &'a api::Label, analysis: &'a FileAnalysis<'a>) -> LabelRequest<'a> {
     let (path, to) = (label.path.as_str(), label.to.as_str());
     match label.r#type() {
-        Type::Fence => Label::fence(),
-        Type::Write => Label::write(path, label.offset, &label.data),
-        Type::Put => Label::put(path, &label.data),
-        Type::Append => Label::append(path, &label.data),
-        Type::Read => Label::read(path, label.offset, label.size),
-        Type::Delete => Label::delete(path),
-        Type::Rename => Label::rename(path, to),
-        Type::Copy => Label::copy(path, to),
+        Type::Fence => LabelRequest::fence(),
+        Type::Write => LabelRequest::write(path, label.offset, &label.data),
+        Type::Put => LabelRequest::put(path, &label.data),
+        Type::Append => LabelRequest::append(path, &label.data),
+        Type::Read => LabelRequest::read(path, label.offset, label.size),
+        Type::Delete => LabelRequest::delete(path),
+        Type::Rename => LabelRequest::rename(path, to),
+        Type::Copy => LabelRequest::copy(path, to),
         Type::Analyse => match analysis.outputs.first() {
-            Some(output) if label.size > 0 => Label::analyse(analysis).result(output, label.size),
-            _ => Label::analyse(analysis),
+            Some(output) if label.size > 0 => {
+                LabelRequest::analyse(analysis).result(output, label.size)
+            }
+            _ => LabelRequest::analyse(analysis),
         },
-        Type::Job => Label::job(&label.script).result(path, label.size),
-        Type::Await => Label::arrival(path).since(to),
+        Type::Job => LabelRequest::job(&label.script).result(path, label.size),
+        Type::Await => LabelRequest::file_event(path).since(to),
     }
 }
 
@@ -438,15 +445,15 @@ fn borrowed(texts: &[String]) -> Vec<&str> {
     texts.iter().map(String::as_str).collect()
 }
 
-fn outcome(ticket: &Ticket) -> said::Outcome {
+fn outcome(ticket: &Ticket) -> api::Outcome {
     let label = ticket.number();
     match ticket.take() {
-        Ok(data) => said::Outcome {
+        Ok(data) => api::Outcome {
             label,
             data,
-            ..said::Outcome::default()
+            ..api::Outcome::default()
         },
-        Err(error) => said::Outcome {
+        Err(error) => api::Outcome {
             label,
             errno: error.errno(),
             error: error.to_string(),
@@ -455,28 +462,28 @@ fn outcome(ticket: &Ticket) -> said::Outcome {
     }
 }
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ReplyStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl labels_server::Labels for Labels {
-    type RegisterStream = Answers<said::Registered>;
-    type PublishStream = Answers<said::Published>;
-    type SubscribeStream = Answers<Came>;
-    type GetStream = Answers<said::Piece>;
+impl labels_server::Labels for AgentLabels {
+    type RegisterStream = ReplyStream<api::Registered>;
+    type PublishStream = ReplyStream<api::Published>;
+    type SubscribeStream = ReplyStream<Event>;
+    type GetStream = ReplyStream<api::DataBlock>;
 
     async fn register(
         &self,
-        request: Request<said::RegisterRequest>,
+        request: Request<api::RegisterRequest>,
     ) -> Result<Response<Self::RegisterStream>, Status> {
         let (labels, request) = (self.clone(), request.into_inner());
         let key = request.key.clone();
         let client = self.apart(move || labels.register(&request)).await?;
         let (sends, receives) = mpsc::channel(1);
-        let registered = said::Registered {
+        let registered = api::Registered {
             published: client.app.last(),
             mount: client.app.mount().display().to_string(),
         };
-        // There is room for one.
+        // There is space for one.
         let _ = sends.send(Ok(registered)).await;
         let labels = self.clone();
         let registration = Registration {
@@ -491,7 +498,7 @@ impl labels_server::Labels for Labels {
 
     async fn publish(
         &self,
-        request: Request<Streaming<said::Batch>>,
+        request: Request<Streaming<api::Batch>>,
     ) -> Result<Response<Self::PublishStream>, Status> {
         let (labels, mut batches) = (self.clone(), request.into_inner());
         let (sends, receives) = mpsc::channel(1);
@@ -509,7 +516,7 @@ impl labels_server::Labels for Labels {
                         Err(status) => Err(status),
                     };
                 let failed = published.is_err();
-                let published = published.map(|published| said::Published { published });
+                let published = published.map(|published| api::Published { published });
                 if sends.send(published).await.is_err() || failed {
                     return;
                 }
@@ -520,8 +527,8 @@ impl labels_server::Labels for Labels {
 
     async fn wait(
         &self,
-        request: Request<said::WaitRequest>,
-    ) -> Result<Response<said::WaitReply>, Status> {
+        request: Request<api::WaitRequest>,
+    ) -> Result<Response<api::WaitReply>, Status> {
         let request = request.into_inner();
         let client = self.client(&request.key)?;
         let reply = self.apart(move || client.wait(&request)).await?;
@@ -530,28 +537,28 @@ impl labels_server::Labels for Labels {
 
     async fn test(
         &self,
-        request: Request<said::LabelsRequest>,
-    ) -> Result<Response<said::TestReply>, Status> {
+        request: Request<api::LabelsRequest>,
+    ) -> Result<Response<api::TestReply>, Status> {
         let request = request.into_inner();
         let tickets = self.client(&request.key)?.named(&request.labels)?;
         let yes = tickets.iter().map(|ticket| ticket.test()).collect();
-        Ok(Response::new(said::TestReply { yes }))
+        Ok(Response::new(api::TestReply { yes }))
     }
 
     async fn cancel(
         &self,
-        request: Request<said::LabelsRequest>,
-    ) -> Result<Response<said::TestReply>, Status> {
+        request: Request<api::LabelsRequest>,
+    ) -> Result<Response<api::TestReply>, Status> {
         let request = request.into_inner();
         let tickets = self.client(&request.key)?.named(&request.labels)?;
         let yes = tickets.iter().map(|ticket| ticket.cancel()).collect();
-        Ok(Response::new(said::TestReply { yes }))
+        Ok(Response::new(api::TestReply { yes }))
     }
 
     async fn forget(
         &self,
-        request: Request<said::LabelsRequest>,
-    ) -> Result<Response<said::Nothing>, Status> {
+        request: Request<api::LabelsRequest>,
+    ) -> Result<Response<api::Nothing>, Status> {
         let request = request.into_inner();
         let client = self.client(&request.key)?;
         client.named(&request.labels)?;
@@ -559,16 +566,16 @@ impl labels_server::Labels for Labels {
         for number in &request.labels {
             tickets.remove(number);
         }
-        Ok(Response::new(said::Nothing {}))
+        Ok(Response::new(api::Nothing {}))
     }
 
     async fn subscribe(
         &self,
-        request: Request<said::SubscribeRequest>,
+        request: Request<api::SubscribeRequest>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
         let request = request.into_inner();
         let client = self.client(&request.key)?;
-        let (sends, receives) = mpsc::channel(ARRIVALS_AHEAD);
+        let (sends, receives) = mpsc::channel(EVENTS_AHEAD);
         let subscribed = self.apart({
             let client = client.clone();
             move || {
@@ -580,11 +587,11 @@ impl labels_server::Labels for Labels {
         let labels = self.clone();
         tokio::spawn(async move {
             let tells = sends.clone();
-            let told = labels.apart(move || {
+            let reported = labels.apart(move || {
                 pass_on(&client, files, &tells);
                 Ok(())
             });
-            if let Err(status) = told.await {
+            if let Err(status) = reported.await {
                 let _ = sends.send(Err(status)).await;
             }
         });
@@ -593,30 +600,30 @@ impl labels_server::Labels for Labels {
 
     async fn get(
         &self,
-        request: Request<said::GetRequest>,
+        request: Request<api::GetRequest>,
     ) -> Result<Response<Self::GetStream>, Status> {
         let request = request.into_inner();
         let client = self.client(&request.key)?;
         let mut left = bytes::Bytes::from(self.apart(move || client.get(&request)).await?);
         let mut first = true;
-        let pieces = std::iter::from_fn(move || {
+        let blocks = std::iter::from_fn(move || {
             let more = first || !left.is_empty();
             first = false;
             more.then(|| {
-                let data = left.split_to(left.len().min(PIECE_BYTES)).into();
-                Ok(said::Piece { data })
+                let data = left.split_to(left.len().min(BLOCK_BYTES)).into();
+                Ok(api::DataBlock { data })
             })
         });
-        Ok(Response::new(Box::pin(tokio_stream::iter(pieces))))
+        Ok(Response::new(Box::pin(tokio_stream::iter(blocks))))
     }
 
     async fn applications(
         &self,
-        _: Request<said::Nothing>,
-    ) -> Result<Response<said::ApplicationsReply>, Status> {
+        _: Request<api::Nothing>,
+    ) -> Result<Response<api::ApplicationsReply>, Status> {
         let known = tidemill_label::apps::list(Some(&self.directory));
         let known = known.map_err(|error| refused(&error))?;
-        let applications = known.applications.into_iter().map(|app| said::Application {
+        let applications = known.applications.into_iter().map(|app| api::Application {
             name: app.name,
             pid: app.pid,
             runs: app.runs,
@@ -627,7 +634,7 @@ impl labels_server::Labels for Labels {
             used: app.used,
             capacity: app.capacity,
         });
-        Ok(Response::new(said::ApplicationsReply {
+        Ok(Response::new(api::ApplicationsReply {
             applications: applications.collect(),
         }))
     }

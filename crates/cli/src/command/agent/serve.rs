@@ -1,6 +1,6 @@
 //! Where the agent serves labels to programs in any language: a socket of the user's, and a port of this host if one is asked for.
 
-use super::labels::Labels;
+use super::labels::AgentLabels;
 use anyhow::Context as _;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::fs::{OpenOptions, Permissions};
@@ -10,7 +10,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tidemill_wire::labels::labels_server::LabelsServer;
-use tidemill_wire::local::Short;
+use tidemill_wire::local::ShortPath;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::service::interceptor::InterceptedService;
@@ -49,7 +49,7 @@ pub(super) fn start(directory: &Path, listen: Option<SocketAddr>) -> anyhow::Res
         .enable_all()
         .build()
         .context("can't start threads")?;
-    let labels = Labels::new(directory);
+    let labels = AgentLabels::new(directory);
     let guard = runtime.enter();
     let socket = bind(&directory.join(SOCKET))?;
     let user = rustix::process::geteuid().as_raw();
@@ -81,7 +81,7 @@ pub(super) fn start(directory: &Path, listen: Option<SocketAddr>) -> anyhow::Res
     Ok(())
 }
 
-fn service(labels: Labels) -> LabelsServer<Labels> {
+fn service(labels: AgentLabels) -> LabelsServer<AgentLabels> {
     LabelsServer::new(labels)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
@@ -98,7 +98,7 @@ fn bind(path: &PathBuf) -> anyhow::Result<UnixListener> {
     }
     // The directory is closed to all others; so is the socket, from its first moment on.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
-    let bound = Short::of(path).and_then(UnixListener::bind);
+    let bound = ShortPath::of(path).and_then(UnixListener::bind);
     rustix::process::umask(before);
     let socket = bound.with_context(at)?;
     std::fs::set_permissions(path, Permissions::from_mode(0o600)).with_context(at)?;
@@ -132,10 +132,10 @@ fn of_user(user: u32, request: Request<()>) -> Result<Request<()>, Status> {
 }
 
 fn with_token(token: &str, request: Request<()>) -> Result<Request<()>, Status> {
-    let said = request.metadata().get("authorization");
-    let said = said.and_then(|said| said.to_str().ok()?.strip_prefix("Bearer "));
-    match said {
-        Some(said) if same(said.as_bytes(), token.as_bytes()) => Ok(request),
+    let given = request.metadata().get("authorization");
+    let given = given.and_then(|given| given.to_str().ok()?.strip_prefix("Bearer "));
+    match given {
+        Some(given) if same(given.as_bytes(), token.as_bytes()) => Ok(request),
         _ => Err(Status::unauthenticated(format!(
             "send the token in {TOKEN}, in the directory of labels, as `authorization: Bearer TOKEN`"
         ))),
@@ -143,7 +143,7 @@ fn with_token(token: &str, request: Request<()>) -> Result<Request<()>, Status> 
 }
 
 /// Compares in a time that does not say where the first difference is.
-fn same(said: &[u8], is: &[u8]) -> bool {
-    let differs = said.iter().zip(is).fold(0, |all, (a, b)| all | (a ^ b));
-    said.len() == is.len() && differs == 0
+fn same(given: &[u8], is: &[u8]) -> bool {
+    let differs = given.iter().zip(is).fold(0, |all, (a, b)| all | (a ^ b));
+    given.len() == is.len() && differs == 0
 }

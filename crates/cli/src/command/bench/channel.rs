@@ -1,8 +1,8 @@
 //! `tidemill bench channel`: how fast are messages from a sender to a receiver?
 
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::format;
-use crate::output::Said;
+use crate::output::Printed;
 use anyhow::Context as _;
 use bytes::Bytes;
 use serde_json::json;
@@ -14,10 +14,10 @@ use tidemill_wire::route::ChannelReading;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill bench channel m51                           in your room m51
+  tidemill bench channel m51                           in your workspace m51
   tidemill bench channel m51 --bytes 1024 --batch 64
 
-The command makes its own channel in the room, and removes the channel at the end.";
+The command makes its own channel in the workspace, and removes the channel at the end.";
 
 /// The channel that it uses.
 const NAME: &str = "bench";
@@ -29,8 +29,8 @@ const WAIT: Duration = Duration::from_secs(30);
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Room name
-    room: String,
+    /// Workspace name
+    workspace: String,
     /// Size of a message, in bytes
     #[arg(long, value_name = "COUNT", default_value_t = 4096)]
     bytes: usize,
@@ -45,17 +45,17 @@ pub(crate) struct Args {
     batch: usize,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let names = (args.room.as_str(), NAME);
+    let names = (args.workspace.as_str(), NAME);
     let (sender, made) = Channel::create(&server, credentials(), names, CAPACITY_BYTES).await?;
     let measured = measure(&args, &server, sender).await;
     let request = v1::ChannelRequest {
         credentials: Some(credentials()),
-        room: args.room.clone(),
+        workspace: args.workspace.clone(),
         channel: NAME.to_owned(),
     };
-    let removed = server.rooms().remove_channel(request).await;
+    let removed = server.workspaces().remove_channel(request).await;
     let (mut times, took) = measured?;
     removed.context("the channel could not be removed")?;
     times.sort_unstable();
@@ -70,7 +70,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         args.bytes,
         args.batch,
     );
-    let said = json!({
+    let printed = json!({
         "bytes": args.bytes,
         "memory": made.memory,
         "p50_ns": u64::try_from(p50.as_nanos())?,
@@ -78,7 +78,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         "batch": args.batch,
         "messages_per_s": rate,
     });
-    context.output.show(&Said::new(text, said))?;
+    context.output.show(&Printed::new(text, printed))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -90,11 +90,11 @@ async fn measure(
 ) -> Result<(Vec<Duration>, Duration), Error> {
     let message = Bytes::from(vec![b'm'; args.bytes]);
     let (turns, all) = (u64::from(args.turns), args.messages);
-    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel::<u64>();
-    let mut receiver = Channel::new(server, credentials(), &args.room, NAME);
-    // Registers the reader before the first message is sent. Otherwise nothing would hold the message.
+    let (notices, mut heard) = tokio::sync::mpsc::unbounded_channel::<u64>();
+    let mut receiver = Channel::new(server, credentials(), &args.workspace, NAME);
+    // Registers the consumer before the first message is sent. Otherwise nothing would hold the message.
     let mut reading = ChannelReading {
-        reader: Some(NAME.to_owned()),
+        consumer: Some(NAME.to_owned()),
         ..ChannelReading::default()
     };
     receiver.receive(&reading, Duration::ZERO).await?;
@@ -108,7 +108,7 @@ async fn measure(
             next = last.number + 1;
             reading.read = Some(next);
             // If this fails, the receiver has stopped already.
-            let _ = told.send(next);
+            let _ = notices.send(next);
         }
         Ok(())
     };

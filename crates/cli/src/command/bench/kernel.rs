@@ -4,10 +4,10 @@
 //! Runs over two sizes separate the start from the work: a run over [`SMALL_BYTES`] is all start.
 
 use super::nodes;
-use super::subject::{Data, RESULT, SMALL_BYTES, Subject};
+use super::subject::{BenchData, RESULT, SMALL_BYTES, Subject};
 use crate::calibration::{Calibration, CalibrationError, KernelSpeed, keep};
-use crate::context::Context;
-use crate::format::{self, Size};
+use crate::context::CommandContext;
+use crate::format::{self, ByteSize};
 use crate::output::{View, table, write_table};
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant, SystemTime};
-use tidemill_kernel::{Launcher, Settings, builtin_names};
+use tidemill_kernel::{Launcher, LauncherSettings, builtin_names};
 
 const EXAMPLES: &str = "Examples:
   tidemill bench kernel                             all built-in kernels on this machine
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     names: Vec<String>,
     /// Size of the input [default: 1Mi to 256Mi, so that a run takes about 0.2 s]
     #[arg(long, value_name = "SIZE")]
-    size: Option<Size>,
+    size: Option<ByteSize>,
     /// Number of runs of each kernel
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     seed: u64,
     /// Kind of the generated input [default: text for grep, wordcount and programs, else numbers]
     #[arg(long, value_name = "KIND")]
-    data: Option<Data>,
+    data: Option<BenchData>,
     /// Measure on each storage node, too, by small jobs. The command puts their data into the cluster and removes it at the end
     #[arg(long)]
     nodes: bool,
@@ -81,7 +81,7 @@ impl Inputs {
     ///
     /// # Errors
     /// If it can't be made.
-    pub(super) fn file(&self, data: Data, bytes: u64) -> anyhow::Result<PathBuf> {
+    pub(super) fn file(&self, data: BenchData, bytes: u64) -> anyhow::Result<PathBuf> {
         let path = self.directory.path().join(Self::name(data, bytes));
         if !path.exists() {
             data.write(&path, bytes, self.seed)?;
@@ -90,17 +90,17 @@ impl Inputs {
     }
 
     /// Its name.
-    pub(super) fn name(data: Data, bytes: u64) -> String {
+    pub(super) fn name(data: BenchData, bytes: u64) -> String {
         format!("{}-{bytes}", data.name())
     }
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     ensure!(
         args.args.is_empty() || args.names.len() == 1,
         "arguments after `--` are for one kernel: name one"
     );
-    if let Some(Size(bytes)) = args.size {
+    if let Some(ByteSize(bytes)) = args.size {
         ensure!(
             bytes >= SIZE_BYTES_MIN,
             "too small: --size {bytes}; give at least 1Mi"
@@ -115,7 +115,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         true => Some(context.connect().await?),
         false => None,
     };
-    let launcher = Launcher::new(Settings::default())?;
+    let launcher = Launcher::new(LauncherSettings::default())?;
     let mut subjects = subjects(&args, &launcher)?;
     let inputs = Inputs {
         directory: tempfile::tempdir().context("can't make a directory for the input")?,
@@ -129,7 +129,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         context.note(format_args!("{} on this machine", subject.name));
         let speed = tokio::task::block_in_place(|| {
             subject.bytes = match args.size {
-                Some(Size(bytes)) => bytes / 8 * 8,
+                Some(ByteSize(bytes)) => bytes / 8 * 8,
                 None => suitable(subject, &inputs, &launcher)?,
             };
             here(subject, &inputs, &launcher, all.cores)
@@ -145,13 +145,13 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         }
     }
     all.save(&path)?;
-    context.output.show(&Measured(&measured))?;
+    context.output.show(&MeasuredRates(&measured))?;
     context.note(format_args!("kept in {}", path.display()));
     Ok(ExitCode::SUCCESS)
 }
 
 /// Calibration that the file already has, if it is from this machine.
-fn before(path: &Path, context: &Context) -> anyhow::Result<Calibration> {
+fn before(path: &Path, context: &CommandContext) -> anyhow::Result<Calibration> {
     let host = rustix::system::uname();
     let host = host.nodename().to_string_lossy().into_owned();
     let cores = std::thread::available_parallelism()
@@ -218,7 +218,7 @@ fn here(
     let at_once = |bytes: u64, count: u32| at_once(subject, inputs, launcher, bytes, count);
     at_once(subject.bytes, 1)?;
     let share = launcher.probe(inputs.directory.path().join("probe"), None)?;
-    let mut times = Times::default();
+    let mut times = RunTimes::default();
     let (mut starts, mut all_cores, mut output_bytes) = (Vec::new(), Vec::new(), 0);
     for _ in 0..inputs.runs {
         starts.push(cold(subject, inputs)?);
@@ -244,7 +244,7 @@ fn here(
 /// A run over next to nothing by a launcher that is just made, as a command does it.
 fn cold(subject: &Subject, inputs: &Inputs) -> anyhow::Result<Duration> {
     let start = Instant::now();
-    let launcher = Launcher::new(Settings::default())?;
+    let launcher = Launcher::new(LauncherSettings::default())?;
     let made = start.elapsed();
     Ok(made + at_once(subject, inputs, &launcher, SMALL_BYTES, 1)?.0)
 }
@@ -310,12 +310,12 @@ fn at_once(
 
 /// Times of runs over both sizes.
 #[derive(Debug, Default)]
-pub(super) struct Times {
+pub(super) struct RunTimes {
     pub(super) small: Vec<Duration>,
     pub(super) large: Vec<Duration>,
 }
 
-impl Times {
+impl RunTimes {
     /// The work is the difference of the shortest times: other programs only ever lengthen a run, and the caller asks for their
     /// share when it matters. The start is the median, since every run pays it in full.
     ///
@@ -363,9 +363,9 @@ fn least(times: &[Duration]) -> Duration {
 }
 
 /// Rates that one call measured.
-struct Measured<'a>(&'a Calibration);
+struct MeasuredRates<'a>(&'a Calibration);
 
-impl View for Measured<'_> {
+impl View for MeasuredRates<'_> {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let header = [
             "KERNEL",
@@ -460,7 +460,7 @@ mod tests {
 
     #[test]
     fn speed_separates_start_from_work_time() {
-        let launcher = Launcher::new(Settings::default()).unwrap();
+        let launcher = Launcher::new(LauncherSettings::default()).unwrap();
         let mut subject = Subject::new("max", &[], None, &launcher).unwrap();
         subject.bytes = SMALL_BYTES + 1000;
         let inputs = Inputs {
@@ -468,7 +468,7 @@ mod tests {
             seed: 1,
             runs: 3,
         };
-        let times = |large: [u64; 3]| Times {
+        let times = |large: [u64; 3]| RunTimes {
             small: [7, 2, 3].map(Duration::from_secs).into(),
             large: large.map(Duration::from_secs).into(),
         };

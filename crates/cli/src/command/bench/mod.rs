@@ -5,14 +5,14 @@ mod kernel;
 mod nodes;
 mod subject;
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use clap::Subcommand;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
   tidemill bench kernel                         all built-in kernels on this machine
   tidemill bench kernel --nodes max          on this machine and on each node
-  tidemill bench channel m51                    messages through the room m51";
+  tidemill bench channel m51                    messages through the workspace m51";
 
 /// Measure the speed of kernels, for `tidemill plan offload`, or of messages
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,7 @@ enum BenchCommand {
     Channel(channel::Args),
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     match args.command {
         BenchCommand::Kernel(args) => kernel::run(args, context).await,
         BenchCommand::Channel(args) => channel::run(args, context).await,

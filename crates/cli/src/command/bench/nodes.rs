@@ -1,18 +1,18 @@
 //! Measuring on nodes: data is put on each, jobs of one task that are pinned to it run one after the other, the data
 //! is read back, and everything is removed.
 
-use super::kernel::{Inputs, Times, median};
-use super::subject::{Data, SMALL_BYTES, Subject};
+use super::kernel::{Inputs, RunTimes, median};
+use super::subject::{BenchData, SMALL_BYTES, Subject};
 use crate::calibration::{KernelSpeed, NodeSpeed};
 use crate::command::{jobs, rm};
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::output::job::has_ended;
 use anyhow::{Context as _, bail, ensure};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tidemill_client::Server;
-use tidemill_client::transfer::{Transfer, Wanted};
+use tidemill_client::transfer::{PutOptions, Transfer};
 use tidemill_core::id::NodeId;
 use tidemill_core::replicas;
 use tidemill_wire::v1::{self, name_op::Op};
@@ -29,13 +29,13 @@ pub(super) async fn measure(
     subjects: &[Subject],
     inputs: &Inputs,
     directory: &std::ffi::OsStr,
-    context: &Context,
+    context: &CommandContext,
 ) -> anyhow::Result<Vec<NodeSpeed>> {
     let name = format!("bench-kernel-{}", std::process::id());
     let parent = files::path(directory)?;
     let directory = parent.join(&name);
     files::make_directory(&server, &directory, false).await?;
-    let bench = Bench {
+    let bench = NodeBench {
         transfer: Transfer::new(server.clone(), credentials()),
         server,
         directory,
@@ -48,15 +48,15 @@ pub(super) async fn measure(
     Ok(measured)
 }
 
-struct Bench<'a> {
+struct NodeBench<'a> {
     server: Server,
     transfer: Transfer,
-    directory: files::Path,
+    directory: files::ClusterPath,
     inputs: &'a Inputs,
 }
 
 /// A job of one task.
-struct Ran {
+struct MeasuredJob {
     /// From submission until it is known to have ended.
     job: Duration,
     /// The kernel alone.
@@ -64,8 +64,12 @@ struct Ran {
     output_bytes: u64,
 }
 
-impl Bench<'_> {
-    async fn all(&self, subjects: &[Subject], context: &Context) -> anyhow::Result<Vec<NodeSpeed>> {
+impl NodeBench<'_> {
+    async fn all(
+        &self,
+        subjects: &[Subject],
+        context: &CommandContext,
+    ) -> anyhow::Result<Vec<NodeSpeed>> {
         let status = self.server.status().await?;
         let stores = status.nodes.iter();
         let stores = stores.filter(|node| node.up && node.role == "store");
@@ -86,7 +90,7 @@ impl Bench<'_> {
     }
 
     /// Until a command is connected with the cluster.
-    async fn connect(&self, context: &Context) -> anyhow::Result<u64> {
+    async fn connect(&self, context: &CommandContext) -> anyhow::Result<u64> {
         let mut times = Vec::new();
         for _ in 0..self.inputs.runs {
             let start = Instant::now();
@@ -100,10 +104,10 @@ impl Bench<'_> {
         for (data, bytes) in self.used(subjects) {
             let local = self.inputs.file(data, bytes)?;
             let path = self.path(id, data, bytes);
-            let wanted = Wanted {
+            let wanted = PutOptions {
                 node: Some(NodeId(id)),
-                replicas: Some(replicas::Wanted::ONE),
-                ..Wanted::default()
+                replicas: Some(replicas::WantedReplicas::ONE),
+                ..PutOptions::default()
             };
             self.transfer.put(&local, &path, wanted, |_| ()).await?;
         }
@@ -126,25 +130,25 @@ impl Bench<'_> {
     }
 
     /// The files that are needed: two of each subject, and two to measure the link with.
-    fn used(&self, subjects: &[Subject]) -> BTreeSet<(Data, u64)> {
+    fn used(&self, subjects: &[Subject]) -> BTreeSet<(BenchData, u64)> {
         let small = subjects.iter().map(|one| (one.data, SMALL_BYTES));
         let large = subjects.iter().map(|one| (one.data, one.bytes));
-        let link = [SMALL_BYTES, LINK_BYTES].map(|bytes| (Data::Numbers, bytes));
+        let link = [SMALL_BYTES, LINK_BYTES].map(|bytes| (BenchData::Numbers, bytes));
         small.chain(large).chain(link).collect()
     }
 
-    fn input(id: u32, data: Data, bytes: u64) -> String {
+    fn input(id: u32, data: BenchData, bytes: u64) -> String {
         format!("{id}-{}", Inputs::name(data, bytes))
     }
 
-    fn path(&self, id: u32, data: Data, bytes: u64) -> files::Path {
+    fn path(&self, id: u32, data: BenchData, bytes: u64) -> files::ClusterPath {
         self.directory.join(Self::input(id, data, bytes))
     }
 
     async fn kernel(&self, id: u32, subject: &Subject) -> anyhow::Result<KernelSpeed> {
         self.run(id, subject, subject.bytes).await?;
         let share = self.share(id).await?;
-        let (mut times, mut starts) = (Times::default(), Vec::new());
+        let (mut times, mut starts) = (RunTimes::default(), Vec::new());
         let mut output_bytes = 0;
         for _ in 0..self.inputs.runs {
             let small = self.run(id, subject, SMALL_BYTES).await?;
@@ -176,7 +180,7 @@ impl Bench<'_> {
     }
 
     /// Runs one job to its end.
-    async fn run(&self, id: u32, subject: &Subject, bytes: u64) -> anyhow::Result<Ran> {
+    async fn run(&self, id: u32, subject: &Subject, bytes: u64) -> anyhow::Result<MeasuredJob> {
         let input = Self::input(id, subject.data, bytes);
         let script = subject.script(self.directory.text("a job")?, &input, id);
         let request = v1::SubmitRequest {
@@ -227,7 +231,7 @@ impl Bench<'_> {
         };
         self.server.one(&credentials(), Op::Unlink(output)).await?;
         let span = |from: i64, to: i64| Duration::from_nanos(u64::try_from(to - from).unwrap_or(0));
-        Ok(Ran {
+        Ok(MeasuredJob {
             job: took,
             kernel: span(task.kernel_start, task.end),
             output_bytes: task.written_bytes,
@@ -240,7 +244,7 @@ impl Bench<'_> {
         let local = directory.path().join("got");
         let read = async |bytes: u64| -> anyhow::Result<Duration> {
             let start = Instant::now();
-            let path = self.path(id, Data::Numbers, bytes);
+            let path = self.path(id, BenchData::Numbers, bytes);
             self.transfer.get(&path, &local, |_| ()).await?;
             let took = start.elapsed();
             std::fs::remove_file(&local)?;
@@ -264,7 +268,7 @@ impl Bench<'_> {
         ))
     }
 
-    async fn remove(&self, parent: &files::Path, name: &str) -> anyhow::Result<()> {
+    async fn remove(&self, parent: &files::ClusterPath, name: &str) -> anyhow::Result<()> {
         let ino = files::inode(&self.server, &self.directory).await?;
         rm::empty(&self.server, ino).await?;
         let unlink = v1::Unlink {

@@ -8,8 +8,8 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tidemill_kernel::{
-    Code, InputsAs, Launcher, Run, RunInput, builtin_hash, builtin_names, find_program, hash_file,
-    is_builtin,
+    CodeSource, InputsAs, Launcher, Run, RunInput, builtin_hash, builtin_names, find_program,
+    hash_file, is_builtin,
 };
 
 /// Name of the input as a kernel sees it, and of the result.
@@ -30,14 +30,14 @@ const WORDS: [&str; 16] = [
 
 /// Kind of the generated input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(super) enum Data {
+pub(super) enum BenchData {
     /// Little-endian doubles.
     Numbers,
     /// Lines of words.
     Text,
 }
 
-impl Data {
+impl BenchData {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Numbers => "numbers",
@@ -89,11 +89,11 @@ pub(super) struct Subject {
     /// Its name, as in a job script.
     pub(super) name: String,
     pub(super) args: Vec<String>,
-    pub(super) data: Data,
+    pub(super) data: BenchData,
     pub(super) hash: String,
     /// Size of the input that it is measured over; not chosen yet if 0.
     pub(super) bytes: u64,
-    code: Code,
+    code: CodeSource,
 }
 
 impl Subject {
@@ -105,7 +105,7 @@ impl Subject {
     pub(super) fn new(
         name: &str,
         args: &[String],
-        data: Option<Data>,
+        data: Option<BenchData>,
         launcher: &Launcher,
     ) -> anyhow::Result<Self> {
         if is_builtin(name) {
@@ -122,10 +122,14 @@ impl Subject {
                 } else {
                     args.to_vec()
                 },
-                data: data.unwrap_or(if text { Data::Text } else { Data::Numbers }),
+                data: data.unwrap_or(if text {
+                    BenchData::Text
+                } else {
+                    BenchData::Numbers
+                }),
                 hash: builtin_hash(name).unwrap_or_default(),
                 bytes: 0,
-                code: Code::Builtin(name.to_owned()),
+                code: CodeSource::Builtin(name.to_owned()),
             });
         }
         let Some(program) = find_program(name, &launcher.settings().path) else {
@@ -139,15 +143,15 @@ impl Subject {
         Ok(Self {
             name: name.to_owned(),
             args: args.to_vec(),
-            data: data.unwrap_or(Data::Text),
+            data: data.unwrap_or(BenchData::Text),
             hash: hash_file(&program).with_context(at)?,
             bytes: 0,
-            code: Code::Program(program),
+            code: CodeSource::Program(program),
         })
     }
 
     fn is_filter(&self) -> bool {
-        matches!(self.code, Code::Program(_))
+        matches!(self.code, CodeSource::Program(_))
     }
 
     /// A run over a local file.
@@ -207,18 +211,18 @@ mod tests {
     #[test]
     fn bench_data_is_determined_by_seed_and_size() {
         let directory = tempfile::tempdir().unwrap();
-        let made = |data: Data, seed| {
+        let made = |data: BenchData, seed| {
             let path = directory.path().join("data");
             data.write(&path, 4096, seed).unwrap();
             std::fs::read(path).unwrap()
         };
-        for data in [Data::Numbers, Data::Text] {
+        for data in [BenchData::Numbers, BenchData::Text] {
             assert_eq!(made(data, 1).len(), 4096);
             assert_eq!(made(data, 1), made(data, 1));
             assert_ne!(made(data, 1), made(data, 2));
         }
         assert!(
-            String::from_utf8(made(Data::Text, 1))
+            String::from_utf8(made(BenchData::Text, 1))
                 .unwrap()
                 .contains("tide")
         );
@@ -229,10 +233,10 @@ mod tests {
         let odd = Subject {
             name: "grep".into(),
             args: vec!["a \"b\" \\d".into(), String::new()],
-            data: Data::Text,
+            data: BenchData::Text,
             hash: String::new(),
             bytes: 0,
-            code: Code::Program("/bin/grep".into()),
+            code: CodeSource::Program("/bin/grep".into()),
         };
         let text = odd.script("/bench", "text-4096", 3);
         let read = script::parse("job.conf", text.as_bytes()).unwrap();

@@ -1,8 +1,8 @@
 //! `tidemill kernel build`: compiles a kernel's source, in the sandbox that kernels run in.
 
 use super::NO_WASM;
-use crate::context::Context;
-use crate::output::Said;
+use crate::context::CommandContext;
+use crate::output::Printed;
 use anyhow::{Context as _, bail, ensure};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -10,7 +10,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
-use tidemill_kernel::{Code, InputsAs, Launcher, Limits, Run, RunInput, Settings, find_program};
+use tidemill_kernel::{
+    CodeSource, InputsAs, Launcher, LauncherSettings, Run, RunInput, RunLimits, find_program,
+};
 
 /// What kernels in C include.
 pub(super) const HEADER: &str = include_str!("../../../../kernel/include/tidemill_kernel.h");
@@ -21,8 +23,8 @@ pub(super) const API: &[(&str, &str)] = &[
     ("lib.rs", include_str!("../../../../kernel-api/src/lib.rs")),
     ("raw.rs", include_str!("../../../../kernel-api/src/raw.rs")),
     (
-        "whole.rs",
-        include_str!("../../../../kernel-api/src/whole.rs"),
+        "full_access.rs",
+        include_str!("../../../../kernel-api/src/full_access.rs"),
     ),
 ];
 
@@ -51,16 +53,16 @@ pub(crate) struct Build {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Language {
+enum BuildLanguage {
     C,
     Cpp,
     Rust,
 }
 
 /// A kernel's source.
-struct Source {
+struct KernelSource {
     name: String,
-    language: Language,
+    language: BuildLanguage,
     /// Names as the compiler sees them.
     main: Vec<String>,
     /// All files it may read, by those names.
@@ -68,12 +70,12 @@ struct Source {
     directory: PathBuf,
 }
 
-pub(crate) fn run(build: Build, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(build: Build, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let scratch = tempfile::tempdir().context("can't make a directory to build in")?;
-    let mut source = Source::find(&build.source)?;
+    let mut source = KernelSource::find(&build.source)?;
     source.add_interface(scratch.path())?;
     let workshop = Workshop {
-        launcher: Launcher::new(Settings::default())?,
+        launcher: Launcher::new(LauncherSettings::default())?,
         directory: scratch.path().to_owned(),
         source: &source,
     };
@@ -93,11 +95,11 @@ pub(crate) fn run(build: Build, context: &Context) -> anyhow::Result<ExitCode> {
                 fs::copy(&path, &target).with_context(|| target.display().to_string())?;
                 made.push(target.display().to_string());
             }
-            Built::Failed(said) if ending == "so" => {
+            Built::Failed(printed) if ending == "so" => {
                 bail!(
                     "{} does not compile:\n{}",
                     build.source.display(),
-                    said.trim_end()
+                    printed.trim_end()
                 );
             }
             Built::Failed(why) => left_out = Some(why),
@@ -113,7 +115,7 @@ pub(crate) fn run(build: Build, context: &Context) -> anyhow::Result<ExitCode> {
         ));
     }
     let json = json!({ "made": made, "no_wasm": left_out });
-    context.output.show(&Said::new(text, json))?;
+    context.output.show(&Printed::new(text, json))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -123,16 +125,16 @@ enum Built {
     Failed(String),
 }
 
-fn language(path: &Path) -> Option<Language> {
+fn language(path: &Path) -> Option<BuildLanguage> {
     match path.extension()?.to_str()? {
-        "c" => Some(Language::C),
-        "cc" | "cpp" | "cxx" => Some(Language::Cpp),
-        "rs" => Some(Language::Rust),
+        "c" => Some(BuildLanguage::C),
+        "cc" | "cpp" | "cxx" => Some(BuildLanguage::Cpp),
+        "rs" => Some(BuildLanguage::Rust),
         _ => None,
     }
 }
 
-impl Source {
+impl KernelSource {
     fn find(path: &Path) -> anyhow::Result<Self> {
         let full = fs::canonicalize(path).with_context(|| path.display().to_string())?;
         let name = full.file_stem().and_then(|name| name.to_str());
@@ -161,7 +163,7 @@ impl Source {
             .into_iter()
             .find(|file| files.contains_key(*file));
         let (language, main) = match root {
-            Some(root) => (Language::Rust, vec![root.to_owned()]),
+            Some(root) => (BuildLanguage::Rust, vec![root.to_owned()]),
             None => sources_in(&files).with_context(|| {
                 format!(
                     "no source in {}: neither src/lib.rs nor a .c, .cc or .cpp file",
@@ -180,7 +182,7 @@ impl Source {
 
     /// The header or crate that the source needs, unless it brings its own.
     fn add_interface(&mut self, scratch: &Path) -> anyhow::Result<()> {
-        let wanted: Vec<(String, &str)> = if self.language == Language::Rust {
+        let wanted: Vec<(String, &str)> = if self.language == BuildLanguage::Rust {
             let name = |file: &str| format!("{API_DIRECTORY}/{file}");
             API.iter().map(|(file, text)| (name(file), *text)).collect()
         } else {
@@ -196,15 +198,21 @@ impl Source {
 }
 
 /// C, or C++ if there is any of it, in the directory itself.
-fn sources_in(files: &BTreeMap<String, PathBuf>) -> Option<(Language, Vec<String>)> {
+fn sources_in(files: &BTreeMap<String, PathBuf>) -> Option<(BuildLanguage, Vec<String>)> {
     let all: Vec<_> = files
         .iter()
         .filter(|(name, _)| !name.contains('/'))
         .filter_map(|(name, path)| Some((name.clone(), language(path)?)))
-        .filter(|(_, language)| *language != Language::Rust)
+        .filter(|(_, language)| *language != BuildLanguage::Rust)
         .collect();
-    let cpp = all.iter().any(|(_, language)| *language == Language::Cpp);
-    let language = if cpp { Language::Cpp } else { Language::C };
+    let cpp = all
+        .iter()
+        .any(|(_, language)| *language == BuildLanguage::Cpp);
+    let language = if cpp {
+        BuildLanguage::Cpp
+    } else {
+        BuildLanguage::C
+    };
     (!all.is_empty()).then(|| (language, all.into_iter().map(|(name, _)| name).collect()))
 }
 
@@ -241,23 +249,25 @@ fn collect(
 struct Workshop<'a> {
     launcher: Launcher,
     directory: PathBuf,
-    source: &'a Source,
+    source: &'a KernelSource,
 }
 
 impl Workshop<'_> {
     fn compile(&self, ending: &str, file: &str) -> anyhow::Result<Built> {
         let wasm = ending == "wasm";
         match self.source.language {
-            Language::Rust => self.rust(wasm, file),
+            BuildLanguage::Rust => self.rust(wasm, file),
             language => self.c(language, wasm, file),
         }
     }
 
-    fn c(&self, language: Language, wasm: bool, file: &str) -> anyhow::Result<Built> {
+    fn c(&self, language: BuildLanguage, wasm: bool, file: &str) -> anyhow::Result<Built> {
         let (compiler, flags): (_, &[&str]) = match (language, wasm) {
-            (Language::Cpp, false) => ("c++", &["-std=c++17", "-shared", "-fPIC"]),
+            (BuildLanguage::Cpp, false) => ("c++", &["-std=c++17", "-shared", "-fPIC"]),
             (_, false) => ("cc", &["-std=gnu11", "-shared", "-fPIC"]),
-            (Language::Cpp, true) => ("clang++", &["-std=c++17", "-fno-exceptions", "-fno-rtti"]),
+            (BuildLanguage::Cpp, true) => {
+                ("clang++", &["-std=c++17", "-fno-exceptions", "-fno-rtti"])
+            }
             (_, true) => ("clang", &["-std=gnu11"]),
         };
         let found = |name: &str| find_program(name, &self.launcher.settings().path);
@@ -350,7 +360,7 @@ impl Workshop<'_> {
             .prefix("step-")
             .tempdir_in(&self.directory)?
             .keep();
-        let mut run = Run::new(Code::Program(program), directory.join("run"));
+        let mut run = Run::new(CodeSource::Program(program), directory.join("run"));
         run.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         let files = self
             .source
@@ -364,23 +374,23 @@ impl Workshop<'_> {
         run.inputs_as = InputsAs::Symlink;
         run.outputs.push(output.to_owned());
         run.readable = readable.to_vec();
-        run.limits = Limits {
+        run.limits = RunLimits {
             time: TIME_MAX,
             memory_bytes: MEMORY_BYTES_MAX,
             output_bytes: OUTPUT_BYTES_MAX,
-            ..Limits::default()
+            ..RunLimits::default()
         };
         let limits = run.limits;
         let prepared = self.launcher.prepare(run)?;
         let exit = self.launcher.spawn(&prepared)?.wait()?;
         if !exit.success() {
-            let said = exit.stderr.text();
-            let said = if said.trim().is_empty() {
+            let printed = exit.stderr.text();
+            let printed = if printed.trim().is_empty() {
                 exit.message(&limits)
             } else {
-                said
+                printed
             };
-            return Ok(Built::Failed(said));
+            return Ok(Built::Failed(printed));
         }
         prepared.output(output)?;
         Ok(Built::Made(prepared.run().directory.join(output)))
@@ -393,7 +403,7 @@ fn sysroot() -> Option<PathBuf> {
         .args(["--print", "sysroot"])
         .stderr(Stdio::null())
         .output();
-    let said = asked.ok().filter(|said| said.status.success())?;
-    let path = PathBuf::from(String::from_utf8(said.stdout).ok()?.trim_end());
+    let printed = asked.ok().filter(|printed| printed.status.success())?;
+    let path = PathBuf::from(String::from_utf8(printed.stdout).ok()?.trim_end());
     path.join("bin/rustc").exists().then_some(path)
 }

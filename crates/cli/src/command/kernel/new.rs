@@ -1,8 +1,8 @@
 //! `tidemill kernel new`: a directory with a kernel to begin with.
 
 use super::build::{API, HEADER, HEADER_NAME};
-use crate::context::Context;
-use crate::output::Said;
+use crate::context::CommandContext;
+use crate::output::Printed;
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use serde_json::json;
@@ -11,16 +11,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct New {
+pub(crate) struct NewKernel {
     /// Directory to make; its last part becomes the kernel's name
     directory: PathBuf,
     /// Language of the source
     #[arg(long, short, value_enum, default_value = "c")]
-    language: Language,
+    language: TemplateLanguage,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Language {
+enum TemplateLanguage {
     #[value(name = "c")]
     C,
     #[value(name = "c++")]
@@ -37,7 +37,7 @@ const RUST: &str = include_str!("../../../../../examples/kernels/range.rs");
 /// Input of the first test: eight numbers, the smallest -2.5 and the largest 40.
 const VALUES: [f64; 8] = [3.0, 1.5, -2.5, 7.0, 40.0, 0.0, 12.25, 5.0];
 
-pub(crate) fn run(new: &New, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(new: &NewKernel, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let directory = &new.directory;
     let name = directory.file_name().and_then(|name| name.to_str());
     let name = name.context("the directory has no name in UTF-8")?;
@@ -48,11 +48,11 @@ pub(crate) fn run(new: &New, context: &Context) -> anyhow::Result<ExitCode> {
     );
     fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
     match new.language {
-        Language::C => write(directory, &format!("{name}.c"), C)?,
-        Language::Cpp => write(directory, &format!("{name}.cpp"), CPP)?,
-        Language::Rust => rust(directory, name)?,
+        TemplateLanguage::C => write(directory, &format!("{name}.c"), C)?,
+        TemplateLanguage::Cpp => write(directory, &format!("{name}.cpp"), CPP)?,
+        TemplateLanguage::Rust => rust(directory, name)?,
     }
-    if !matches!(new.language, Language::Rust) {
+    if !matches!(new.language, TemplateLanguage::Rust) {
         write(directory, HEADER_NAME, HEADER)?;
     }
     fs::write(
@@ -61,12 +61,12 @@ pub(crate) fn run(new: &New, context: &Context) -> anyhow::Result<ExitCode> {
     )?;
     let at = directory.display();
     let text = format!(
-        "{at} made. Next:\n  tidemill kernel build {at}\n  tidemill kernel test {at}/{name}.so {at}/test.f64 --law\n  \
+        "{at} made. Next:\n  tidemill kernel build {at}\n  tidemill kernel test {at}/{name}.so {at}/test.f64 --merge-invariance\n  \
          tidemill kernel add {at}/{name}.so"
     );
     context
         .output
-        .show(&Said::new(text, json!({ "directory": directory })))?;
+        .show(&Printed::new(text, json!({ "directory": directory })))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,11 +1,11 @@
 //! `tidemill kernel add`, `list` and `remove`: kernels of one's own in the cluster, see `tidemill_core::job::own`.
 
 use super::NO_WASM;
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::format;
 use crate::output::files::kind;
-use crate::output::{Said, table};
+use crate::output::{Printed, table};
 use anyhow::Context as _;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rustix::io::Errno;
@@ -15,8 +15,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_client::Server;
-use tidemill_client::transfer::{Transfer, Wanted};
-use tidemill_core::job::own::{self, OwnName};
+use tidemill_client::transfer::{PutOptions, Transfer};
+use tidemill_core::job::user_kernels::{self, OwnName};
 use tidemill_kernel::hash_file;
 use tidemill_wire::v1::{self, name_op::Op};
 
@@ -28,7 +28,7 @@ const SHARED: u32 = 0o755;
 const TRIES: u32 = 20;
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Add {
+pub(crate) struct AddKernel {
     /// A shared object (`.so`), a module (`.wasm`), a program or a script
     file: PathBuf,
     /// Name of the kernel, without a version [default: as the file]
@@ -47,7 +47,7 @@ pub(crate) struct Remove {
 }
 
 /// A version of somebody's kernel.
-pub(crate) struct Kept {
+pub(crate) struct StoredKernel {
     uid: u32,
     file: String,
     bytes: u64,
@@ -55,9 +55,9 @@ pub(crate) struct Kept {
     hash: Option<String>,
 }
 
-impl Kept {
+impl StoredKernel {
     fn path(&self) -> String {
-        format!("{}/{}/{}", own::DIRECTORY, self.uid, self.file)
+        format!("{}/{}/{}", user_kernels::DIRECTORY, self.uid, self.file)
     }
 
     pub(crate) fn json(&self) -> serde_json::Value {
@@ -71,7 +71,7 @@ impl Kept {
 }
 
 /// A table of kernels.
-pub(crate) fn described(kept: &[Kept]) -> String {
+pub(crate) fn described(kept: &[StoredKernel]) -> String {
     let mut rows = table(&["kernel", "size", "owner", "for", "hash"], &[1, 2]);
     for one in kept {
         let shared = one.mode & 0o004 != 0;
@@ -90,11 +90,11 @@ pub(crate) fn described(kept: &[Kept]) -> String {
 }
 
 /// The kernels that users keep: the caller's, or everybody's.
-pub(crate) async fn kept(context: &Context, all: bool) -> anyhow::Result<Vec<Kept>> {
+pub(crate) async fn kept(context: &CommandContext, all: bool) -> anyhow::Result<Vec<StoredKernel>> {
     let server = context.connect().await?;
     let me = credentials().uid;
     let mut uids = vec![me];
-    if all && let Ok(directory) = files::inode(&server, own::DIRECTORY).await {
+    if all && let Ok(directory) = files::inode(&server, user_kernels::DIRECTORY).await {
         let users = files::list(&server, directory).await?;
         let number = |entry: &v1::Entry| std::str::from_utf8(&entry.name).ok()?.parse().ok();
         uids = users.iter().filter_map(number).collect();
@@ -116,12 +116,13 @@ pub(crate) async fn kept(context: &Context, all: bool) -> anyhow::Result<Vec<Kep
 }
 
 /// The kernels in a user's directory, in the order of names and versions.
-async fn of_user(server: &Server, uid: u32) -> anyhow::Result<Vec<Kept>> {
-    let directory = match files::inode(server, &format!("{}/{uid}", own::DIRECTORY)).await {
+async fn of_user(server: &Server, uid: u32) -> anyhow::Result<Vec<StoredKernel>> {
+    let directory = match files::inode(server, &format!("{}/{uid}", user_kernels::DIRECTORY)).await
+    {
         Err(error) if error.is(Errno::NOENT) => return Ok(Vec::new()),
         found => found?,
     };
-    let mut kept: Vec<Kept> = files::list(server, directory)
+    let mut kept: Vec<StoredKernel> = files::list(server, directory)
         .await?
         .into_iter()
         .filter(|entry| kind(entry) == v1::Kind::File)
@@ -129,7 +130,7 @@ async fn of_user(server: &Server, uid: u32) -> anyhow::Result<Vec<Kept>> {
             let attr = entry.attr?;
             let file = String::from_utf8(entry.name).ok()?;
             OwnName::parse(&file).version?;
-            Some(Kept {
+            Some(StoredKernel {
                 uid,
                 file,
                 bytes: attr.size,
@@ -145,7 +146,7 @@ async fn of_user(server: &Server, uid: u32) -> anyhow::Result<Vec<Kept>> {
     Ok(kept)
 }
 
-pub(crate) async fn add(add: Add, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn add(add: AddKernel, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let text = match &add.name {
         Some(name) => name.clone(),
         None => {
@@ -181,7 +182,7 @@ pub(crate) async fn add(add: Add, context: &Context) -> anyhow::Result<ExitCode>
     let copy = scratch.path().join("kernel");
     fs::copy(&add.file, &copy).with_context(|| file_name.to_string())?;
     fs::set_permissions(&copy, Permissions::from_mode(mode))?;
-    let store = Store {
+    let store = KernelUpload {
         transfer: Transfer::new(server.clone(), credentials()),
         server,
         directory,
@@ -195,14 +196,14 @@ pub(crate) async fn add(add: Add, context: &Context) -> anyhow::Result<ExitCode>
         format!("{path} has this content already")
     };
     let json = json!({ "path": path, "new": new, "hash": hash, "shared": add.shared });
-    context.output.show(&Said::new(text, json))?;
+    context.output.show(&Printed::new(text, json))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The inode of the caller's directory of kernels, which is made if it is not there.
 async fn make_directory(server: &Server) -> anyhow::Result<u64> {
     let me = credentials();
-    let path = format!("{}/{}", own::DIRECTORY, me.uid);
+    let path = format!("{}/{}", user_kernels::DIRECTORY, me.uid);
     let found = match files::find(server, &path, false).await {
         Err(error) if error.is(Errno::NOENT) => {
             let (ino, _) = server.reserve(1, 0).await?;
@@ -231,18 +232,18 @@ async fn make_directory(server: &Server) -> anyhow::Result<u64> {
 }
 
 /// Adding one kernel.
-struct Store {
+struct KernelUpload {
     server: Server,
     transfer: Transfer,
     directory: u64,
     mode: u32,
 }
 
-impl Store {
+impl KernelUpload {
     /// The path that the kernel has, and whether that is a new version.
     async fn add(&self, name: &OwnName<'_>, local: &Path) -> anyhow::Result<(String, bool)> {
         let uid = credentials().uid;
-        let path = |file: &str| format!("{}/{uid}/{file}", own::DIRECTORY);
+        let path = |file: &str| format!("{}/{uid}/{file}", user_kernels::DIRECTORY);
         // It gets its name when it is whole, and never that of another.
         let new = format!(".new-{}-{}", std::process::id(), by_chance());
         let mut sent = false;
@@ -259,7 +260,7 @@ impl Store {
             }
             if !sent {
                 self.transfer
-                    .put(local, &path(&new), Wanted::default(), |_| ())
+                    .put(local, &path(&new), PutOptions::default(), |_| ())
                     .await?;
                 sent = true;
             }
@@ -333,7 +334,7 @@ async fn unlink(server: &Server, directory: u64, name: &str) -> anyhow::Result<(
     Ok(())
 }
 
-pub(crate) async fn remove(args: Remove, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn remove(args: Remove, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let uid = credentials().uid;
     let mut removed = Vec::new();
@@ -345,7 +346,8 @@ pub(crate) async fn remove(args: Remove, context: &Context) -> anyhow::Result<Ex
             anyhow::bail!("no kernel of yours is called {text}; see `tidemill kernel list`");
         };
         let meant = OwnName::parse(meant);
-        let directory = files::inode(&server, &format!("{}/{uid}", own::DIRECTORY)).await?;
+        let directory =
+            files::inode(&server, &format!("{}/{uid}", user_kernels::DIRECTORY)).await?;
         for file in all {
             let this = OwnName::parse(file);
             let same = this.stem == meant.stem && this.ending == meant.ending;
@@ -358,6 +360,6 @@ pub(crate) async fn remove(args: Remove, context: &Context) -> anyhow::Result<Ex
     let text = format!("removed: {}", removed.join(", "));
     context
         .output
-        .show(&Said::new(text, json!({ "removed": removed })))?;
+        .show(&Printed::new(text, json!({ "removed": removed })))?;
     Ok(ExitCode::SUCCESS)
 }

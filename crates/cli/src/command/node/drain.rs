@@ -1,6 +1,6 @@
 //! `tidemill node drain`: empties a node during normal operation.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::output::places::DrainView;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     cancel: bool,
 }
 
-pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let request = v1::DrainRequest {
         node: args.node,

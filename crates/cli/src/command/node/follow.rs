@@ -1,18 +1,18 @@
-//! Scans the external store of a node for bound directories of the cluster: a new or changed object becomes a version, and the file
+//! Scans the external store of a node for attached directories of the cluster: a new or changed object becomes a version, and the file
 //! of
 //! a deleted object is removed. `core::follow` decides about each object.
 
 mod files;
 
 use anyhow::{Context as _, ensure};
-use files::{Done, Files};
+use files::{FollowOutcome, FollowedFiles};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tidemill_bridge::{Bridge, Listed, Object, Place};
 use tidemill_client::{Credential, Endpoint, Server};
 use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_node::outside::{Bound, Follower};
+use tidemill_node::backend::{AttachedDirectory, Follower};
+use tidemill_remote::{ListedItem, Remote, RemoteAddress, StoreFile};
 use tidemill_wire::v1;
 use tokio::task::JoinSet;
 
@@ -29,36 +29,36 @@ const SOON: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 struct Looker {
     known: Follower,
-    bridge: Bridge,
-    place: Place,
+    remote: Remote,
+    place: RemoteAddress,
     node: NodeId,
     server: Server,
 }
 
-/// When each bridge is looked at next; never, if it is not said. One that is not here was not looked at by this process.
+/// When each remote is looked at next; never, if no time is known. One that is not here was not looked at by this process.
 #[derive(Debug, Default)]
 struct Dues(BTreeMap<String, Option<Instant>>);
 
 impl Dues {
-    fn is_due(&self, bridge: &str, binding: &v1::Binding) -> bool {
-        let due = match self.0.get(bridge) {
+    fn is_due(&self, remote: &str, attachment: &v1::Attachment) -> bool {
+        let due = match self.0.get(remote) {
             None => true,
-            Some(None) => binding.answered == 0,
+            Some(None) => attachment.answered == 0,
             Some(Some(due)) => *due <= Instant::now(),
         };
-        due || binding.asked > binding.answered
+        due || attachment.asked > attachment.answered
     }
 }
 
 /// A look under way.
 #[derive(Debug)]
-struct Look {
-    bridge: String,
+struct DirectoryScan {
+    remote: String,
     number: u64,
     /// True until the server has received the first report of this scan.
     fresh: bool,
-    bound: Bound,
-    files: Arc<Files>,
+    attached: AttachedDirectory,
+    files: Arc<FollowedFiles>,
     found: u64,
     passed: u64,
     example: String,
@@ -69,7 +69,7 @@ struct Look {
 /// Looks for ever.
 pub(super) async fn stay(
     known: Follower,
-    (bridge, place): (Bridge, Place),
+    (remote, place): (Remote, RemoteAddress),
     (node, (endpoint, credential)): (NodeId, (Endpoint, Option<Credential>)),
 ) {
     let mut dues = Dues::default();
@@ -78,7 +78,7 @@ pub(super) async fn stay(
         if let Ok(server) = Server::connect(&endpoint, credential.as_ref()).await {
             let looker = Looker {
                 known: known.clone(),
-                bridge: bridge.clone(),
+                remote: remote.clone(),
                 place: place.clone(),
                 node,
                 server,
@@ -119,78 +119,78 @@ impl Looker {
         }
     }
 
-    /// Scans all bridges that are due. Returns whether one was due.
+    /// Scans all remotes that are due. Returns whether one was due.
     async fn turn(&self, dues: &mut Dues) -> anyhow::Result<bool> {
-        let request = v1::BoundRequest { node: self.node.0 };
-        let reply = self.server.bridges().bound(request).await;
-        let bridges = reply.map_err(|status| self.server.explain(status))?;
-        let bridges = bridges.into_inner().bridges;
-        // A bridge to another store than the node's fails in its own scan.
-        let at = bridges.iter().map(|bridge| self.bound(bridge).ok());
-        let at: Vec<Option<Bound>> = at.collect();
-        let all = || bridges.iter().zip(&at);
-        let writes = all().filter(|(bridge, _)| !bridge.read_only);
+        let request = v1::AttachedRequest { node: self.node.0 };
+        let reply = self.server.remotes().attached(request).await;
+        let remotes = reply.map_err(|status| self.server.explain(status))?;
+        let remotes = remotes.into_inner().remotes;
+        // A remote to another store than the node's fails in its own scan.
+        let at = remotes.iter().map(|remote| self.attached(remote).ok());
+        let at: Vec<Option<AttachedDirectory>> = at.collect();
+        let all = || remotes.iter().zip(&at);
+        let writes = all().filter(|(remote, _)| !remote.read_only);
         let writes = writes.filter_map(|(_, at)| at.clone()).collect();
-        self.known.bind(writes).await?;
-        let is_bound = |name: &str| bridges.iter().any(|bridge| bridge.name == name);
-        dues.0.retain(|name, _| is_bound(name));
-        self.known.say_only_of(is_bound);
+        self.known.attach(writes).await?;
+        let is_attached = |name: &str| remotes.iter().any(|remote| remote.name == name);
+        dues.0.retain(|name, _| is_attached(name));
+        self.known.say_only_of(is_attached);
         let changed = self.known.changed();
-        for (bridge, at) in all() {
+        for (remote, at) in all() {
             let hit = |path: &String| at.as_ref().is_some_and(|at| at.name(path).is_some());
             if changed.iter().any(hit) {
-                dues.0.insert(bridge.name.clone(), Some(Instant::now()));
+                dues.0.insert(remote.name.clone(), Some(Instant::now()));
             }
         }
         let mut looked = false;
-        for bridge in &bridges {
-            let Some(binding) = &bridge.binding else {
+        for remote in &remotes {
+            let Some(attachment) = &remote.attachment else {
                 continue;
             };
-            if dues.is_due(&bridge.name, binding) {
-                let again = self.look(bridge, binding).await?;
-                let every = Duration::from_secs(u64::from(binding.every_s));
-                let after = match (again, binding.every_s) {
+            if dues.is_due(&remote.name, attachment) {
+                let again = self.look(remote, attachment).await?;
+                let every = Duration::from_secs(u64::from(attachment.every_s));
+                let after = match (again, attachment.every_s) {
                     (true, _) => Some(SOON),
                     (false, 0) => None,
                     (false, _) => Some(every),
                 };
                 let due = after.map(|after| Instant::now() + after);
-                dues.0.insert(bridge.name.clone(), due);
+                dues.0.insert(remote.name.clone(), due);
                 looked = true;
             }
         }
         Ok(looked)
     }
 
-    /// Where the directory of a bridge is in the node's store.
-    fn bound(&self, bridge: &v1::Bridge) -> anyhow::Result<Bound> {
-        let place = Place::parse(&bridge.uri)?;
+    /// Where the directory of a remote is in the node's store.
+    fn attached(&self, remote: &v1::Remote) -> anyhow::Result<AttachedDirectory> {
+        let place = RemoteAddress::parse(&remote.uri)?;
         let prefix = place
             .seen_from(&self.place, "")
-            .with_context(|| format!("{} is not in the store of node {}", bridge.uri, self.node))?;
-        let binding = bridge.binding.as_ref().context("it is not bound")?;
-        Ok(Bound {
-            directory: binding.directory.clone(),
+            .with_context(|| format!("{} is not in the store of node {}", remote.uri, self.node))?;
+        let attachment = remote.attachment.as_ref().context("it is not attached")?;
+        Ok(AttachedDirectory {
+            directory: attachment.directory.clone(),
             prefix: prefix.trim_matches('/').to_owned(),
         })
     }
 
     /// Scans the whole store and reports the result. Returns whether another scan is due soon.
-    async fn look(&self, bridge: &v1::Bridge, binding: &v1::Binding) -> anyhow::Result<bool> {
-        let mut look = Look {
-            bridge: bridge.name.clone(),
+    async fn look(&self, remote: &v1::Remote, attachment: &v1::Attachment) -> anyhow::Result<bool> {
+        let mut look = DirectoryScan {
+            remote: remote.name.clone(),
             number: number(),
             fresh: true,
-            bound: self.bound(bridge).unwrap_or(Bound {
-                directory: binding.directory.clone(),
+            attached: self.attached(remote).unwrap_or(AttachedDirectory {
+                directory: attachment.directory.clone(),
                 prefix: String::new(),
             }),
-            files: Arc::new(Files::new(
+            files: Arc::new(FollowedFiles::new(
                 self.server.clone(),
                 self.node,
-                binding.clone(),
-                (self.known.clone(), self.bridge.clone()),
+                attachment.clone(),
+                (self.known.clone(), self.remote.clone()),
             )),
             found: 0,
             passed: 0,
@@ -198,54 +198,54 @@ impl Looker {
             again: false,
         };
         let gone_through = async {
-            self.bound(bridge)?;
-            look.files.begin(!bridge.read_only).await?;
+            self.attached(remote)?;
+            look.files.begin(!remote.read_only).await?;
             self.through(&mut look).await
         };
         let trouble = match gone_through.await {
             Ok(()) => String::new(),
             Err(error) => match error.downcast_ref::<tidemill_client::Error>() {
-                // The server has restarted, or the bridge is bound to another directory: the scan starts again.
+                // The server has restarted, or the remote is attached to another directory: the scan starts again.
                 Some(tidemill_client::Error::Refused(status))
                     if status.code() == tonic::Code::Aborted =>
                 {
                     return Ok(true);
                 }
                 Some(tidemill_client::Error::Unreachable { .. }) => return Err(error),
-                _ => format!("bridge {}: {error:#}", bridge.name),
+                _ => format!("remote {}: {error:#}", remote.name),
             },
         };
         if !trouble.is_empty() {
             tracing::warn!(trouble, "files stay as they are; it is looked again");
         }
-        self.known.say(&bridge.name, &trouble);
+        self.known.say(&remote.name, &trouble);
         let looked = v1::LookedRequest {
-            bridge: bridge.name.clone(),
-            asked: binding.asked,
+            remote: remote.name.clone(),
+            asked: attachment.asked,
             passed: look.passed,
             example: look.example,
             trouble,
         };
-        let told = self.server.bridges().looked(looked).await;
-        match told {
+        let reported = self.server.remotes().looked(looked).await;
+        match reported {
             Ok(_) => Ok(look.again),
-            // The bridge was unbound during the scan.
+            // The remote was detached during the scan.
             Err(status) if status.code() == tonic::Code::NotFound => {
-                self.known.say(&bridge.name, "");
+                self.known.say(&remote.name, "");
                 Ok(false)
             }
             Err(status) => Err(self.server.explain(status).into()),
         }
     }
 
-    async fn through(&self, look: &mut Look) -> anyhow::Result<()> {
-        self.bridge.renew();
-        let mut listed = self.bridge.list(&look.bound.prefix);
+    async fn through(&self, look: &mut DirectoryScan) -> anyhow::Result<()> {
+        self.remote.renew();
+        let mut listed = self.remote.list(&look.attached.prefix);
         let mut page = Vec::new();
         while let Some(one) = listed.next().await? {
             match one {
-                Listed::Object(object) => page.push(object),
-                Listed::Passed(path, what) => look.pass(&path, what),
+                ListedItem::Object(object) => page.push(object),
+                ListedItem::Passed(path, what) => look.pass(&path, what),
             }
             if page.len() == PAGE {
                 self.page(look, std::mem::take(&mut page)).await?;
@@ -256,28 +256,28 @@ impl Looker {
     }
 
     /// Compares some objects with known files, and makes files of new objects.
-    async fn page(&self, look: &mut Look, page: Vec<Object>) -> anyhow::Result<()> {
+    async fn page(&self, look: &mut DirectoryScan, page: Vec<StoreFile>) -> anyhow::Result<()> {
         look.found += page.len() as u64;
-        let bound = look.bound.clone();
+        let attached = look.attached.clone();
         let named = page.into_iter().filter_map(|object| {
-            let name = bound.name(&object.path)?.to_owned();
+            let name = attached.name(&object.path)?.to_owned();
             Some((name, object))
         });
-        let page: Vec<(String, Object)> = named.collect();
-        let at = |(name, object): &(String, Object)| v1::LookedAt {
+        let page: Vec<(String, StoreFile)> = named.collect();
+        let at = |(name, object): &(String, StoreFile)| v1::LookedAt {
             path: name.clone(),
             size: object.size,
             tag: object.tag.clone(),
         };
         let request = v1::LookRequest {
-            bridge: look.bridge.clone(),
+            remote: look.remote.clone(),
             look: look.number,
             first: look.fresh,
             page: page.iter().map(at).collect(),
-            directory: look.bound.directory.clone(),
+            directory: look.attached.directory.clone(),
         };
         look.fresh = false;
-        let reply = self.server.bridges().look(request).await;
+        let reply = self.server.remotes().look(request).await;
         let reply = reply.map_err(|status| self.server.explain(status))?;
         let mut making = JoinSet::new();
         let mut followed = Vec::new();
@@ -305,38 +305,38 @@ impl Looker {
             return Ok(());
         }
         let request = v1::FollowRequest {
-            bridge: look.bridge.clone(),
+            remote: look.remote.clone(),
             look: look.number,
             followed,
         };
-        let noted = self.server.bridges().follow(request).await;
+        let noted = self.server.remotes().follow(request).await;
         noted.map_err(|status| self.server.explain(status))?;
         Ok(())
     }
 
     /// Removes known files that the scan has not seen, after a check that their objects are really deleted.
-    async fn missing(&self, look: &Look) -> anyhow::Result<()> {
+    async fn missing(&self, look: &DirectoryScan) -> anyhow::Result<()> {
         let mut after = 0;
         loop {
             let request = v1::MissingRequest {
-                bridge: look.bridge.clone(),
+                remote: look.remote.clone(),
                 look: look.number,
                 after,
             };
-            let reply = self.server.bridges().missing(request).await;
+            let reply = self.server.remotes().missing(request).await;
             let reply = reply.map_err(|status| self.server.explain(status))?;
             let reply = reply.into_inner();
             ensure!(
                 look.found > 0 || reply.missing.is_empty(),
-                "nothing is there any more: files stay; remove the files if that is right, or unbind the bridge"
+                "nothing is there any more: files stay; remove the files if that is right, or detach the remote"
             );
             if !reply.missing.is_empty() {
                 self.known.is_there().await?;
             }
             let mut numbers = Vec::new();
             for one in reply.missing {
-                let path = look.bound.at(&one.path);
-                match self.bridge.stat(&path).await {
+                let path = look.attached.at(&one.path);
+                match self.remote.stat(&path).await {
                     Err(error) if is_deleted(&error) => numbers.push(one.number),
                     Ok(_) => {}
                     Err(error) => return Err(error.into()),
@@ -344,11 +344,11 @@ impl Looker {
             }
             if !numbers.is_empty() {
                 let request = v1::LeaveRequest {
-                    bridge: look.bridge.clone(),
+                    remote: look.remote.clone(),
                     look: look.number,
                     numbers,
                 };
-                let left = self.server.bridges().leave(request).await;
+                let left = self.server.remotes().leave(request).await;
                 left.map_err(|status| self.server.explain(status))?;
             }
             if reply.end {
@@ -360,11 +360,11 @@ impl Looker {
 }
 
 /// Whether there is no file of that name for sure.
-fn is_deleted(error: &tidemill_bridge::Error) -> bool {
-    error.is_missing() || matches!(error, tidemill_bridge::Error::NoFile { .. })
+fn is_deleted(error: &tidemill_remote::Error) -> bool {
+    error.is_missing() || matches!(error, tidemill_remote::Error::NoFile { .. })
 }
 
-impl Look {
+impl DirectoryScan {
     fn pass(&mut self, path: &str, why: &str) {
         self.passed += 1;
         if self.example.is_empty() {
@@ -372,15 +372,19 @@ impl Look {
         }
     }
 
-    fn done(&mut self, (at, done): (v1::LookedAt, Done), followed: &mut Vec<v1::Followed>) {
+    fn done(
+        &mut self,
+        (at, done): (v1::LookedAt, FollowOutcome),
+        followed: &mut Vec<v1::Followed>,
+    ) {
         match done {
-            Done::Is(ObjectId(object)) => followed.push(v1::Followed {
+            FollowOutcome::Is(ObjectId(object)) => followed.push(v1::Followed {
                 at: Some(at),
                 object,
             }),
-            Done::Own => {}
-            Done::Later => self.again = true,
-            Done::Passed(why) => self.pass(&at.path, &why),
+            FollowOutcome::Own => {}
+            FollowOutcome::Later => self.again = true,
+            FollowOutcome::Passed(why) => self.pass(&at.path, &why),
         }
     }
 }

@@ -1,29 +1,29 @@
 //! `tidemill node recover`: files of a store whose node is lost, out of the packs that it has left there.
 
-use super::outside;
-use crate::context::Context;
+use super::backend;
+use crate::context::CommandContext;
 use crate::format;
-use crate::output::Said;
-use crate::output::bridge::RecoveredView;
+use crate::output::Printed;
+use crate::output::remote::RecoveredView;
 use anyhow::Context as _;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use tidemill_bridge::{Bridge, Listed};
 use tidemill_core::rule::Pattern;
-use tidemill_node::outside::Far;
-use tidemill_node::outside::packs::{
+use tidemill_node::backend::Far;
+use tidemill_node::backend::packs::{
     DIRECTORY,
     recovery::{Contents, Recovered},
 };
+use tidemill_remote::{ListedItem, Remote};
 
 const EXAMPLES: &str = "Examples:
   tidemill node recover s3://bucket/run-7 --keys ~/run-7.keys            list the files
   tidemill node recover s3://bucket/run-7 --keys ~/run-7.keys 'run/*.nc' --into /scratch/back
-  tidemill import BRIDGE/PATTERN /DIRECTORY                                    copy from the store into a cluster again
+  tidemill import REMOTE/PATTERN /DIRECTORY                                    copy from the store into a cluster again
 
-The command reads stores of nodes with `--outside-as`, and needs neither the node nor a cluster. It lists the newest version of
+The command reads stores of nodes with `--backend-format`, and needs neither the node nor a cluster. It lists the newest version of
 each name. Files that were removed or renamed lately may be listed under their old names. Files that are not in packs are in the store
 under their names.";
 
@@ -31,7 +31,7 @@ under their names.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Address of the store, as for --outside
+    /// Address of the store, as for --backend
     #[arg(value_name = "URI")]
     uri: String,
     /// Pattern that names of files must match, without their leading /
@@ -45,13 +45,13 @@ pub(crate) struct Args {
     into: Option<PathBuf>,
 }
 
-pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let bridge = outside::open(&args.uri, args.keys.as_deref());
-    let bridge = bridge.with_context(|| format!("can't look into {}", args.uri))?;
+pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
+    let remote = backend::open(&args.uri, args.keys.as_deref());
+    let remote = remote.with_context(|| format!("can't look into {}", args.uri))?;
     let pattern = args.pattern.as_deref().map(Pattern::new).transpose();
     let pattern = pattern.context("bad pattern")?;
-    let far: Arc<dyn Far> = Arc::new(outside::Outside::new(bridge.clone()));
-    let (contents, unreadable) = contents(&bridge, far.as_ref(), context).await?;
+    let far: Arc<dyn Far> = Arc::new(backend::Backend::new(remote.clone()));
+    let (contents, unreadable) = contents(&remote, far.as_ref(), context).await?;
     let mut files = newest(contents.files());
     files.retain(|file| {
         pattern
@@ -77,18 +77,18 @@ fn exit(failed: bool) -> ExitCode {
 
 /// What all packs say that they have, and how many say nothing.
 async fn contents(
-    bridge: &Bridge,
+    remote: &Remote,
     far: &dyn Far,
-    context: &Context,
+    context: &CommandContext,
 ) -> anyhow::Result<(Contents, u64)> {
     let (mut contents, mut unreadable) = (Contents::default(), 0);
-    let mut listed = bridge.list(DIRECTORY);
+    let mut listed = remote.list(DIRECTORY);
     while let Some(listed) = listed.next().await? {
-        let Listed::Object(pack) = listed else {
+        let ListedItem::Object(pack) = listed else {
             continue;
         };
         let path = pack.path.clone();
-        if let Err(error) = contents.add(far, outside::placed(pack)).await {
+        if let Err(error) = contents.add(far, backend::placed(pack)).await {
             unreadable += 1;
             context.note(format!("passed by: {path}: {error}"));
         }
@@ -114,12 +114,12 @@ async fn copy(
     contents: &Contents,
     far: &Arc<dyn Far>,
     (files, into): (&[Recovered], &Path),
-    context: &Context,
+    context: &CommandContext,
 ) -> anyhow::Result<bool> {
     std::fs::create_dir_all(into).with_context(|| into.display().to_string())?;
     let into = std::path::absolute(into)?;
     // By it, nothing outside of the directory is written, whatever names there are.
-    let directory = outside::open(&format!("file://{}", into.display()), None)?;
+    let directory = backend::open(&format!("file://{}", into.display()), None)?;
     let (mut copied, mut bytes, mut same, mut failed) = (0_u64, 0, 0_u64, 0_u64);
     for file in files {
         if directory.stat(&file.name).await.is_ok() {
@@ -142,8 +142,8 @@ async fn copy(
         format::count(copied, "file"),
         format::bytes(bytes),
     );
-    let said = json!({ "files": copied, "bytes": bytes, "same": same, "failed": failed });
-    context.output.show(&Said::new(text, said))?;
+    let printed = json!({ "files": copied, "bytes": bytes, "same": same, "failed": failed });
+    context.output.show(&Printed::new(text, printed))?;
     Ok(failed == 0)
 }
 
@@ -151,7 +151,7 @@ async fn copy_one(
     contents: &Contents,
     far: &Arc<dyn Far>,
     file: &Recovered,
-    directory: &Bridge,
+    directory: &Remote,
 ) -> anyhow::Result<()> {
     let reading = contents.read(Arc::clone(far), file);
     let mut reading = reading.context("parts of the file are missing")?;

@@ -1,8 +1,8 @@
 //! `tidemill node remove`: a node is the cluster's no more.
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use crate::format;
-use crate::output::Said;
+use crate::output::Printed;
 use serde_json::json;
 use std::process::ExitCode;
 use tidemill_wire::v1;
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     lose: bool,
 }
 
-pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let request = v1::RemoveNodeRequest {
         node: args.node,
@@ -44,7 +44,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
             format::count(lost, "file")
         ),
     };
-    let said = json!({ "node": args.node, "files_lost": lost });
-    context.output.show(&Said::new(text, said))?;
+    let printed = json!({ "node": args.node, "files_lost": lost });
+    context.output.show(&Printed::new(text, printed))?;
     Ok(ExitCode::SUCCESS)
 }

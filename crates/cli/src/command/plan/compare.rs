@@ -1,8 +1,8 @@
 //! `tidemill plan compare`: the simulator's predictions next to measured values, task by task.
 
 use super::job::trace;
-use crate::context::Context;
-use crate::output::Said;
+use crate::context::CommandContext;
+use crate::output::Printed;
 use crate::trace::fetch;
 use anyhow::Context as _;
 use std::ffi::{OsStr, OsString};
@@ -17,7 +17,7 @@ const EXAMPLES: &str = "Examples:
   tidemill plan compare wa.json --times-of rr.json
   tidemill plan compare 3 --platform mine.ini    your description of this cluster instead of measurements";
 
-/// Compare prediction and measurement of a job: makespan, bytes moved, every task
+/// Compare prediction and measurement of a job: makespan, bytes transferred, every task
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -30,10 +30,10 @@ pub(crate) struct Args {
     /// Description of the cluster of the run. Its nodes have the ids of the run's nodes, from 0
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
-    /// Speed of the host's cores relative to the nodes' cores, without --platform. A run whose policy did not use the host
+    /// Speed of the server cores relative to the nodes' cores, without --platform. A run whose policy did not use them
     /// contains no measurement of it
     #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = speed, conflicts_with = "platform")]
-    host_speed: f64,
+    server_core_speed: f64,
     /// Processors of the one machine that all nodes share, as in a cluster of `tidemill up`. The times should then be
     /// from a run that needed no more processors
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "platform")]
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     seed: u64,
 }
 
-pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let measured = read(&args.job, context).await?;
     let expected = match &args.times_of {
         Some(name) => {
@@ -53,18 +53,18 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         }
         None => measured.clone(),
     };
-    let expected = expected.with_host_speed(args.host_speed);
+    let expected = expected.with_server_core_speed(args.server_core_speed);
     let mut platform = match &args.platform {
         Some(path) => super::job::platform(path)?,
         None => expected.platform(),
     };
     platform.processors = args.processors.or(platform.processors);
-    if let Some(host) = &mut platform.host {
-        host.core_speed = args.host_speed;
+    if let Some(server_cores) = &mut platform.server_cores {
+        server_cores.core_speed = args.server_core_speed;
     }
     let comparison = compare(&measured, &expected.replay()?, &platform, args.seed)?;
-    let said = Said::new(comparison.text(), serde_json::to_value(&comparison)?);
-    context.output.show(&said)?;
+    let printed = Printed::new(comparison.text(), serde_json::to_value(&comparison)?);
+    context.output.show(&printed)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -76,7 +76,7 @@ fn speed(text: &str) -> Result<f64, String> {
     speed.ok_or_else(|| format!("`{text}` is not a number above 0"))
 }
 
-async fn read(job: &OsStr, context: &Context) -> anyhow::Result<Trace> {
+async fn read(job: &OsStr, context: &CommandContext) -> anyhow::Result<Trace> {
     if let Some(id) = job.to_str().and_then(|job| job.parse().ok()) {
         let server = context.connect().await?;
         return fetch(&server, id).await;

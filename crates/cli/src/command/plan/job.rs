@@ -1,18 +1,18 @@
 //! The job that is to be simulated: a job script with its costs, the trace of a real run, or a WfCommons file.
 
-use crate::output::whole;
+use crate::output::atomic_file;
 use anyhow::Context as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::{Path, PathBuf};
 use tidemill_core::job::Job;
 use tidemill_plan::sim::trace::Trace;
 use tidemill_plan::sim::{
-    Placement, Platform, Simulation, Source, Workflow, job, source, wfformat,
+    Placement, Platform, Simulation, SourceKind, Workflow, job, source, wfformat,
 };
 
 /// Flags for the job, its cluster and the simulation.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Of {
+pub(crate) struct SimulationArgs {
     /// Job script, trace (`tidemill jobs --export-trace`), or WfCommons workflow (WfFormat, JSON)
     job: PathBuf,
     /// Description of the cluster, in the INI format of the AnalyzeThis paper [default: the cluster of the trace]
@@ -36,23 +36,23 @@ fn placements() -> impl TypedValueParser<Value = Placement> {
     })
 }
 
-/// What [`Of`] names, read.
+/// What [`SimulationArgs`] names, read.
 #[derive(Debug)]
-pub(crate) struct Planned {
+pub(crate) struct SimulationInputs {
     pub(crate) workflow: Workflow,
     pub(crate) platform: Platform,
     pub(crate) placement: Placement,
 }
 
-impl Planned {
-    pub(crate) fn simulation(&self, of: &Of) -> Simulation<'_> {
+impl SimulationInputs {
+    pub(crate) fn simulation(&self, of: &SimulationArgs) -> Simulation<'_> {
         Simulation::new(&self.platform, &self.workflow)
             .placement(self.placement)
             .seed(of.seed)
     }
 }
 
-impl Of {
+impl SimulationArgs {
     /// The placement that was asked for.
     pub(crate) fn placement(&self) -> Option<Placement> {
         self.placement
@@ -62,14 +62,14 @@ impl Of {
     ///
     /// # Errors
     /// Faults in the files, with file and line.
-    pub(crate) fn read(&self) -> anyhow::Result<Planned> {
+    pub(crate) fn read(&self) -> anyhow::Result<SimulationInputs> {
         let text = text(&self.job)?;
         let file = self.job.display().to_string();
         let mut trace = None;
         let workflow = match source(&file, &text)? {
-            Source::Trace => trace.insert(Trace::parse(&file, &text)?).workflow()?,
-            Source::WfFormat => wfformat::parse(&file, &text)?,
-            Source::Script => self.script(&file, &text)?,
+            SourceKind::Trace => trace.insert(Trace::parse(&file, &text)?).workflow()?,
+            SourceKind::WfFormat => wfformat::parse(&file, &text)?,
+            SourceKind::Script => self.script(&file, &text)?,
         };
         let given = self.platform.as_deref().map(platform).transpose()?;
         let platform = given
@@ -82,7 +82,7 @@ impl Of {
         } else {
             Placement::RoundRobin
         };
-        Ok(Planned {
+        Ok(SimulationInputs {
             workflow,
             platform,
             placement: self.placement.unwrap_or(usual),
@@ -124,7 +124,7 @@ pub(crate) fn trace(path: &Path) -> anyhow::Result<Trace> {
 /// # Errors
 /// If it can't be written.
 pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    whole::write(path, text.as_bytes())
+    atomic_file::write(path, text.as_bytes())
 }
 
 fn text(path: &Path) -> anyhow::Result<String> {

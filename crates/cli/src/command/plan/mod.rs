@@ -10,7 +10,7 @@ mod sweep;
 
 pub(crate) use job::write;
 
-use crate::context::Context;
+use crate::context::CommandContext;
 use clap::Subcommand;
 use std::process::ExitCode;
 use tidemill_core::policy::{UnknownPolicy, by_name};
@@ -20,12 +20,12 @@ const EXAMPLES: &str = "Examples:
   tidemill plan run montage.trace.json --policy hybrid          a recorded run, with another policy
   tidemill plan sweep montage.trace.json --plot shapes.svg      on 1 to 8 nodes of 1 to 12 cores
   tidemill plan compare 3                                       predicted against measured, for job 3
-  tidemill plan elastic job.conf --costs costs.toml --platform cluster.ini   does waking nodes pay for it?
+  tidemill plan elastic job.conf --costs costs.toml --platform cluster.ini   does resuming nodes pay for it?
   tidemill plan model all                       the models over the site of the Active Flash paper
   tidemill plan model energy --site site.toml   over your own
   tidemill plan offload max /raw/values.f64     should this kernel run here or on the node?";
 
-/// Predict time, bytes moved and energy of jobs and of analysis in storage, without running them
+/// Predict time, bytes transferred and energy of jobs and of analysis in storage, without running them
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -48,7 +48,7 @@ fn policy(name: &str) -> Result<String, UnknownPolicy> {
     by_name(name, 0).map(|_| name.to_owned())
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     match args.command {
         PlanCommand::Run(args) => run::run(&args, context),
         PlanCommand::Sweep(args) => sweep::run(&args, context),

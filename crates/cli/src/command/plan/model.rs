@@ -1,20 +1,22 @@
 //! `tidemill plan model`: the equations of Active Flash over a site.
 
-use crate::context::Context;
-use crate::output::{Said, table, write_table};
+use crate::context::CommandContext;
+use crate::output::{Printed, table, write_table};
 use anyhow::Context as _;
 use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tidemill_plan::model::{Corrections, Part, Section, Site, SiteReport, jaguar, report};
+use tidemill_plan::model::{
+    Corrections, ReportPart, ReportSection, Site, SiteReport, jaguar, report,
+};
 
 const EXAMPLES: &str = "Examples:
   tidemill plan model all
   tidemill plan model feasible --site site.toml
   tidemill plan model cost --site site.toml --ratio 30
-  tidemill plan model energy --without drain-over-link --without overload-infeasible
+  tidemill plan model energy --without stage-out-over-link --without overload-infeasible
   tidemill --json plan model staging | jq '.staging[] | {application, approach, largest_ratio}'
 
 A site file describes a machine, its staging devices, applications and kernels; start from
@@ -26,11 +28,11 @@ examples/site/jaguar.toml. docs/models.md has the equations and the reason of ea
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    question: Question,
+    question: ModelQuestion,
 }
 
 #[derive(Debug, Subcommand)]
-enum Question {
+enum ModelQuestion {
     /// Compute how many nodes may share a device or an analysis node, and the binding limit (Eqs. 1-5, 22-24)
     Staging(OfSite),
     /// Compute which kernels keep up with which applications, and the throughput that they need (Eqs. 6-11, 25-28)
@@ -70,17 +72,21 @@ impl OfSite {
     }
 }
 
-pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     match args.question {
-        Question::Staging(of) => site(&of, &[Section::Staging], context),
-        Question::Feasible(of) => site(&of, &[Section::Feasibility], context),
-        Question::Energy(of) => site(&of, &[Section::Energy], context),
-        Question::Cost(of) => site(&of, &[Section::Cost], context),
-        Question::All(of) => site(&of, &Section::ALL, context),
+        ModelQuestion::Staging(of) => site(&of, &[ReportSection::Staging], context),
+        ModelQuestion::Feasible(of) => site(&of, &[ReportSection::Feasibility], context),
+        ModelQuestion::Energy(of) => site(&of, &[ReportSection::Energy], context),
+        ModelQuestion::Cost(of) => site(&of, &[ReportSection::Cost], context),
+        ModelQuestion::All(of) => site(&of, &ReportSection::ALL, context),
     }
 }
 
-fn site(of: &OfSite, sections: &[Section], context: &Context) -> anyhow::Result<ExitCode> {
+fn site(
+    of: &OfSite,
+    sections: &[ReportSection],
+    context: &CommandContext,
+) -> anyhow::Result<ExitCode> {
     let site = if let Some(path) = &of.site {
         Site::read(path)?
     } else {
@@ -94,18 +100,18 @@ fn site(of: &OfSite, sections: &[Section], context: &Context) -> anyhow::Result<
         None => site,
     };
     let report = report(&site, &of.corrections());
-    let said = Said::new(text(&report.parts(sections))?, json(&report, sections)?);
-    context.output.show(&said)?;
+    let printed = Printed::new(text(&report.parts(sections))?, json(&report, sections)?);
+    context.output.show(&printed)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// A report as a terminal shows it.
-fn text(parts: &[Part]) -> anyhow::Result<String> {
+fn text(parts: &[ReportPart]) -> anyhow::Result<String> {
     let mut out = Vec::new();
     for part in parts {
         match part {
-            Part::Text(text) => out.extend_from_slice(text.as_bytes()),
-            Part::Table(data) => {
+            ReportPart::Text(text) => out.extend_from_slice(text.as_bytes()),
+            ReportPart::Table(data) => {
                 let mut rows = table(&data.header, data.right);
                 rows.add_rows(&data.rows);
                 write_table(&mut out, &rows)?;
@@ -116,10 +122,10 @@ fn text(parts: &[Part]) -> anyhow::Result<String> {
 }
 
 /// The report without the sections that were not asked for.
-fn json(report: &SiteReport, sections: &[Section]) -> anyhow::Result<Value> {
+fn json(report: &SiteReport, sections: &[ReportSection]) -> anyhow::Result<Value> {
     let mut json = serde_json::to_value(report)?;
     if let Some(fields) = json.as_object_mut() {
-        for section in Section::ALL {
+        for section in ReportSection::ALL {
             if !sections.contains(&section) {
                 fields.remove(section.field());
             }

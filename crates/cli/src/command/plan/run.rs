@@ -1,8 +1,8 @@
 //! `tidemill plan run`: one job on one cluster, simulated.
 
-use super::job::{Of, write};
-use crate::context::Context;
-use crate::output::plan::ReportView;
+use super::job::{SimulationArgs, write};
+use crate::context::CommandContext;
+use crate::output::plan::SimulationReportView;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tidemill_plan::sim::gantt;
@@ -13,16 +13,16 @@ const EXAMPLES: &str = "Examples:
   tidemill plan run montage.trace.json --platform big.ini   another cluster
   tidemill plan run 1000genome.json --platform cluster.ini --placement random --seed 7
   tidemill plan run job.conf --costs costs.toml --platform cluster.ini --tasks --gantt job.svg
-  tidemill --json plan run montage.trace.json | jq '.makespan_ns, .moved_bytes'
+  tidemill --json plan run montage.trace.json | jq '.makespan_ns, .transferred_bytes'
 
 examples/planning has a platform and costs to start from; docs/planning.md describes all settings.";
 
-/// Simulate a job on a cluster that need not exist: time, bytes moved, energy, and each task's course
+/// Simulate a job on a cluster that need not exist: time, bytes transferred, energy, and each task's course
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    of: Of,
+    of: SimulationArgs,
     /// Placement policy [default: the job's, else min-wait]
     #[arg(long, value_parser = super::policy)]
     policy: Option<String>,
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     gantt: Option<PathBuf>,
 }
 
-pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let planned = args.of.read()?;
     let mut simulation = planned.simulation(&args.of);
     if let Some(policy) = &args.policy {
@@ -45,6 +45,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         write(path, &gantt::svg(&report))?;
     }
     let tasks = args.tasks;
-    context.output.show(&ReportView { report, tasks })?;
+    context
+        .output
+        .show(&SimulationReportView { report, tasks })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,8 +1,8 @@
 //! `tidemill plan sweep`: one job on clusters of many shapes, as one table and one plot.
 
-use super::job::{Of, write};
-use crate::context::Context;
-use crate::output::Said;
+use super::job::{SimulationArgs, write};
+use crate::context::CommandContext;
+use crate::output::Printed;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ All nodes are like the first node of the platform. The sweep varies their number
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    of: Of,
+    of: SimulationArgs,
     /// Numbers of nodes, such as 4 or 1-8
     #[arg(long, value_name = "RANGE", default_value = "1-8", value_parser = nodes)]
     nodes: RangeInclusive<u32>,
@@ -60,7 +60,7 @@ fn range(text: &str, max: u32) -> Result<RangeInclusive<u32>, String> {
     Ok(from..=to)
 }
 
-pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let planned = args.of.read()?;
     let usual = Shapes::default();
     let policies = if args.policies.is_empty() {
@@ -81,8 +81,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.plot {
         write(path, &sweep::svg(&planned.workflow.name, &points))?;
     }
-    let said = Said::new(sweep::table(&points), serde_json::to_value(&points)?);
-    context.output.show(&said)?;
+    let printed = Printed::new(sweep::table(&points), serde_json::to_value(&points)?);
+    context.output.show(&printed)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -3,10 +3,10 @@
 mod program;
 mod wait;
 
-use crate::context::Context;
-use crate::format::Size;
+use crate::context::CommandContext;
+use crate::format::ByteSize;
 use anyhow::{Context as _, bail, ensure};
-use program::Program;
+use program::ProgramFile;
 use rustix::fd::{AsFd, OwnedFd};
 use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -75,7 +75,7 @@ pub(crate) struct Args {
     /// Store files in the background after the program closes them, if their node is not on this machine. Until then they are
     /// kept on this machine, even if the program is killed
     #[arg(long = "async", conflicts_with_all = ["serve", "wait"])]
-    given_away: bool,
+    asynchronous: bool,
     /// Wait until all files that were closed under --async are stored
     #[arg(long, conflicts_with_all = ["serve", "program"])]
     wait: bool,
@@ -85,9 +85,9 @@ pub(crate) struct Args {
         long,
         value_name = "SIZE",
         default_value = "1GiB",
-        env = "TIDEMILL_PRELOAD_ROOM"
+        env = "TIDEMILL_PRELOAD_SPACE"
     )]
-    room: Size,
+    space: ByteSize,
     /// Run the file system that programs use, in the foreground, until SIGTERM
     #[arg(long, conflicts_with = "program")]
     serve: bool,
@@ -111,7 +111,7 @@ pub(crate) struct Args {
     idle: Option<u64>,
 }
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let prefix = checked_prefix(&args.prefix)?;
     let endpoint = absolute(context.endpoint()?);
     let directories = directories(&args, &endpoint);
@@ -132,7 +132,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let library = library(args.library.as_deref())?;
     let inside = Path::new(name).starts_with(&prefix);
     if !args.unchecked && !inside {
-        Program::find(name)?.check()?;
+        ProgramFile::find(name)?.check()?;
     }
     let (directory, kept) =
         tokio::task::block_in_place(|| connected(&args, context, &endpoint, &directories))?;
@@ -162,7 +162,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         .env("LD_PRELOAD", preloaded)
         .env(SOCKET_VARIABLE, socket)
         .env(PREFIX_VARIABLE, &prefix)
-        .env(ASYNC_VARIABLE, if args.given_away { "1" } else { "" })
+        .env(ASYNC_VARIABLE, if args.asynchronous { "1" } else { "" })
         .env_remove(DIRECTORY_VARIABLE);
     let error = command.exec();
     Err(error).with_context(|| format!("can't run {}", name.display()))
@@ -248,7 +248,7 @@ fn library(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 /// A connection to a file system, which is started if there is none.
 fn connected(
     args: &Args,
-    context: &Context,
+    context: &CommandContext,
     endpoint: &Endpoint,
     directories: &[PathBuf],
 ) -> anyhow::Result<(PathBuf, OwnedFd)> {
@@ -275,7 +275,7 @@ fn owned_by_us_or_root(directory: &Path) -> bool {
 /// Starts a file system in the background, and waits until it can be used: gives a connection to it.
 fn start(
     args: &Args,
-    context: &Context,
+    context: &CommandContext,
     endpoint: &Endpoint,
     directory: &Path,
     idle: Duration,
@@ -311,7 +311,7 @@ fn start(
 /// A connection to a file system that is started, or why that did not become one.
 fn start_once(
     args: &Args,
-    context: &Context,
+    context: &CommandContext,
     endpoint: &Endpoint,
     directory: &Path,
     idle: Duration,
@@ -343,15 +343,15 @@ fn start_once(
     }
     let text = std::fs::read(&log).unwrap_or_default();
     let from = usize::try_from(began).unwrap_or(0).min(text.len());
-    let said = String::from_utf8_lossy(&text[from..]);
-    let why = said.trim().trim_start_matches("error: ");
+    let printed = String::from_utf8_lossy(&text[from..]);
+    let why = printed.trim().trim_start_matches("error: ");
     Ok(Err(why.to_owned()))
 }
 
 /// Returns the command that serves a directory in the background. It keeps neither the terminal nor the working directory of the caller.
 fn serving(
     args: &Args,
-    context: &Context,
+    context: &CommandContext,
     endpoint: &Endpoint,
     directory: &Path,
     idle: Duration,
@@ -364,8 +364,8 @@ fn serving(
         .args(context.forwarded())
         .args(["preload", "--serve", "--idle"])
         .arg(idle.as_secs().to_string())
-        .arg("--room")
-        .arg(args.room.0.to_string())
+        .arg("--space")
+        .arg(args.space.0.to_string())
         .arg("--prefix")
         .arg(&args.prefix)
         .arg("--data-dir")
@@ -384,7 +384,7 @@ fn serving(
 /// Serves programs in the foreground.
 async fn serve(
     args: Args,
-    context: &Context,
+    context: &CommandContext,
     (endpoint, prefix): (Endpoint, PathBuf),
     directory: PathBuf,
 ) -> anyhow::Result<ExitCode> {
@@ -404,7 +404,7 @@ async fn serve(
         made.and_then(|()| std::fs::set_permissions(all, open))
             .with_context(|| all.display().to_string())?;
     }
-    let config = preload::Config {
+    let config = preload::PreloadConfig {
         endpoint,
         credential,
         directory,
@@ -413,7 +413,7 @@ async fn serve(
         allow_other: args.allow_other,
         attr_ttl: Duration::from_secs(context.config.mount.attr_ttl.unwrap_or(60)),
         idle: args.idle.map(Duration::from_secs),
-        room_bytes: args.room.0,
+        space_bytes: args.space.0,
     };
     let served = tokio::task::spawn_blocking(move || {
         let serving = preload::serve(&config)?;

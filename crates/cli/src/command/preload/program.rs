@@ -22,11 +22,11 @@ const INTERPRETER: u32 = 3;
 
 /// A program's file.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(super) struct ProgramFile {
     path: PathBuf,
 }
 
-impl Program {
+impl ProgramFile {
     /// Where the program is that is called so.
     pub(super) fn find(name: &OsStr) -> anyhow::Result<Self> {
         let given = Path::new(name);

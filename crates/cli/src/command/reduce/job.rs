@@ -2,12 +2,12 @@
 
 use super::{Args, named, remote};
 use crate::command::watch;
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use std::fmt::Write as _;
 use std::process::ExitCode;
-use tidemill_core::shown::line;
-use tidemill_kernel::reduction::Form;
+use tidemill_core::display::line;
+use tidemill_kernel::reduction::ResultFormat;
 use tidemill_wire::v1;
 
 /// The prefix of a result's path in the file system of the cluster.
@@ -33,8 +33,12 @@ pub(super) fn target(args: &Args) -> anyhow::Result<Option<String>> {
 }
 
 /// Runs the reduction as a job, and waits for its end.
-pub(super) async fn run(args: &Args, to: &str, context: &Context) -> anyhow::Result<ExitCode> {
-    Form::of(to)?;
+pub(super) async fn run(
+    args: &Args,
+    to: &str,
+    context: &CommandContext,
+) -> anyhow::Result<ExitCode> {
+    ResultFormat::of(to)?;
     let all = named(&args.files)?;
     let paths = &all[0].1;
     if let Some((variable, _)) = all.iter().find(|(_, own)| own != paths) {

@@ -3,9 +3,9 @@
 //! The client reads headers, indices of chunks and coordinates by ranges and decodes them. If a piece spans nodes, its bytes
 //! are sent to the node with most of the piece. The client folds fill values that nobody wrote.
 
-use super::{Put, expanded, having};
+use super::{CellWriter, expanded, having};
 use crate::command::variables::{ClusterDirectory, ClusterFile};
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::progress::Progress;
 use anyhow::Context as _;
@@ -14,16 +14,16 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use tidemill_client::Server;
-use tidemill_client::ranged::Ranged;
+use tidemill_client::ranged::RangedFile;
 use tidemill_client::transfer::Transfer;
+use tidemill_core::display::escaped;
 use tidemill_core::layout::Layout;
-use tidemill_core::shown::escaped;
 use tidemill_format::zip::Zip;
-use tidemill_format::{Format, Header, Piece, Pieces, Storage, Store, pieces};
-use tidemill_kernel::reducing::{Piece as Stored, SENT_BYTES_MAX, STORED_BYTES_MAX};
+use tidemill_format::{Format, Header, Pieces, Storage, VariableExtent, VariableSource, pieces};
+use tidemill_kernel::reduce_workers::{SENT_BYTES_MAX, STORED_BYTES_MAX, StoredBytes as Stored};
 use tidemill_kernel::reduction::{
-    Batch, FilePlan, Folding, Input, Item, PIECE_BYTES, Pass, Plan, Query, STATE_BYTES_MAX, State,
-    Table, around, cut, here, item, plan,
+    BoxFold, BoxState, FilePlan, PIECE_BYTES, Pass, ReductionBatch, ReductionInput, ReductionItem,
+    ReductionPlan, ReductionQuery, ResultTable, STATE_BYTES_MAX, around, cut, item, local, plan,
 };
 use tidemill_wire::v1;
 use tokio::runtime::Handle;
@@ -41,50 +41,51 @@ const SENT_BYTES: u64 = 16 << 20;
 const FETCHED_AT_ONCE: usize = 4;
 
 pub(super) async fn reduce(
-    query: &Query,
+    query: &ReductionQuery,
     paths: &[String],
-    (context, progress): (&Context, &Progress),
-    put: Option<&mut Put<'_>>,
-) -> anyhow::Result<Table> {
+    (context, progress): (&CommandContext, &Progress),
+    put: Option<&mut CellWriter<'_>>,
+) -> anyhow::Result<ResultTable> {
     let server = context.connect().await?;
     let transfer = context.transfer().await?;
     let (names, by_pattern, opened) = opened(paths, &server, &transfer).await?;
     let (headers, zips) = block_in_place(|| headers(&names, &opened))?;
-    let input = |place: usize| Input {
+    let input = |place: usize| ReductionInput {
         name: &names[place],
         header: &headers[place],
-        store: zips[place]
-            .as_ref()
-            .map_or_else(|| opened[place].store(), |zip| Store::Directory(zip)),
+        store: zips[place].as_ref().map_or_else(
+            || opened[place].store(),
+            |zip| VariableSource::Directory(zip),
+        ),
         bytes: match &opened[place] {
-            Opened::File(file) => Some(file),
-            Opened::Directory(_) => None,
+            ClusterInput::File(file) => Some(file),
+            ClusterInput::Directory(_) => None,
         },
     };
     let (places, mut notes) = having(query, (&names, &by_pattern), &headers);
     // Of each input, where its file is.
-    let opened: Vec<&Opened<'_>> = places.iter().map(|place| &opened[*place]).collect();
-    let inputs: Vec<Input<'_>> = places.into_iter().map(input).collect();
+    let opened: Vec<&ClusterInput<'_>> = places.iter().map(|place| &opened[*place]).collect();
+    let inputs: Vec<ReductionInput<'_>> = places.into_iter().map(input).collect();
     let plan = block_in_place(|| plan(query, &inputs))?;
     if let Some(put) = put {
         for (cells, slab) in plan.slabs() {
             put(&cells, &found(&slab, (&inputs, &opened), progress).await?)?;
         }
-        return Ok(Table::default());
+        return Ok(ResultTable::default());
     }
     let mut table = match plan.is_large() {
         true => plan.outline()?,
         false => found(&plan, (&inputs, &opened), progress).await?,
     };
     notes.append(&mut table.notes);
-    Ok(Table { notes, ..table })
+    Ok(ResultTable { notes, ..table })
 }
 
 /// Returns the reduced files, as inputs of a job: the files of [`having`], directories with a trailing slash.
 pub(super) async fn inputs(
-    query: &Query,
+    query: &ReductionQuery,
     paths: &[String],
-    context: &Context,
+    context: &CommandContext,
 ) -> anyhow::Result<Vec<String>> {
     let server = context.connect().await?;
     let transfer = context.transfer().await?;
@@ -98,15 +99,15 @@ pub(super) async fn inputs(
         let path = path(&names[place])?;
         let name = path.text("a job")?;
         Ok(match &opened[place] {
-            Opened::File(_) => name.to_owned(),
-            Opened::Directory(_) => format!("{name}/"),
+            ClusterInput::File(_) => name.to_owned(),
+            ClusterInput::Directory(_) => format!("{name}/"),
         })
     };
     places.into_iter().map(input).collect()
 }
 
 /// All files that names and patterns stand for, with whether a pattern does.
-type AllOpened<'a> = (Vec<String>, Vec<bool>, Vec<Opened<'a>>);
+type AllOpened<'a> = (Vec<String>, Vec<bool>, Vec<ClusterInput<'a>>);
 
 async fn opened<'a>(
     paths: &[String],
@@ -131,11 +132,11 @@ async fn opened<'a>(
         let attr = files::resolve(server, &path, true).await?.attr;
         opened.push(
             match attr.is_some_and(|attr| attr.kind() == v1::Kind::Directory) {
-                true => Opened::Directory(ClusterDirectory::new(server, transfer, path)),
+                true => ClusterInput::Directory(ClusterDirectory::new(server, transfer, path)),
                 false => {
                     let ranged = transfer.ranged(&path).await;
                     let ranged = ranged.with_context(|| name.clone())?;
-                    Opened::File(ClusterFile::new(ranged))
+                    ClusterInput::File(ClusterFile::new(ranged))
                 }
             },
         );
@@ -144,10 +145,10 @@ async fn opened<'a>(
 }
 
 async fn found(
-    plan: &Plan,
-    (inputs, opened): (&[Input<'_>], &[&Opened<'_>]),
+    plan: &ReductionPlan,
+    (inputs, opened): (&[ReductionInput<'_>], &[&ClusterInput<'_>]),
     progress: &Progress,
-) -> anyhow::Result<Table> {
+) -> anyhow::Result<ResultTable> {
     let mut pass = plan.pass()?;
     loop {
         let found = folded((plan, &pass), inputs, opened, progress).await?;
@@ -158,33 +159,33 @@ async fn found(
 }
 
 /// The path of the cluster that a text stands for.
-fn path(text: &str) -> anyhow::Result<files::Path> {
+fn path(text: &str) -> anyhow::Result<files::ClusterPath> {
     files::path(super::path(text))
 }
 
 /// A file or directory of the cluster.
-enum Opened<'a> {
+enum ClusterInput<'a> {
     File(ClusterFile<'a>),
     Directory(ClusterDirectory<'a>),
 }
 
-impl Opened<'_> {
-    fn store(&self) -> Store<'_> {
+impl ClusterInput<'_> {
+    fn store(&self) -> VariableSource<'_> {
         match self {
-            Self::File(file) => Store::File(file),
-            Self::Directory(directory) => Store::Directory(directory),
+            Self::File(file) => VariableSource::File(file),
+            Self::Directory(directory) => VariableSource::Directory(directory),
         }
     }
 }
 
 type Headers<'a> = (Vec<Header>, Vec<Option<Zip<'a>>>);
 
-fn headers<'a>(names: &[String], opened: &'a [Opened<'a>]) -> anyhow::Result<Headers<'a>> {
+fn headers<'a>(names: &[String], opened: &'a [ClusterInput<'a>]) -> anyhow::Result<Headers<'a>> {
     let (mut headers, mut zips) = (Vec::new(), Vec::new());
     for (name, file) in names.iter().zip(opened) {
-        let header = here::header(name, file.store())?;
+        let header = local::header(name, file.store())?;
         zips.push(match file {
-            Opened::File(file) if matches!(header.format, Format::Zarr(_)) => {
+            ClusterInput::File(file) if matches!(header.format, Format::Zarr(_)) => {
                 Some(Zip::open(file)?)
             }
             _ => None,
@@ -195,11 +196,11 @@ fn headers<'a>(names: &[String], opened: &'a [Opened<'a>]) -> anyhow::Result<Hea
 }
 
 async fn folded<'a>(
-    (plan, pass): (&'a Plan, &'a Pass<'a>),
-    inputs: &'a [Input<'a>],
-    opened: &'a [&'a Opened<'_>],
+    (plan, pass): (&'a ReductionPlan, &'a Pass<'a>),
+    inputs: &'a [ReductionInput<'a>],
+    opened: &'a [&'a ClusterInput<'_>],
     progress: &Progress,
-) -> anyhow::Result<State> {
+) -> anyhow::Result<BoxState> {
     let mut all = pass.state();
     let batches = plan.files.iter().flat_map(|file| {
         let batches = Batches::new((pass, file), inputs[file.input], opened[file.input]);
@@ -215,7 +216,7 @@ async fn folded<'a>(
         .buffered(AT_ONCE);
     while let Some(one) = found.next().await {
         let (file, state, bytes) = one?;
-        here::merge(file, &mut all, state)?;
+        local::merge(file, &mut all, state)?;
         progress.add(bytes);
     }
     Ok(all)
@@ -223,26 +224,26 @@ async fn folded<'a>(
 
 /// Where the file is that has pieces.
 #[derive(Clone)]
-enum Of<'a> {
-    File(Ranged<'a>),
+enum RemoteInput<'a> {
+    File(RangedFile<'a>),
     Directory(&'a ClusterDirectory<'a>),
 }
 
 /// Pieces that one node folds.
-struct Asked<'a> {
+struct NodeReduction<'a> {
     pass: &'a Pass<'a>,
     file: &'a FilePlan,
     name: &'a str,
-    of: Of<'a>,
-    pending: Pending,
+    of: RemoteInput<'a>,
+    pending: PendingPart,
 }
 
 #[derive(Default)]
-struct Pending {
+struct PendingPart {
     /// The file in a directory.
     path: Option<String>,
     part: usize,
-    items: Vec<Item>,
+    items: Vec<ReductionItem>,
     cells: (Vec<u64>, Vec<u64>),
     bytes: u64,
     /// Bytes once they are decoded.
@@ -251,13 +252,13 @@ struct Pending {
     sent: Vec<Range<u64>>,
 }
 
-enum Ready<'a> {
-    Asked(Asked<'a>),
-    Known(&'a FilePlan, State),
+enum ReadyPart<'a> {
+    Asked(NodeReduction<'a>),
+    Known(&'a FilePlan, BoxState),
 }
 
-impl<'a> Ready<'a> {
-    async fn found(self) -> anyhow::Result<(&'a FilePlan, State, u64)> {
+impl<'a> ReadyPart<'a> {
+    async fn found(self) -> anyhow::Result<(&'a FilePlan, BoxState, u64)> {
         match self {
             Self::Known(file, state) => Ok((file, state, 0)),
             Self::Asked(asked) => {
@@ -268,8 +269,8 @@ impl<'a> Ready<'a> {
     }
 }
 
-impl Asked<'_> {
-    async fn ask(self) -> anyhow::Result<State> {
+impl NodeReduction<'_> {
+    async fn ask(self) -> anyhow::Result<BoxState> {
         let Self {
             pass,
             file,
@@ -278,8 +279,8 @@ impl Asked<'_> {
             mut pending,
         } = self;
         let mut ranged = match (of, &pending.path) {
-            (Of::File(ranged), _) => ranged,
-            (Of::Directory(directory), path) => {
+            (RemoteInput::File(ranged), _) => ranged,
+            (RemoteInput::Directory(directory), path) => {
                 directory
                     .ranged(path.as_deref().unwrap_or_default())
                     .await?
@@ -310,7 +311,7 @@ impl Asked<'_> {
             .try_collect()
             .await
             .with_context(|| name.to_owned())?;
-        let batch = Batch {
+        let batch = ReductionBatch {
             task: pass.task(file, &pending.cells),
             cells: pending.cells,
             items: pending.items,
@@ -338,12 +339,12 @@ impl Asked<'_> {
 }
 
 /// Bytes of a file, and how they come to the node that folds them.
-type Placed = (Range<u64>, Stored);
+type StoredRange = (Range<u64>, Stored);
 
 /// The part that has most of some bytes, and where all of them are.
-fn placed(layout: &Layout, range: Range<u64>) -> (usize, Vec<Placed>) {
+fn placed(layout: &Layout, range: Range<u64>) -> (usize, Vec<StoredRange>) {
     let mut held = BTreeMap::<usize, u64>::new();
-    for piece in layout.pieces(range.clone()) {
+    for piece in layout.segments(range.clone()) {
         if let Some(at) = piece.at {
             *held.entry(at.part).or_default() += piece.length;
         }
@@ -352,8 +353,8 @@ fn placed(layout: &Layout, range: Range<u64>) -> (usize, Vec<Placed>) {
         .iter()
         .max_by_key(|(_, bytes)| **bytes)
         .map_or(0, |(part, _)| *part);
-    let mut places: Vec<Placed> = Vec::new();
-    for piece in layout.pieces(range) {
+    let mut places: Vec<StoredRange> = Vec::new();
+    for piece in layout.segments(range) {
         let bytes = piece.offset..piece.offset + piece.length;
         let here = piece.at.filter(|at| at.part == part);
         // Bytes after the end of a part are zeros.
@@ -383,7 +384,7 @@ fn placed(layout: &Layout, range: Range<u64>) -> (usize, Vec<Placed>) {
     (part, places)
 }
 
-fn split(places: Vec<Placed>) -> (Vec<Stored>, Vec<Range<u64>>) {
+fn split(places: Vec<StoredRange>) -> (Vec<Stored>, Vec<Range<u64>>) {
     let sent = places
         .iter()
         .filter(|(_, stored)| matches!(stored, Stored::Sent(_)));
@@ -396,29 +397,29 @@ struct Batches<'a> {
     pass: &'a Pass<'a>,
     file: &'a FilePlan,
     name: &'a str,
-    of: Of<'a>,
+    of: RemoteInput<'a>,
     layout: Option<Layout>,
     pieces: Pieces<'a>,
-    pending: BTreeMap<usize, Pending>,
-    ready: VecDeque<Ready<'a>>,
+    pending: BTreeMap<usize, PendingPart>,
+    ready: VecDeque<ReadyPart<'a>>,
     ended: bool,
 }
 
 impl<'a> Batches<'a> {
     fn new(
         (pass, file): (&'a Pass<'a>, &'a FilePlan),
-        input: Input<'a>,
-        opened: &'a Opened<'_>,
+        input: ReductionInput<'a>,
+        opened: &'a ClusterInput<'_>,
     ) -> anyhow::Result<Self> {
         let found =
             block_in_place(|| pieces(&file.variable, &file.selection, input.store, PIECE_BYTES));
         let (of, layout) = match opened {
-            Opened::File(cluster) => {
+            ClusterInput::File(cluster) => {
                 let ranged = cluster.ranged();
                 let layout = ranged.layout().clone();
-                (Of::File(ranged), Some(layout))
+                (RemoteInput::File(ranged), Some(layout))
             }
-            Opened::Directory(directory) => (Of::Directory(directory), None),
+            ClusterInput::Directory(directory) => (RemoteInput::Directory(directory), None),
         };
         Ok(Self {
             pass,
@@ -433,7 +434,7 @@ impl<'a> Batches<'a> {
         })
     }
 
-    fn add(&mut self, piece: &Piece) -> anyhow::Result<()> {
+    fn add(&mut self, piece: &VariableExtent) -> anyhow::Result<()> {
         let Some(span) = &piece.span else {
             return self.fill(piece);
         };
@@ -449,10 +450,10 @@ impl<'a> Batches<'a> {
                 offset: span.offset,
                 length: span.size,
             };
-            let mut pending = Pending {
+            let mut pending = PendingPart {
                 path: span.file.clone(),
                 bytes: span.size,
-                ..Pending::default()
+                ..PendingPart::default()
             };
             pending.items.push(item(piece, vec![held]));
             pending.cells = self.file.task.cells(&pending.items[0]);
@@ -463,7 +464,7 @@ impl<'a> Batches<'a> {
         let ends: Vec<u64> = match chunked || piece.stride.is_some() {
             true => Vec::new(),
             false => layout
-                .pieces(range)
+                .segments(range)
                 .map(|piece| piece.offset)
                 .skip(1)
                 .collect(),
@@ -488,7 +489,7 @@ impl<'a> Batches<'a> {
     fn put(
         &mut self,
         part: usize,
-        one: Item,
+        one: ReductionItem,
         bytes: u64,
         sent: Vec<Range<u64>>,
     ) -> anyhow::Result<()> {
@@ -527,17 +528,17 @@ impl<'a> Batches<'a> {
             } else {
                 self.pending.insert(
                     part,
-                    Pending {
+                    PendingPart {
                         cells: both,
                         ..pending
                     },
                 );
             }
         }
-        let pending = self.pending.entry(part).or_insert_with(|| Pending {
+        let pending = self.pending.entry(part).or_insert_with(|| PendingPart {
             part,
             cells,
-            ..Pending::default()
+            ..PendingPart::default()
         });
         pending.items.push(one);
         pending.bytes += bytes;
@@ -547,22 +548,22 @@ impl<'a> Batches<'a> {
     }
 
     /// What nobody wrote.
-    fn fill(&mut self, piece: &Piece) -> anyhow::Result<()> {
+    fn fill(&mut self, piece: &VariableExtent) -> anyhow::Result<()> {
         let one = item(piece, Vec::new());
         let cells = self.file.task.cells(&one);
-        let mut folding = Folding::new(self.pass.task(self.file, &cells), cells)?;
+        let mut folding = BoxFold::new(self.pass.task(self.file, &cells), cells)?;
         folding
             .add(&one, &[])
             .with_context(|| self.name.to_owned())?;
         self.ready
-            .push_back(Ready::Known(self.file, folding.finish()));
+            .push_back(ReadyPart::Known(self.file, folding.finish()));
         Ok(())
     }
 
-    fn send(&mut self, pending: Pending) {
+    fn send(&mut self, pending: PendingPart) {
         let (pass, file) = (self.pass, self.file);
         let (name, of) = (self.name, self.of.clone());
-        self.ready.push_back(Ready::Asked(Asked {
+        self.ready.push_back(ReadyPart::Asked(NodeReduction {
             pass,
             file,
             name,
@@ -573,7 +574,7 @@ impl<'a> Batches<'a> {
 }
 
 impl<'a> Iterator for Batches<'a> {
-    type Item = anyhow::Result<Ready<'a>>;
+    type Item = anyhow::Result<ReadyPart<'a>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {

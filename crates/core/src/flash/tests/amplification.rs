@@ -1,37 +1,37 @@
 //! Comparison of simulated write amplification of uniform random writes with the closed forms.
 
-use super::super::ftl::{Config, Ftl};
+use super::super::ftl::{Ftl, FtlConfig};
 use super::super::gc::Collector;
-use super::super::geometry::{Geometry, Spec};
+use super::super::geometry::{DeviceSpec, Geometry};
 use super::model::closed_form;
-use crate::random::Source;
+use crate::random::RandomSource;
 
 const PAGES_PER_BLOCK: u32 = 64;
 
 /// Returns four chips of 256 blocks.
-fn four_chips(over_provisioning: f64) -> Spec {
-    Spec {
+fn four_chips(over_provisioning: f64) -> DeviceSpec {
+    DeviceSpec {
         channels: 2,
         chips_per_channel: 2,
         blocks_per_chip: 256,
         pages_per_block: PAGES_PER_BLOCK,
         over_provisioning,
-        ..Spec::default()
+        ..DeviceSpec::default()
     }
 }
 
 /// Fills a device, ages it by random writes of three times its size, and measures over two more. Returns (write amplification, pages in use
 /// over logical pages).
-fn simulate(spec: Spec, collector: Collector) -> (f64, f64) {
+fn simulate(spec: DeviceSpec, collector: Collector) -> (f64, f64) {
     let page_bytes = u64::from(spec.page_bytes);
-    let config = Config {
+    let config = FtlConfig {
         collector,
-        ..Config::default()
+        ..FtlConfig::default()
     };
     let mut ftl = Ftl::new(Geometry::new(spec).unwrap(), config);
     ftl.write(0, ftl.geometry().logical_bytes()).unwrap();
     let pages = ftl.geometry().logical_pages();
-    let mut source = Source::seeded(42);
+    let mut source = RandomSource::seeded(42);
     let mut random = |ftl: &mut Ftl, count: u32| {
         for _ in 0..count {
             let offset = u64::from(source.below(pages)) * page_bytes;
@@ -79,13 +79,13 @@ fn greedy_amplification_matches_closed_form() {
 #[test]
 fn greedy_matches_closed_form_by_nominal_over_provisioning() {
     for over_provisioning in [0.07, 0.15, 0.28, 0.5] {
-        let spec = Spec {
+        let spec = DeviceSpec {
             channels: 1,
             chips_per_channel: 1,
             blocks_per_chip: 4096,
             pages_per_block: 32,
             over_provisioning,
-            ..Spec::default()
+            ..DeviceSpec::default()
         };
         let (found, _) = simulate(spec, Collector::Greedy);
         let expected = closed_form::greedy(1.0 + over_provisioning, 32);
@@ -129,17 +129,17 @@ fn cost_benefit_is_near_oldest_first_on_uniform_writes() {
 #[test]
 fn cost_benefit_beats_greedy_where_some_data_is_cold() {
     let skewed = |collector| {
-        let config = Config {
+        let config = FtlConfig {
             collector,
             level_above: u32::MAX,
-            ..Config::default()
+            ..FtlConfig::default()
         };
         let spec = four_chips(0.15);
         let page_bytes = u64::from(spec.page_bytes);
         let mut ftl = Ftl::new(Geometry::new(spec).unwrap(), config);
         ftl.write(0, ftl.geometry().logical_bytes()).unwrap();
         let pages = ftl.geometry().logical_pages();
-        let mut source = Source::seeded(5);
+        let mut source = RandomSource::seeded(5);
         for _ in 0..6 * pages {
             let hot = source.below(10) > 0;
             let page = source.below(if hot { pages / 10 } else { pages });

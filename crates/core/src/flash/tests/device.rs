@@ -3,25 +3,25 @@
 use crate::time::{Span, Time};
 use proptest::prelude::*;
 
-use super::super::ftl::{Config, Ftl};
-use super::super::geometry::{Geometry, Spec};
+use super::super::ftl::{Ftl, FtlConfig};
+use super::super::geometry::{DeviceSpec, Geometry};
 use super::model::analysis::{Analysis, Mode};
 use super::model::device::{Kind, Report, Request, RunError, run};
 use super::model::host::RangeError;
 use super::model::workload::poisson;
-use crate::random::Source;
+use crate::random::RandomSource;
 
 const MIB: u64 = 1 << 20;
 
 /// Returns 8 chips on 4 channels, 256 MiB, pages of 8 KiB.
-fn device(config: Config) -> Ftl {
-    let spec = Spec {
+fn device(config: FtlConfig) -> Ftl {
+    let spec = DeviceSpec {
         channels: 4,
         chips_per_channel: 2,
         blocks_per_chip: 150,
         pages_per_block: 32,
         over_provisioning: 0.17,
-        ..Spec::default()
+        ..DeviceSpec::default()
     };
     Ftl::new(Geometry::new(spec).unwrap(), config)
 }
@@ -42,14 +42,14 @@ fn kernel(mode: Mode, bytes_per_s: u64, resident: u64) -> Analysis {
 /// Analyses 100 MiB twenty times while single pages are read at intervals. The reads are so rare that the start of a slice does not predict
 /// the next request (every 20 slices; every 4 the mean would be 4 % higher, since each request makes a slice start).
 fn sparse_reads(mode: Mode, bytes_per_s: u64) -> Report {
-    let mut ftl = device(Config::default());
+    let mut ftl = device(FtlConfig::default());
     ftl.write(0, 100 * MIB).unwrap();
     let analysis = Analysis {
         resident: vec![(0, 100 * MIB); 20],
         ..kernel(mode, bytes_per_s, 0)
     };
     let requests = poisson(
-        &mut Source::seeded(1),
+        &mut RandomSource::seeded(1),
         Kind::Read,
         4000,
         (Time(0), Span(20 * analysis.slice_time().0)),
@@ -95,7 +95,7 @@ fn mean_preemption_delay_is_half_a_slice() {
 
 #[test]
 fn burst_of_requests_waits_for_one_slice_only() {
-    let mut ftl = device(Config::default());
+    let mut ftl = device(FtlConfig::default());
     ftl.write(0, MIB).unwrap();
     let analysis = kernel(Mode::Idle, 2 * MIB, MIB);
     let burst: Vec<Request> = (0..10)
@@ -115,7 +115,10 @@ fn burst_of_requests_waits_for_one_slice_only() {
 fn idle_device_analyses_as_fast_as_table_7() {
     // 100 MB on the prototype: 2.4 s to read in slices of 32 KB, then the kernel's own time.
     for (tenths, published) in [(198u64, 4.5), (221, 4.0), (277, 3.3), (496, 1.9)] {
-        let mut ftl = Ftl::new(Geometry::new(Spec::prototype()).unwrap(), Config::default());
+        let mut ftl = Ftl::new(
+            Geometry::new(DeviceSpec::prototype()).unwrap(),
+            FtlConfig::default(),
+        );
         ftl.write(0, 100 * MIB).unwrap();
         let analysis = kernel(Mode::Idle, 1000 * MIB / tenths, 100 * MIB);
         let report = run(&mut ftl, &[], Some(&analysis), Span(0)).unwrap();
@@ -144,7 +147,7 @@ fn write_time_analysis_reads_back_only_bytes_beyond_memory() {
         .collect();
     let mode = Mode::AtWrite { dram_bytes: dram };
     let analysis = kernel(mode, kernel_rate, 0);
-    let mut ftl = device(Config::default());
+    let mut ftl = device(FtlConfig::default());
     let report = run(&mut ftl, &requests, Some(&analysis), Span(0)).unwrap();
     assert_eq!(report.analysed.bytes, burst);
     let expected = burst * kernel_rate / rate + dram;
@@ -153,22 +156,22 @@ fn write_time_analysis_reads_back_only_bytes_beyond_memory() {
     assert!(found.abs_diff(expected) < expected / 20);
 
     // Memory for all data: no data is read back, and the analysis ends as soon as the kernel can.
-    let roomy = kernel(Mode::AtWrite { dram_bytes: burst }, kernel_rate, 0);
-    let mut ftl = device(Config::default());
-    let report = run(&mut ftl, &requests, Some(&roomy), Span(0)).unwrap();
+    let spacious = kernel(Mode::AtWrite { dram_bytes: burst }, kernel_rate, 0);
+    let mut ftl = device(FtlConfig::default());
+    let report = run(&mut ftl, &requests, Some(&spacious), Span(0)).unwrap();
     assert_eq!(report.analysed.bytes_in_memory, burst);
-    let roomy_end = seconds(report.analysed.finished);
-    assert!((roomy_end - 20.0).abs() < 0.2, "{roomy_end}");
+    let spacious_end = seconds(report.analysed.finished);
+    assert!((spacious_end - 20.0).abs() < 0.2, "{spacious_end}");
 
     // In idle time all data is read back from flash.
-    let mut ftl = device(Config::default());
+    let mut ftl = device(FtlConfig::default());
     let idle = kernel(Mode::Idle, kernel_rate, 0);
     let report = run(&mut ftl, &requests, Some(&idle), Span(0)).unwrap();
     assert_eq!(
         (report.analysed.bytes, report.analysed.bytes_in_memory),
         (burst, 0)
     );
-    assert!(seconds(report.analysed.finished) > roomy_end);
+    assert!(seconds(report.analysed.finished) > spacious_end);
 }
 
 fn seconds(time: Time) -> f64 {
@@ -177,14 +180,14 @@ fn seconds(time: Time) -> f64 {
 
 /// Runs a full, aged device with bursts of random writes, and analysis of old data in between.
 fn aged(mode: Option<Mode>, bytes_per_s: u64) -> Report {
-    let config = Config {
+    let config = FtlConfig {
         collect_below: 60,
-        ..Config::default()
+        ..FtlConfig::default()
     };
     let mut ftl = device(config);
     let pages = ftl.geometry().logical_pages();
     ftl.write(0, ftl.geometry().logical_bytes()).unwrap();
-    let mut source = Source::seeded(9);
+    let mut source = RandomSource::seeded(9);
     for _ in 0..2 * pages {
         ftl.write(u64::from(source.below(pages)) * 8192, 8192)
             .unwrap();
@@ -235,7 +238,7 @@ fn device_run_is_deterministic() {
 
 #[test]
 fn device_refuses_invalid_requests() {
-    let mut ftl = device(Config::default());
+    let mut ftl = device(FtlConfig::default());
     let capacity = ftl.geometry().logical_bytes();
     let request = Request {
         arrival: Time(0),
@@ -285,13 +288,13 @@ proptest! {
             (0..4u64).prop_map(|mib| Mode::AtWrite { dram_bytes: mib * MIB }),
         ],
     ) {
-        let mut source = Source::seeded(seed);
+        let mut source = RandomSource::seeded(seed);
         let gap = (Time(0), Span(mean_gap_us * 1000));
         let mut requests = poisson(&mut source, Kind::Write, writes, gap, (10_000, 8192));
         requests.extend(poisson(&mut source, Kind::Read, reads, gap, (10_000, 8192)));
         let analysis = kernel(mode, mebibytes_per_s * MIB, 2 * MIB);
         let fresh = || {
-            let mut ftl = device(Config { collect_below: 20, ..Config::default() });
+            let mut ftl = device(FtlConfig { collect_below: 20, ..FtlConfig::default() });
             ftl.write(0, 100 * MIB).unwrap();
             ftl
         };
@@ -311,7 +314,7 @@ proptest! {
         mebibytes_per_s in 1..300u64,
         at_write in any::<bool>(),
     ) {
-        let mut source = Source::seeded(seed);
+        let mut source = RandomSource::seeded(seed);
         let requests: Vec<Request> = (1..60u64)
             .map(|i| Request {
                 arrival: Time(i * 50_000_000 + source.next_u64() % 10_000_000),
@@ -323,7 +326,7 @@ proptest! {
         let mode = if at_write { Mode::AtWrite { dram_bytes: MIB } } else { Mode::Idle };
         let analysis = kernel(mode, mebibytes_per_s * MIB, 90 * MIB);
         let fresh = || {
-            let mut ftl = device(Config::default());
+            let mut ftl = device(FtlConfig::default());
             ftl.write(0, 100 * MIB).unwrap();
             ftl
         };

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::super::ftl::{Config, Ftl, Operation};
+use super::super::ftl::{FlashOperation, Ftl, FtlConfig};
 use super::super::gc::Collector;
 use super::model::host::RangeError;
 use super::small;
-use crate::random::Source;
+use crate::random::RandomSource;
 
 /// Content of each physical page: (logical page, version).
 struct Flash {
@@ -29,19 +29,19 @@ impl Flash {
         }
     }
 
-    fn apply(&mut self, operation: Operation) {
+    fn apply(&mut self, operation: FlashOperation) {
         match operation {
-            Operation::Read { page } => assert!(self.pages[page as usize].is_some()),
-            Operation::Program { page, logical } => {
+            FlashOperation::Read { page } => assert!(self.pages[page as usize].is_some()),
+            FlashOperation::Program { page, logical } => {
                 self.version += 1;
                 self.written.insert(logical, self.version);
                 self.program(page, (logical, self.version));
             }
-            Operation::Copy { from, to } => {
+            FlashOperation::Copy { from, to } => {
                 let data = self.pages[from as usize].expect("copied from an erased page");
                 self.program(to, data);
             }
-            Operation::Erase { block } => {
+            FlashOperation::Erase { block } => {
                 let first = (block * self.pages_per_block) as usize;
                 self.pages[first..first + self.pages_per_block as usize].fill(None);
             }
@@ -68,57 +68,57 @@ impl Flash {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum FtlStep {
     Write(u64, u64),
     Trim(u64, u64),
     Collect(u32),
     Churn(u64, u32),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<FtlStep>> {
     let range = (0..500_000u64, 0..20_000u64);
     prop::collection::vec(
         prop_oneof![
-            4 => range.clone().prop_map(|(offset, bytes)| Step::Write(offset, bytes)),
-            2 => range.prop_map(|(offset, bytes)| Step::Trim(offset, bytes)),
-            2 => (1..20u32).prop_map(Step::Collect),
-            2 => (any::<u64>(), 1..1500u32).prop_map(|(seed, n)| Step::Churn(seed, n)),
+            4 => range.clone().prop_map(|(offset, bytes)| FtlStep::Write(offset, bytes)),
+            2 => range.prop_map(|(offset, bytes)| FtlStep::Trim(offset, bytes)),
+            2 => (1..20u32).prop_map(FtlStep::Collect),
+            2 => (any::<u64>(), 1..1500u32).prop_map(|(seed, n)| FtlStep::Churn(seed, n)),
         ],
         1..30,
     )
 }
 
-fn configs() -> impl Strategy<Value = Config> {
+fn configs() -> impl Strategy<Value = FtlConfig> {
     let collector = prop_oneof![
         Just(Collector::Greedy),
         Just(Collector::CostBenefit),
         Just(Collector::OldestFirst)
     ];
-    (collector, 0..20u32, 0..6u32).prop_map(|(collector, collect_below, level_above)| Config {
+    (collector, 0..20u32, 0..6u32).prop_map(|(collector, collect_below, level_above)| FtlConfig {
         collector,
         collect_below,
         level_above,
     })
 }
 
-fn step(ftl: &mut Ftl, flash: &mut Flash, step: &Step) {
+fn step(ftl: &mut Ftl, flash: &mut Flash, step: &FtlStep) {
     let page_bytes = u64::from(ftl.geometry().spec().page_bytes);
     match *step {
-        Step::Write(offset, bytes) => {
+        FtlStep::Write(offset, bytes) => {
             let _ = ftl.write_observed(offset, bytes, &mut |op| flash.apply(op));
         }
-        Step::Trim(offset, bytes) => {
+        FtlStep::Trim(offset, bytes) => {
             if ftl.trim(offset, bytes).is_ok() {
                 let pages = offset.div_ceil(page_bytes)..(offset + bytes) / page_bytes;
                 let inside = |page: u32| pages.contains(&u64::from(page));
                 flash.written.retain(|&page, _| !inside(page));
             }
         }
-        Step::Collect(pages) => {
+        FtlStep::Collect(pages) => {
             ftl.collect(pages, &mut |op| flash.apply(op));
         }
-        Step::Churn(seed, count) => {
-            let mut source = Source::seeded(seed);
+        FtlStep::Churn(seed, count) => {
+            let mut source = RandomSource::seeded(seed);
             // Nine in ten writes hit a tenth of the pages, so that there is cold data to level.
             for _ in 0..count {
                 let all = ftl.geometry().logical_pages();
@@ -156,10 +156,10 @@ fn full_ftl_accepts_overwrites_without_end() {
         Collector::CostBenefit,
         Collector::OldestFirst,
     ] {
-        let config = Config {
+        let config = FtlConfig {
             collector,
             level_above: 4,
-            ..Config::default()
+            ..FtlConfig::default()
         };
         // The smallest over-provisioning that four chips allow: 17 blocks of 128.
         let mut ftl = small(0.1533, config);
@@ -169,7 +169,7 @@ fn full_ftl_accepts_overwrites_without_end() {
             ftl.write_observed(0, all, &mut |op| flash.apply(op))
                 .unwrap();
         }
-        step(&mut ftl, &mut flash, &Step::Churn(1, 20_000));
+        step(&mut ftl, &mut flash, &FtlStep::Churn(1, 20_000));
         flash.check(&ftl);
         assert!(ftl.counts().levelled_pages > 0);
     }
@@ -177,11 +177,11 @@ fn full_ftl_accepts_overwrites_without_end() {
 
 #[test]
 fn sequential_writes_are_striped_and_not_amplified() {
-    let mut ftl = small(0.25, Config::default());
+    let mut ftl = small(0.25, FtlConfig::default());
     let mut chips = Vec::new();
     let geometry = ftl.geometry().clone();
     ftl.write_observed(0, 8 * 512, &mut |op| {
-        if let Operation::Program { page, .. } = op {
+        if let FlashOperation::Program { page, .. } = op {
             chips.push(geometry.chip_of(page));
         }
     })
@@ -196,7 +196,7 @@ fn sequential_writes_are_striped_and_not_amplified() {
 
 #[test]
 fn partial_page_write_costs_whole_page_and_a_read() {
-    let mut ftl = small(0.25, Config::default());
+    let mut ftl = small(0.25, FtlConfig::default());
     ftl.write(100, 50).unwrap();
     assert_eq!(
         (ftl.counts().host_pages, ftl.counts().partial_reads),
@@ -217,7 +217,7 @@ fn partial_page_write_costs_whole_page_and_a_read() {
 
 #[test]
 fn ftl_refuses_range_outside_device_without_change() {
-    let mut ftl = small(0.25, Config::default());
+    let mut ftl = small(0.25, FtlConfig::default());
     let capacity = ftl.geometry().logical_bytes();
     for (offset, bytes) in [
         (capacity, 1),

@@ -2,13 +2,13 @@
 
 use proptest::prelude::*;
 
-use super::super::ftl::{Config, Ftl};
+use super::super::ftl::{Ftl, FtlConfig};
 use super::super::gc::Collector;
-use super::super::ledger::{Ledger, LedgerError, PAGES_MAX, SECTOR_BYTES};
+use super::super::ledger::{FlashLedger, LedgerError, PAGES_MAX, SECTOR_BYTES};
 use super::super::snapshot::SnapshotError;
 use super::model::closed_form;
 use super::small;
-use crate::random::Source;
+use crate::random::RandomSource;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -22,7 +22,7 @@ fn ledger_pages_scale_to_keep_map_small() {
         (1024 * GIB, 4 * MIB),
         (512 * 1024 * GIB, 2048 * MIB),
     ] {
-        let ledger = Ledger::new(capacity).unwrap();
+        let ledger = FlashLedger::new(capacity).unwrap();
         let report = ledger.report();
         assert_eq!(report.block_bytes, 64 * page_bytes, "{capacity}");
         assert_eq!(report.used_bytes, 0);
@@ -31,14 +31,14 @@ fn ledger_pages_scale_to_keep_map_small() {
         assert!(blocks * report.block_bytes > capacity);
     }
     for capacity in [0, 512 * 1024 * GIB + 1, u64::MAX] {
-        let refused = Ledger::new(capacity).map(|_| ());
+        let refused = FlashLedger::new(capacity).map(|_| ());
         assert_eq!(refused, Err(LedgerError::Capacity { capacity }));
     }
 }
 
 #[test]
 fn ledger_write_once_is_not_amplified_and_rewrite_wears() {
-    let mut ledger = Ledger::new(GIB).unwrap();
+    let mut ledger = FlashLedger::new(GIB).unwrap();
     for object in 0..900 {
         ledger.wrote(object, MIB).unwrap();
     }
@@ -67,7 +67,7 @@ fn ledger_write_once_is_not_amplified_and_rewrite_wears() {
 
 #[test]
 fn small_objects_cost_sectors_and_not_coarse_pages() {
-    let mut ledger = Ledger::new(1024 * GIB).unwrap();
+    let mut ledger = FlashLedger::new(1024 * GIB).unwrap();
     for object in 0..10_000 {
         ledger.wrote(object, 100).unwrap();
     }
@@ -81,13 +81,13 @@ fn small_objects_cost_sectors_and_not_coarse_pages() {
 /// physical to occupied pages.
 fn rewritten(object_bytes: u64) -> (f64, f64) {
     let page_bytes = 65_536u32;
-    let mut ledger = Ledger::with_pages(GIB, page_bytes).unwrap();
-    let mut source = Source::seeded(3);
+    let mut ledger = FlashLedger::with_pages(GIB, page_bytes).unwrap();
+    let mut source = RandomSource::seeded(3);
     let objects = GIB / object_bytes * 85 / 100;
     for object in 0..objects {
         ledger.wrote(object, object_bytes).unwrap();
     }
-    let mut rewrite = |ledger: &mut Ledger, count: u64| {
+    let mut rewrite = |ledger: &mut FlashLedger, count: u64| {
         for _ in 0..count {
             let object = source.next_u64() % objects;
             assert!(ledger.removed(object));
@@ -121,7 +121,7 @@ fn random_rewriting_amplifies_like_closed_form() {
 
 #[test]
 fn ledger_refuses_write_that_does_not_fit_without_change() {
-    let mut ledger = Ledger::new(64 * MIB).unwrap();
+    let mut ledger = FlashLedger::new(64 * MIB).unwrap();
     ledger.wrote(1, 60 * MIB).unwrap();
     let before = ledger.report();
     assert_eq!(
@@ -139,8 +139,8 @@ fn ledger_refuses_write_that_does_not_fit_without_change() {
     assert_eq!(ledger.report().used_bytes, 0);
 }
 
-fn churn(ledger: &mut Ledger, seed: u64, steps: u32) {
-    let mut source = Source::seeded(seed);
+fn churn(ledger: &mut FlashLedger, seed: u64, steps: u32) {
+    let mut source = RandomSource::seeded(seed);
     for _ in 0..steps {
         let object = u64::from(source.below(300));
         if source.below(3) == 0 {
@@ -165,10 +165,10 @@ proptest! {
         mebibytes in 1..200u64,
         before in 0..3000u32,
     ) {
-        let mut saved = Ledger::new(mebibytes * MIB).unwrap();
+        let mut saved = FlashLedger::new(mebibytes * MIB).unwrap();
         churn(&mut saved, seed, before);
         let bytes = saved.save();
-        let mut restored = Ledger::restore(&bytes).unwrap();
+        let mut restored = FlashLedger::restore(&bytes).unwrap();
         prop_assert_eq!(restored.report(), saved.report());
         prop_assert_eq!(restored.save(), bytes);
         churn(&mut saved, seed ^ 1, 2000);
@@ -186,10 +186,10 @@ proptest! {
         writes in 0..5000u32,
         moved in 0..8u32,
     ) {
-        let config = Config { collector, level_above: 3, ..Config::default() };
+        let config = FtlConfig { collector, level_above: 3, ..FtlConfig::default() };
         let mut saved = small(0.3, config);
         let write = |ftl: &mut Ftl, seed: u64| {
-            let mut source = Source::seeded(seed);
+            let mut source = RandomSource::seeded(seed);
             for _ in 0..writes {
                 let page = source.below(ftl.geometry().logical_pages());
                 ftl.write(u64::from(page) * 512, 512).unwrap();
@@ -209,8 +209,8 @@ proptest! {
     /// If any byte is wrong, the restore fails or returns a device with consistent counts.
     #[test]
     fn restore_of_corrupt_bytes_fails_or_stays_consistent(seed in any::<u64>(), at in any::<prop::sample::Index>(), to in any::<u8>()) {
-        let mut ftl = small(0.3, Config::default());
-        let mut source = Source::seeded(seed);
+        let mut ftl = small(0.3, FtlConfig::default());
+        let mut source = RandomSource::seeded(seed);
         for _ in 0..1500 {
             let page = source.below(ftl.geometry().logical_pages());
             ftl.write(u64::from(page) * 512, 512).unwrap();
@@ -222,18 +222,18 @@ proptest! {
         if let Ok(ftl) = Ftl::restore(&bytes) {
             ftl.check();
         }
-        let mut ledger = Ledger::new(MIB).unwrap();
+        let mut ledger = FlashLedger::new(MIB).unwrap();
         churn(&mut ledger, seed, 50);
         let mut bytes = ledger.save();
         let at = at % bytes.len();
         bytes[at] = to;
-        let _ = Ledger::restore(&bytes);
+        let _ = FlashLedger::restore(&bytes);
     }
 }
 
 #[test]
 fn ledger_snapshot_is_small_and_versioned() {
-    let mut ledger = Ledger::new(1024 * GIB).unwrap();
+    let mut ledger = FlashLedger::new(1024 * GIB).unwrap();
     assert!(ledger.save().len() < 20_000, "{}", ledger.save().len());
     for object in 0..10_000 {
         ledger.wrote(object, 50 * MIB).unwrap();
@@ -241,7 +241,7 @@ fn ledger_snapshot_is_small_and_versioned() {
     assert!(ledger.save().len() < 200_000, "{}", ledger.save().len());
     let mut bytes = ledger.save();
     bytes.push(0);
-    let refused = |bytes: &[u8]| Ledger::restore(bytes).map(|_| ()).unwrap_err();
+    let refused = |bytes: &[u8]| FlashLedger::restore(bytes).map(|_| ()).unwrap_err();
     assert_eq!(refused(&bytes), SnapshotError::Trailing(1));
     bytes[0] = 2;
     assert_eq!(refused(&bytes), SnapshotError::Version { found: 2 });
@@ -251,7 +251,7 @@ fn ledger_snapshot_is_small_and_versioned() {
 /// A snapshot that the first version wrote stays readable. A change of the format needs a new version.
 #[test]
 fn ledger_restores_snapshot_of_first_version() {
-    let mut ledger = Ledger::restore(include_bytes!("ledger-v1.snapshot")).unwrap();
+    let mut ledger = FlashLedger::restore(include_bytes!("ledger-v1.snapshot")).unwrap();
     let report = ledger.report();
     assert_eq!(
         (report.host_bytes, report.flash_bytes),

@@ -9,19 +9,19 @@ mod model;
 mod speed;
 mod wear;
 
-use super::ftl::{Config, Ftl};
-use super::geometry::{Geometry, Spec};
+use super::ftl::{Ftl, FtlConfig};
+use super::geometry::{DeviceSpec, Geometry};
 
 /// Returns a device of few, small blocks.
-fn small(over_provisioning: f64, config: Config) -> Ftl {
-    let spec = Spec {
+fn small(over_provisioning: f64, config: FtlConfig) -> Ftl {
+    let spec = DeviceSpec {
         channels: 2,
         chips_per_channel: 2,
         blocks_per_chip: 32,
         pages_per_block: 8,
         page_bytes: 512,
         over_provisioning,
-        ..Spec::default()
+        ..DeviceSpec::default()
     };
     Ftl::new(Geometry::new(spec).unwrap(), config)
 }

@@ -5,15 +5,15 @@
     reason = "the measurement needs a clock; what is measured does not"
 )]
 
-use super::super::ftl::{Config, Ftl};
+use super::super::ftl::{Ftl, FtlConfig};
 use super::super::gc::Collector;
-use super::super::geometry::{Geometry, GeometryError, Spec};
-use super::super::ledger::{Ledger, LedgerError};
+use super::super::geometry::{DeviceSpec, Geometry, GeometryError};
+use super::super::ledger::{FlashLedger, LedgerError};
 use super::model::analysis::{Analysis, Mode};
 use super::model::closed_form;
 use super::model::device::{Kind, run};
 use super::model::workload::poisson;
-use crate::random::Source;
+use crate::random::RandomSource;
 use crate::time::{Span, Time};
 use std::time::Instant;
 
@@ -24,14 +24,14 @@ fn device(
     over_provisioning: f64,
     collector: Collector,
 ) -> Result<Ftl, GeometryError> {
-    let spec = Spec {
+    let spec = DeviceSpec {
         blocks_per_chip,
         over_provisioning,
-        ..Spec::default()
+        ..DeviceSpec::default()
     };
-    let config = Config {
+    let config = FtlConfig {
         collector,
-        ..Config::default()
+        ..FtlConfig::default()
     };
     Ok(Ftl::new(Geometry::new(spec)?, config))
 }
@@ -44,7 +44,7 @@ fn rate(what: &str, count: u64, work: impl FnOnce()) {
     println!("{what:<58} {millions:>8.1} M/s");
 }
 
-fn random_writes(ftl: &mut Ftl, source: &mut Source, count: u32) {
+fn random_writes(ftl: &mut Ftl, source: &mut RandomSource, count: u32) {
     let pages = ftl.geometry().logical_pages();
     for _ in 0..count {
         let offset = u64::from(source.below(pages)) * PAGE;
@@ -69,7 +69,7 @@ fn speed_of_translation() -> Result<(), GeometryError> {
             },
         );
         let mut ftl = device(blocks, over_provisioning, Collector::Greedy)?;
-        let mut source = Source::seeded(1);
+        let mut source = RandomSource::seeded(1);
         let erases = ftl.counts().erases;
         rate(
             &format!("{name}: random pages, no collection"),
@@ -113,12 +113,12 @@ fn simulated_amplification_against_closed_form() -> Result<(), GeometryError> {
                 Collector::OldestFirst,
                 Collector::CostBenefit,
             ] {
-                let spec = Spec {
+                let spec = DeviceSpec {
                     channels: 1,
                     chips_per_channel: chips,
                     blocks_per_chip,
                     over_provisioning,
-                    ..Spec::default()
+                    ..DeviceSpec::default()
                 };
                 let (found, in_use) = steady_state(spec, collector)?;
                 let form = |alpha| match collector {
@@ -138,16 +138,16 @@ fn simulated_amplification_against_closed_form() -> Result<(), GeometryError> {
 }
 
 /// Returns (write amplification, mean pages in use over logical pages) after three device sizes of random writes, over one more.
-fn steady_state(spec: Spec, collector: Collector) -> Result<(f64, f64), GeometryError> {
-    let config = Config {
+fn steady_state(spec: DeviceSpec, collector: Collector) -> Result<(f64, f64), GeometryError> {
+    let config = FtlConfig {
         collector,
-        ..Config::default()
+        ..FtlConfig::default()
     };
     let mut ftl = Ftl::new(Geometry::new(spec)?, config);
     let bytes = ftl.geometry().logical_bytes();
     ftl.write(0, bytes).expect("inside the device");
     let pages = ftl.geometry().logical_pages();
-    let mut source = Source::seeded(2);
+    let mut source = RandomSource::seeded(2);
     random_writes(&mut ftl, &mut source, 3 * pages);
     let before = ftl.counts();
     let mut in_use = 0.0;
@@ -165,7 +165,7 @@ fn steady_state(spec: Spec, collector: Collector) -> Result<(f64, f64), Geometry
 fn speed_of_requests_during_analysis() -> Result<(), GeometryError> {
     let mut ftl = device(1096, 0.07, Collector::Greedy)?;
     ftl.write(0, 1 << 30).expect("inside the device");
-    let mut source = Source::seeded(3);
+    let mut source = RandomSource::seeded(3);
     let gap = (Time(0), Span(100_000));
     let requests = poisson(&mut source, Kind::Read, 1_000_000, gap, (100_000, 8192));
     let analysis = Analysis {
@@ -188,8 +188,8 @@ fn speed_of_requests_during_analysis() -> Result<(), GeometryError> {
 #[test]
 #[ignore = "prints a table, and takes minutes without --release"]
 fn speed_of_ledger() -> Result<(), LedgerError> {
-    let mut ledger = Ledger::new(1 << 40)?;
-    let mut source = Source::seeded(4);
+    let mut ledger = FlashLedger::new(1 << 40)?;
+    let mut source = RandomSource::seeded(4);
     for object in 0..900_000 {
         ledger.wrote(object, 1 << 20)?;
     }

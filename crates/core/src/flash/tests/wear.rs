@@ -1,19 +1,19 @@
 //! Tests of levelling.
 
-use super::super::ftl::{Config, Ftl};
+use super::super::ftl::{Ftl, FtlConfig};
 use super::small;
-use crate::random::Source;
+use crate::random::RandomSource;
 
 /// Writes half of the device once and the rest many times.
 fn half_cold(level_above: u32) -> Ftl {
-    let config = Config {
+    let config = FtlConfig {
         level_above,
-        ..Config::default()
+        ..FtlConfig::default()
     };
     let mut ftl = small(0.25, config);
     let pages = ftl.geometry().logical_pages();
     ftl.write(0, u64::from(pages) * 512).unwrap();
-    let mut source = Source::seeded(11);
+    let mut source = RandomSource::seeded(11);
     for _ in 0..200_000 {
         let page = pages / 2 + source.below(pages / 2);
         ftl.write(u64::from(page) * 512, 512).unwrap();

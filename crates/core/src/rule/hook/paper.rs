@@ -10,7 +10,7 @@
 //! <//run/*.dat>
 //! ```
 
-use super::{Keep, MAX_ROUND, On, Spec};
+use super::{BATCH_FILES_MAX, HookSpec, InputAction, On};
 use std::fmt::{self, Display, Formatter};
 
 /// Accepted names of the map function (`op`), in addition to the operation's own name.
@@ -30,15 +30,15 @@ pub struct FormatError {
 }
 
 /// Section that is being read.
-struct Section {
-    spec: Spec,
+struct PaperSection {
+    spec: HookSpec,
     op: Option<String>,
     times: Option<u32>,
     on: Option<On>,
     begun: usize,
 }
 
-impl Spec {
+impl HookSpec {
     /// Reads hooks, each between a line `<PATTERN>` and a line `</PATTERN>`. A section with `op: reduce` belongs to the previous section
     /// with the same pattern, whose output is then reduced.
     ///
@@ -46,7 +46,7 @@ impl Spec {
     /// The first fault, and its line.
     pub fn read_all(text: &str) -> Result<Vec<Self>, FormatError> {
         let mut all: Vec<Self> = Vec::new();
-        let mut open: Option<Section> = None;
+        let mut open: Option<PaperSection> = None;
         let mut last = 0;
         for (line, text) in (1..).zip(text.lines()) {
             last = line;
@@ -66,7 +66,7 @@ impl Spec {
                         format!("{text:?} stands outside of a section: begin one with <PATTERN>");
                     return Err(wrong(what));
                 }
-                (None, Some(pattern)) => open = Some(Section::new(pattern, line)),
+                (None, Some(pattern)) => open = Some(PaperSection::new(pattern, line)),
                 (Some(section), Some(end)) => {
                     section.check_end(end).map_err(wrong)?;
                     section.close(&mut all).map_err(wrong)?;
@@ -93,11 +93,11 @@ impl Spec {
     }
 }
 
-impl Section {
+impl PaperSection {
     fn new(pattern: &str, begun: usize) -> Self {
-        let spec = Spec {
+        let spec = HookSpec {
             pattern: pattern.to_owned(),
-            ..Spec::default()
+            ..HookSpec::default()
         };
         Self {
             spec,
@@ -130,13 +130,13 @@ impl Section {
         }
         let number = |value: &str| {
             let number = value.parse().ok();
-            let number = number.filter(|number| (1..=MAX_ROUND).contains(number));
-            number.ok_or_else(|| format!("{key}: give a number from 1 to {MAX_ROUND}"))
+            let number = number.filter(|number| (1..=BATCH_FILES_MAX).contains(number));
+            number.ok_or_else(|| format!("{key}: give a number from 1 to {BATCH_FILES_MAX}"))
         };
         let spec = &mut self.spec;
-        let said = Some(value.to_owned());
+        let given = Some(value.to_owned());
         match key {
-            "op" => self.op = said,
+            "op" => self.op = given,
             "lib_path" => value.clone_into(&mut spec.map),
             "output" => value.clone_into(&mut spec.output),
             "name" => value.clone_into(&mut spec.name),
@@ -147,11 +147,11 @@ impl Section {
                     _ => return Err(format!("mpi: {value:?} is not yes or no")),
                 }
             }
-            "reduce" => spec.reduce = said,
-            "parts" => spec.parts = said,
-            "marker" => spec.marker = said,
-            "time" => spec.time = said,
-            "size" => spec.size = said,
+            "reduce" => spec.reduce = given,
+            "parts" => spec.parts = given,
+            "marker" => spec.marker = given,
+            "time" => spec.time = given,
+            "size" => spec.size = given,
             "cache times" => self.times = Some(number(value)?),
             "group" => spec.group = Some(number(value)?),
             "on" => {
@@ -159,22 +159,21 @@ impl Section {
                 self.on =
                     Some(on.ok_or_else(|| format!("on: {value:?} is not write, seal or group"))?);
             }
-            "keep" => {
-                let keep = Keep::called(value);
-                spec.keep = keep.ok_or_else(|| {
-                    format!("keep: {value:?} is not all, results or until-drained")
-                })?;
+            "inputs" => {
+                let action = InputAction::called(value);
+                spec.inputs = action
+                    .ok_or_else(|| format!("inputs: {value:?} is not keep, delete or evict"))?;
             }
             _ => {
                 return Err(format!(
-                    "there is no option {key:?}; there are op, lib_path, output, cache times, name, reduce, parts, group, marker, on, keep, mpi, time and size"
+                    "there is no option {key:?}; there are op, lib_path, output, cache times, name, reduce, parts, group, marker, on, inputs, mpi, time and size"
                 ));
             }
         }
         Ok(())
     }
 
-    fn close(mut self, all: &mut Vec<Spec>) -> Result<(), String> {
+    fn close(mut self, all: &mut Vec<HookSpec>) -> Result<(), String> {
         for (name, value) in [("lib_path", &self.spec.map), ("output", &self.spec.output)] {
             if value.is_empty() {
                 return Err(format!(
@@ -207,7 +206,7 @@ impl Section {
     }
 
     /// Makes this section reduce the output of the matching section before it.
-    fn joins(self, all: &mut [Spec]) -> Result<(), String> {
+    fn joins(self, all: &mut [HookSpec]) -> Result<(), String> {
         let pattern = &self.spec.pattern;
         let mapped = all.iter_mut().rev();
         let mapped = mapped
@@ -226,7 +225,7 @@ impl Section {
     }
 }
 
-impl Display for Spec {
+impl Display for HookSpec {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "<{}>", self.pattern)?;
         let mut line = |name: &str, value: &str| writeln!(f, "    {name}: {value}");
@@ -260,7 +259,7 @@ impl Display for Spec {
                 line(name, value)?;
             }
         }
-        line("keep", self.keep.word())?;
+        line("inputs", self.inputs.word())?;
         writeln!(f, "</{}>", self.pattern)
     }
 }

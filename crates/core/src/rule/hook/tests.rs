@@ -3,21 +3,21 @@ use crate::job::Job;
 use crate::rule::Rule;
 use proptest::prelude::*;
 
-fn spec(on: On) -> Spec {
-    Spec {
+fn spec(on: On) -> HookSpec {
+    HookSpec {
         pattern: "/run/step-*.dat".into(),
         map: "max dtype=f32".into(),
         output: "max/${stem}".into(),
         on,
-        ..Spec::default()
+        ..HookSpec::default()
     }
 }
 
-fn read(spec: &Spec) -> Rule {
+fn read(spec: &HookSpec) -> Rule {
     Rule::read("hook", &spec.rule_text()).unwrap()
 }
 
-fn refused(spec: &Spec) -> String {
+fn refused(spec: &HookSpec) -> String {
     Rule::read("hook", &spec.rule_text())
         .unwrap_err()
         .to_string()
@@ -27,7 +27,7 @@ fn refused(spec: &Spec) -> String {
 fn hook_becomes_a_rule_with_its_task() {
     let rule = read(&spec(On::Write));
     assert_eq!((rule.name.as_str(), rule.workdir.as_str()), ("max", "/run"));
-    assert!(rule.growing && rule.batch.is_none() && rule.matches("/run/step-7.dat"));
+    assert!(rule.streaming && rule.batch.is_none() && rule.matches("/run/step-7.dat"));
     let task = ("max@1-9".to_owned(), 9, vec!["/run/step-7.dat"]);
     let script = rule.script(1, &[task]).unwrap();
     let job = Job::parse("job", script.as_bytes()).unwrap();
@@ -42,7 +42,7 @@ fn hook_becomes_a_rule_with_its_task() {
 #[test]
 fn hook_input_names_stay_separate_words() {
     let map = "sh -c 'cat \"$@\"' sh {inputs} | wc".into();
-    let rule = read(&Spec {
+    let rule = read(&HookSpec {
         map,
         group: Some(2),
         output: "n/${batch}".into(),
@@ -62,8 +62,8 @@ fn hook_input_names_stay_separate_words() {
 #[test]
 fn hook_reduces_mapped_parts_in_a_job_of_its_own() {
     let reduce = Some("sort -n {inputs}".to_owned());
-    let output = "all/${round}.txt".to_owned();
-    let rule = read(&Spec {
+    let output = "all/${batch}.txt".to_owned();
+    let rule = read(&HookSpec {
         reduce,
         output,
         ..spec(On::Seal)
@@ -77,7 +77,7 @@ fn hook_reduces_mapped_parts_in_a_job_of_its_own() {
     let task = &job.tasks[0];
     assert_eq!(
         (task.name.as_str(), task.outputs[0].path.as_str()),
-        ("max@2-round-3", "/run/all/3.txt")
+        ("max@2-batch-3", "/run/all/3.txt")
     );
     assert_eq!(task.stages[0].args, ["-n", "all/.max/12", "all/.max/9"]);
     assert!(read(&spec(On::Seal)).reduce_script(1, 1, &parts).is_none());
@@ -85,9 +85,9 @@ fn hook_reduces_mapped_parts_in_a_job_of_its_own() {
 
 #[test]
 fn hook_results_may_be_in_another_directory() {
-    let spec = Spec {
+    let spec = HookSpec {
         pattern: "/a/b \\?c/*/x.dat".into(),
-        output: "/a/out/${round}".into(),
+        output: "/a/out/${batch}".into(),
         parts: Some("parts/${batch}".into()),
         reduce: Some("cat".into()),
         marker: Some("DONE".into()),
@@ -102,14 +102,14 @@ fn hook_results_may_be_in_another_directory() {
     let part = rule.outputs(7, &["/a/b ?c/1/x.dat"]).unwrap();
     assert_eq!(part, ["/a/b ?c/parts/7"]);
     let hook = rule.hook.unwrap();
-    let Some(Ends::Marker(marker)) = &hook.rounds else {
+    let Some(BatchEnd::Marker(marker)) = &hook.batches else {
         panic!("{hook:?}")
     };
     assert!(marker.matches("b ?c/DONE") && !marker.matches("DONE"));
     // The shown text means the same hook.
     let again = read(&hook.spec).hook.unwrap();
     assert_eq!(again.spec, hook.spec);
-    let apart = Spec {
+    let apart = HookSpec {
         pattern: "/x/*.dat".into(),
         output: "/y/${stem}".into(),
         ..self::spec(On::Seal)
@@ -120,23 +120,23 @@ fn hook_results_may_be_in_another_directory() {
 #[test]
 fn invalid_hooks_are_refused() {
     for (wrong, why) in nonsense() {
-        let said = refused(&wrong);
-        assert!(said.contains(why), "{wrong:?}: {said}");
+        let reported = refused(&wrong);
+        assert!(reported.contains(why), "{wrong:?}: {reported}");
     }
     let text = spec(On::Seal).rule_text() + "task = { kernel = \"x\"; output = [ \"y\" ]; };";
-    let said = Rule::read("hook", &text).unwrap_err().to_string();
-    assert!(said.contains("made of its hook"), "{said}");
+    let reported = Rule::read("hook", &text).unwrap_err().to_string();
+    assert!(reported.contains("made of its hook"), "{reported}");
 }
 
 /// Invalid hooks, and the errors about them.
-fn nonsense() -> Vec<(Spec, &'static str)> {
-    let changes: [(fn(&mut Spec), _); 10] = [
+fn nonsense() -> Vec<(HookSpec, &'static str)> {
+    let changes: [(fn(&mut HookSpec), _); 10] = [
         (|spec| spec.output = "one".into(), "${stem}"),
         (|spec| spec.map = "a || b".into(), "on each side"),
         (|spec| spec.group = Some(3), "there is no reduce"),
         (|spec| spec.marker = Some("a".into()), "there is no reduce"),
         (|spec| spec.parts = Some("p".into()), "there is no reduce"),
-        (|spec| spec.reduce = Some("cat".into()), "there is ${round}"),
+        (|spec| spec.reduce = Some("cat".into()), "there is ${batch}"),
         (|spec| spec.marker = Some("a(".into()), "never closed"),
         (|spec| spec.output = "a/../${stem}".into(), ".."),
         (|spec| spec.time = Some("soon".into()), "time"),
@@ -173,7 +173,7 @@ output: all
 
 #[test]
 fn hook_parses_format_of_the_paper() {
-    let all = Spec::read_all(PAPER).unwrap();
+    let all = HookSpec::read_all(PAPER).unwrap();
     assert_eq!(all.len(), 2);
     assert_eq!((all[0].on, all[0].group), (On::Group, Some(3)));
     assert_eq!(all[0].own_name(), "lib");
@@ -196,9 +196,9 @@ fn hook_parses_format_of_the_paper() {
             "nothing maps a",
         ),
         ("<a>\nop: solve\nlib_path: x\noutput: y\n</a>", 5, "solve"),
-        ("<a>\nkeep: some\n</a>", 2, "until-drained"),
+        ("<a>\ninputs: some\n</a>", 2, "keep, delete or evict"),
     ] {
-        let error = Spec::read_all(text).unwrap_err();
+        let error = HookSpec::read_all(text).unwrap_err();
         assert!(
             error.line == line && error.what.contains(why),
             "{text:?}: {error}"
@@ -206,19 +206,19 @@ fn hook_parses_format_of_the_paper() {
     }
 }
 
-fn specs() -> impl Strategy<Value = Spec> {
+fn specs() -> impl Strategy<Value = HookSpec> {
     let word = "[a-z${}/*<>.:#|\"' -]{0,12}[a-z.]";
     let words = || word.prop_map(|word| word.trim().to_owned());
     let maybe = || prop::option::of(words());
     let plain = (words(), words(), words(), words(), maybe(), maybe());
     let kinds = (
         prop::sample::select(ONS.to_vec()),
-        prop::sample::select(KEEPS.to_vec()),
+        prop::sample::select(INPUT_ACTIONS.to_vec()),
     );
     (
         plain,
         maybe(),
-        prop::option::of(2_u32..MAX_ROUND),
+        prop::option::of(2_u32..BATCH_FILES_MAX),
         maybe(),
         kinds,
     )
@@ -228,8 +228,8 @@ fn specs() -> impl Strategy<Value = Spec> {
                 marker,
                 group,
                 time,
-                ((on, _), (keep, _)),
-            )| Spec {
+                ((on, _), (inputs, _)),
+            )| HookSpec {
                 name,
                 pattern,
                 map,
@@ -238,7 +238,7 @@ fn specs() -> impl Strategy<Value = Spec> {
                 parts,
                 group,
                 marker,
-                keep,
+                inputs,
                 on,
                 mpi: group.is_some(),
                 size: time.clone(),
@@ -251,12 +251,12 @@ proptest! {
     #[test]
     fn printed_hook_parses_back(all in prop::collection::vec(specs(), 0..4)) {
         let text: String = all.iter().map(ToString::to_string).collect();
-        prop_assert_eq!(Spec::read_all(&text).unwrap(), all);
+        prop_assert_eq!(HookSpec::read_all(&text).unwrap(), all);
     }
 
     #[test]
     fn hook_parser_never_panics_on_any_text(text in "(<a>\n|</a>\n|op: |map\n|[ -~]{0,9}\n){0,12}") {
-        let _ = Spec::read_all(&text);
+        let _ = HookSpec::read_all(&text);
     }
 
     #[test]
@@ -287,7 +287,9 @@ fn documented_hooks_parse() {
         .find_map(|block| block.strip_prefix("libconfig\n"));
     let rule = Rule::read("page", rule.unwrap()).unwrap();
     let hook = rule.hook.as_ref().unwrap();
-    assert!(matches!(hook.rounds, Some(Ends::Close)) && hook.spec.keep == Keep::Results);
+    assert!(
+        matches!(hook.batches, Some(BatchEnd::Close)) && hook.spec.inputs == InputAction::Delete
+    );
     // The printed text means the same hook.
     let again = Rule::read("again", &hook.spec.rule_text()).unwrap();
     assert_eq!(again.hook.unwrap().spec, hook.spec);
@@ -298,7 +300,7 @@ fn documented_hooks_parse() {
         .unwrap();
     let lines = paper.lines().skip_while(|line| !line.starts_with('<'));
     let text: Vec<&str> = lines.take_while(|line| *line != "END").collect();
-    let specs = Spec::read_all(&text.join("\n")).unwrap();
+    let specs = HookSpec::read_all(&text.join("\n")).unwrap();
     assert_eq!((specs.len(), specs[0].on), (1, On::Write));
     read(&specs[0]);
 }

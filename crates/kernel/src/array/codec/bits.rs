@@ -1,23 +1,23 @@
 //! Bitshuffle: groups bits of one significance, as HDF5's filter 32008 and Blosc do. The code follows the description of the format
 //! (Masui et al., Astronomy and Computing 12, 2015) and files of the library.
 
-use super::{Failed, Within};
+use super::{DecodeFailure, InnerDecompressor};
 
 /// Default size of a block in bytes, and minimum number of elements in a block.
 const BLOCK_BYTES: usize = 8192;
 const BLOCK_ELEMENTS_MIN: usize = 128;
 
-const CORRUPT: Failed = Failed::Data("the bytes are corrupt, or are no such data");
+const CORRUPT: DecodeFailure = DecodeFailure::Data("the bytes are corrupt, or are no such data");
 
 /// Compression of the bits of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Packed {
+pub(super) enum BitCompression {
     No,
     Lz4,
     Zstd,
 }
 
-impl Packed {
+impl BitCompression {
     /// Returns the compression for the filter's fifth parameter.
     pub(super) fn numbered(number: u32) -> Option<Self> {
         Some(match number {
@@ -65,11 +65,11 @@ fn transposed(mut bits: u64) -> u64 {
 pub(super) fn decode(
     input: &[u8],
     to: &mut [u8],
-    (size, block, packed): (usize, usize, Packed),
-    within: &mut dyn Within,
-) -> Result<usize, Failed> {
+    (size, block, packed): (usize, usize, BitCompression),
+    within: &mut dyn InnerDecompressor,
+) -> Result<usize, DecodeFailure> {
     let (mut input, total, block) = match packed {
-        Packed::No => (input, input.len(), chosen(block, size)),
+        BitCompression::No => (input, input.len(), chosen(block, size)),
         _ => {
             let (head, rest) = input.split_first_chunk::<12>().ok_or(CORRUPT)?;
             let (total, bytes) = head.split_at(8);
@@ -79,12 +79,12 @@ pub(super) fn decode(
             let bytes = bytes
                 .iter()
                 .fold(0, |sum, byte| sum << 8 | usize::from(*byte));
-            let total = usize::try_from(total).map_err(|_| Failed::Room)?;
+            let total = usize::try_from(total).map_err(|_| DecodeFailure::Space)?;
             (rest, total, chosen(bytes / size, size))
         }
     };
     if total > to.len() {
-        return Err(Failed::Room);
+        return Err(DecodeFailure::Space);
     }
     let to = &mut to[..total];
     let mut scratch = Vec::new();
@@ -94,7 +94,7 @@ pub(super) fn decode(
         let count = block.min(whole - done);
         let (from, until) = (done * size, (done + count) * size);
         let bits = match packed {
-            Packed::No => {
+            BitCompression::No => {
                 let (bits, rest) = input.split_at_checked(until - from).ok_or(CORRUPT)?;
                 input = rest;
                 bits
@@ -106,7 +106,7 @@ pub(super) fn decode(
                 input = rest;
                 scratch.resize(until - from, 0);
                 let made = match packed {
-                    Packed::Zstd => within.zstd(stored, &mut scratch),
+                    BitCompression::Zstd => within.zstd(stored, &mut scratch),
                     _ => lz4_flex::block::decompress_into(stored, &mut scratch).ok(),
                 };
                 if made != Some(until - from) {

@@ -4,9 +4,9 @@
 //! A chunk is divided into blocks, and most blocks into one stream for each byte of an element. The caller's buffer limits all declared
 //! sizes.
 
-use super::{Failed, Within, bits, lz};
+use super::{DecodeFailure, InnerDecompressor, bits, lz};
 
-const CORRUPT: Failed = Failed::Data("the bytes are corrupt, or are no such data");
+const CORRUPT: DecodeFailure = DecodeFailure::Data("the bytes are corrupt, or are no such data");
 
 const HEADER: usize = 16;
 const HEADER_LONG: usize = 32;
@@ -18,13 +18,13 @@ const BITSHUFFLE: u8 = 2;
 const TRUNCATED: u8 = 4;
 
 /// Reads a number of four bytes, which may not be negative.
-fn number(bytes: &[u8], at: usize) -> Result<usize, Failed> {
+fn number(bytes: &[u8], at: usize) -> Result<usize, DecodeFailure> {
     let word = bytes.get(at..).and_then(<[u8]>::first_chunk::<4>);
     let number = i32::from_le_bytes(*word.ok_or(CORRUPT)?);
     usize::try_from(number).map_err(|_| CORRUPT)
 }
 
-fn big(bytes: &[u8], at: usize, length: usize) -> Result<usize, Failed> {
+fn big(bytes: &[u8], at: usize, length: usize) -> Result<usize, DecodeFailure> {
     let bytes = bytes.get(at..at + length).ok_or(CORRUPT)?;
     let number = bytes
         .iter()
@@ -36,8 +36,8 @@ fn big(bytes: &[u8], at: usize, length: usize) -> Result<usize, Failed> {
 pub(super) fn decode(
     input: &[u8],
     to: &mut [u8],
-    within: &mut dyn Within,
-) -> Result<usize, Failed> {
+    within: &mut dyn InnerDecompressor,
+) -> Result<usize, DecodeFailure> {
     match input.starts_with(FRAME_MAGIC) {
         true => frame(input, to, within),
         false => chunk(input, to, within),
@@ -45,7 +45,7 @@ pub(super) fn decode(
 }
 
 /// Header of a chunk.
-struct Header {
+struct BloscHeader {
     version: u8,
     flags: u8,
     size: usize,
@@ -58,8 +58,8 @@ struct Header {
     length: usize,
 }
 
-impl Header {
-    fn read(input: &[u8]) -> Result<Self, Failed> {
+impl BloscHeader {
+    fn read(input: &[u8]) -> Result<Self, DecodeFailure> {
         let head = input.first_chunk::<HEADER>().ok_or(CORRUPT)?;
         let [version, _, flags, size, ..] = *head;
         let mut header = Self {
@@ -78,7 +78,7 @@ impl Header {
             header.special = head[31] >> 4 & 7;
             header.length = HEADER_LONG;
             if head[31] & 1 != 0 {
-                return Err(Failed::Data("it needs a dictionary"));
+                return Err(DecodeFailure::Data("it needs a dictionary"));
             }
         } else {
             header.filters[0] = [0, SHUFFLE, 0, 0, BITSHUFFLE][usize::from(flags & 4 | flags & 1)];
@@ -97,7 +97,7 @@ impl Header {
         if dense || old { 1 } else { self.size }
     }
 
-    fn unfiltered(&self, from: &mut Vec<u8>, spare: &mut Vec<u8>) -> Result<(), Failed> {
+    fn unfiltered(&self, from: &mut Vec<u8>, spare: &mut Vec<u8>) -> Result<(), DecodeFailure> {
         for filter in self.filters.iter().rev() {
             match *filter {
                 0 | TRUNCATED => continue,
@@ -105,7 +105,7 @@ impl Header {
                 SHUFFLE => super::unshuffle(from, self.size, spare),
                 BITSHUFFLE => self.unbitshuffle(from, spare),
                 _ => {
-                    return Err(Failed::Data(
+                    return Err(DecodeFailure::Data(
                         "it was filtered in a way that is not known here",
                     ));
                 }
@@ -133,9 +133,13 @@ impl Header {
     }
 }
 
-fn chunk(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, Failed> {
-    let header = Header::read(input)?;
-    let to = to.get_mut(..header.bytes).ok_or(Failed::Room)?;
+fn chunk(
+    input: &[u8],
+    to: &mut [u8],
+    within: &mut dyn InnerDecompressor,
+) -> Result<usize, DecodeFailure> {
+    let header = BloscHeader::read(input)?;
+    let to = to.get_mut(..header.bytes).ok_or(DecodeFailure::Space)?;
     if header.special != 0 {
         return special(header.special, header.size, input, to);
     }
@@ -164,7 +168,7 @@ fn chunk(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, 
 }
 
 /// Expands a chunk in short form.
-fn special(kind: u8, size: usize, input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
+fn special(kind: u8, size: usize, input: &[u8], to: &mut [u8]) -> Result<usize, DecodeFailure> {
     let nan: &[u8] = if size == 4 {
         &[0, 0, 0xc0, 0x7f]
     } else {
@@ -183,11 +187,11 @@ fn special(kind: u8, size: usize, input: &[u8], to: &mut [u8]) -> Result<usize, 
 }
 
 fn streams(
-    header: &Header,
+    header: &BloscHeader,
     mut input: &[u8],
     block: &mut [u8],
-    within: &mut dyn Within,
-) -> Result<(), Failed> {
+    within: &mut dyn InnerDecompressor,
+) -> Result<(), DecodeFailure> {
     let count = header.streams(block.len());
     let length = block.len() / count;
     if length * count != block.len() || length == 0 {
@@ -222,7 +226,7 @@ fn streams(
             3 => within.zlib(bytes, to),
             4 => within.zstd(bytes, to),
             _ => {
-                return Err(Failed::Data(
+                return Err(DecodeFailure::Data(
                     "it is compressed in a way that is not known here",
                 ));
             }
@@ -235,15 +239,19 @@ fn streams(
 }
 
 /// Decodes a contiguous frame: a header, chunks, and a chunk with their positions.
-fn frame(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, Failed> {
+fn frame(
+    input: &[u8],
+    to: &mut [u8],
+    within: &mut dyn InnerDecompressor,
+) -> Result<usize, DecodeFailure> {
     let head = big(input, 11, 4)?;
     let (bytes, stored) = (big(input, 30, 8)?, big(input, 39, 8)?);
     let (size, chunk_bytes) = (big(input, 48, 4)?, big(input, 58, 4)?);
-    let grid = Grid::read(input.get(..head).ok_or(CORRUPT)?, size)?;
+    let grid = BloscGrid::read(input.get(..head).ok_or(CORRUPT)?, size)?;
     // Blocks of several dimensions are padded to whole blocks.
-    let room = to.len().saturating_mul(if grid.is_some() { 4 } else { 1 });
-    if bytes > room {
-        return Err(Failed::Room);
+    let space = to.len().saturating_mul(if grid.is_some() { 4 } else { 1 });
+    if bytes > space {
+        return Err(DecodeFailure::Space);
     }
     let mut blocks = Vec::new();
     let out = match &grid {
@@ -283,31 +291,31 @@ fn frame(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, 
 }
 
 /// Layout of an array of several dimensions in the blocks of its only chunk.
-struct Grid {
+struct BloscGrid {
     shape: Vec<usize>,
     block: Vec<usize>,
     size: usize,
 }
 
-impl Grid {
+impl BloscGrid {
     /// Reads the layout from a frame's header; `None` if the bytes are already in order.
-    fn read(head: &[u8], size: usize) -> Result<Option<Self>, Failed> {
+    fn read(head: &[u8], size: usize) -> Result<Option<Self>, DecodeFailure> {
         let Some(name) = head.windows(5).position(|bytes| bytes == b"\xa4b2nd") else {
             return Ok(None);
         };
         // Name and position; at the position the length, and then an array: version, dimensions, shape, shapes of chunk and block.
         let at = big(head, name + 6, 4)?;
-        let told = at
+        let reported = at
             .checked_add(5)
             .and_then(|at| head.get(at..))
             .ok_or(CORRUPT)?;
-        let dimensions = usize::from(*told.get(2).ok_or(CORRUPT)?);
+        let dimensions = usize::from(*reported.get(2).ok_or(CORRUPT)?);
         if dimensions == 0 || dimensions > DIMENSIONS_MAX || size == 0 {
             return Err(CORRUPT);
         }
-        let list = |at: usize, length: usize| -> Result<Vec<usize>, Failed> {
+        let list = |at: usize, length: usize| -> Result<Vec<usize>, DecodeFailure> {
             (0..dimensions)
-                .map(|place| big(told, at + 2 + place * (length + 1), length))
+                .map(|place| big(reported, at + 2 + place * (length + 1), length))
                 .collect()
         };
         let (chunks, blocks) = (4 + dimensions * 9, 5 + dimensions * 14);
@@ -316,21 +324,21 @@ impl Grid {
             return Err(CORRUPT);
         }
         if shape != chunk {
-            return Err(Failed::Data("it is an array of several chunks"));
+            return Err(DecodeFailure::Data("it is an array of several chunks"));
         }
         Ok(Some(Self { shape, block, size }))
     }
 
     /// Reorders blocks into rows; returns the number of bytes.
-    fn turn(&self, blocks: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
+    fn turn(&self, blocks: &[u8], to: &mut [u8]) -> Result<usize, DecodeFailure> {
         let product = |sizes: &[usize]| {
             let mut sizes = sizes.iter().chain([&self.size]);
             sizes.try_fold(1_usize, |product, size| product.checked_mul(*size))
         };
-        let bytes = product(&self.shape).ok_or(Failed::Room)?;
+        let bytes = product(&self.shape).ok_or(DecodeFailure::Space)?;
         let block_bytes = product(&self.block).ok_or(CORRUPT)?;
         if bytes > to.len() {
-            return Err(Failed::Room);
+            return Err(DecodeFailure::Space);
         }
         let counts: Vec<usize> = (self.shape.iter().zip(&self.block))
             .map(|(shape, block)| shape.div_ceil(*block))

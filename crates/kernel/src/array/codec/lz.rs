@@ -1,39 +1,39 @@
 //! Small relatives of LZ77: LZF, as in h5py, and BloscLZ.
 
-use super::Failed;
+use super::DecodeFailure;
 
-const CORRUPT: Failed = Failed::Data("the bytes are corrupt, or are no such data");
+const CORRUPT: DecodeFailure = DecodeFailure::Data("the bytes are corrupt, or are no such data");
 
 /// Input and output of a decompressor, within their bounds.
-struct Copy<'a> {
+struct Decompression<'a> {
     input: &'a [u8],
     to: &'a mut [u8],
     made: usize,
 }
 
-impl Copy<'_> {
-    fn byte(&mut self) -> Result<usize, Failed> {
+impl Decompression<'_> {
+    fn byte(&mut self) -> Result<usize, DecodeFailure> {
         let (byte, rest) = self.input.split_first().ok_or(CORRUPT)?;
         self.input = rest;
         Ok(usize::from(*byte))
     }
 
-    fn literal(&mut self, length: usize) -> Result<(), Failed> {
+    fn literal(&mut self, length: usize) -> Result<(), DecodeFailure> {
         let (bytes, rest) = self.input.split_at_checked(length).ok_or(CORRUPT)?;
-        let room = self
+        let space = self
             .to
             .get_mut(self.made..self.made + length)
-            .ok_or(Failed::Room)?;
-        room.copy_from_slice(bytes);
+            .ok_or(DecodeFailure::Space)?;
+        space.copy_from_slice(bytes);
         (self.input, self.made) = (rest, self.made + length);
         Ok(())
     }
 
     /// Repeats the output from `back` bytes ago; source and destination may overlap.
-    fn again(&mut self, back: usize, length: usize) -> Result<(), Failed> {
+    fn again(&mut self, back: usize, length: usize) -> Result<(), DecodeFailure> {
         let start = self.made.checked_sub(back).ok_or(CORRUPT)?;
         if self.to.len() - self.made < length {
-            return Err(Failed::Room);
+            return Err(DecodeFailure::Space);
         }
         if back >= length {
             self.to.copy_within(start..start + length, self.made);
@@ -48,8 +48,8 @@ impl Copy<'_> {
 }
 
 /// Decompresses LZF; returns the number of bytes.
-pub(super) fn lzf(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
-    let mut copy = Copy { input, to, made: 0 };
+pub(super) fn lzf(input: &[u8], to: &mut [u8]) -> Result<usize, DecodeFailure> {
+    let mut copy = Decompression { input, to, made: 0 };
     while !copy.input.is_empty() {
         let control = copy.byte()?;
         if control < 32 {
@@ -67,10 +67,10 @@ pub(super) fn lzf(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
 }
 
 /// Decompresses BloscLZ; returns the number of bytes.
-pub(super) fn blosclz(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
+pub(super) fn blosclz(input: &[u8], to: &mut [u8]) -> Result<usize, DecodeFailure> {
     /// A longer distance has two more bytes.
     const NEAR_MAX: usize = 8191;
-    let mut copy = Copy { input, to, made: 0 };
+    let mut copy = Decompression { input, to, made: 0 };
     // The first instruction is always a literal.
     let mut control = copy.byte()? & 31;
     loop {

@@ -2,13 +2,13 @@
 //! values within the buffer.
 
 use super::Codec;
-use crate::array::{ArrayError, Dtype, Operation, Reducer, Spec};
+use crate::array::{ArrayError, ArrayOperation, ArraySpec, Dtype, Reducer};
 use proptest::prelude::*;
 
 /// Contents of a sample.
 struct Sample {
     name: String,
-    spec: Spec,
+    spec: ArraySpec,
     stored: Vec<u8>,
     values: Vec<u8>,
 }
@@ -60,8 +60,8 @@ fn sample(name: &str, stored: Vec<u8>) -> Sample {
     let count: u64 = count.parse().unwrap();
     Sample {
         name: name.to_owned(),
-        spec: Spec {
-            operation: Operation::Select,
+        spec: ArraySpec {
+            operation: ArrayOperation::Select,
             dtype: Dtype::Uint8,
             big_endian: false,
             shape: Some(vec![count * u64::from(size)]),
@@ -97,7 +97,7 @@ fn samples_of_libraries_are_decoded() {
         let found = found.unwrap_or_else(|error| panic!("{}: {error}", sample.name));
         assert!(found.bytes == sample.values, "{}", sample.name);
         // Without a shape, the decoder finds the size.
-        let open = Spec {
+        let open = ArraySpec {
             shape: None,
             ..sample.spec
         };
@@ -110,7 +110,7 @@ fn samples_of_libraries_are_decoded() {
 fn decode_beyond_array_size_is_refused() {
     for sample in samples() {
         for less in [1, 7, sample.values.len() as u64 - 1] {
-            let spec = Spec {
+            let spec = ArraySpec {
                 shape: Some(vec![less.max(1)]),
                 ..sample.spec.clone()
             };

@@ -44,27 +44,27 @@ const BLOCK_SIZE: u8 = 7;
 
 /// Compresses to one frame of independent blocks of 4 MiB, with a checksum of the content.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Blocks {
-    sum: Sum,
+pub(super) struct FrameWriter {
+    sum: ContentChecksum,
 }
 
 /// Checksum of the content so far.
 #[derive(Clone)]
-struct Sum(twox_hash::xxhash32::Hasher);
+struct ContentChecksum(twox_hash::xxhash32::Hasher);
 
-impl Default for Sum {
+impl Default for ContentChecksum {
     fn default() -> Self {
         Self(twox_hash::xxhash32::Hasher::with_seed(0))
     }
 }
 
-impl Debug for Sum {
+impl Debug for ContentChecksum {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Sum").field(&self.value()).finish()
     }
 }
 
-impl Sum {
+impl ContentChecksum {
     fn add(&mut self, bytes: &[u8]) {
         std::hash::Hasher::write(&mut self.0, bytes);
     }
@@ -74,12 +74,12 @@ impl Sum {
     }
 }
 
-impl pack::Blocks for Blocks {
+impl pack::BlockFormat for FrameWriter {
     fn block_bytes(&self) -> usize {
         BLOCK_BYTES
     }
 
-    fn worker(&self) -> pack::Worker<'_> {
+    fn worker(&self) -> pack::BlockCompressor<'_> {
         Box::new(|content, packed| {
             let start = packed.len();
             let data = start + 4;
@@ -126,7 +126,7 @@ fn header_sum(header: &[u8]) -> u8 {
 
 /// Next item of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Next {
+enum FrameItem {
     /// Magic number and two bytes (or half the length, if the frame is skipped).
     #[default]
     Start,
@@ -145,17 +145,17 @@ enum Next {
 /// Decompresses frames.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
-    next: Next,
+    next: FrameItem,
     /// Bytes of the next item that have arrived.
     held: Vec<u8>,
     /// Number of input bytes before the next item.
     taken: u64,
     /// Whether there was any frame.
     some: bool,
-    header: Header,
+    header: FrameHeader,
     /// Number of bytes to skip before the next item.
     skipped: u64,
-    sum: Sum,
+    sum: ContentChecksum,
     given: u64,
     /// Last 64 KiB, if blocks refer to them.
     window: Vec<u8>,
@@ -164,7 +164,7 @@ pub(super) struct Frames {
 
 /// Header of a frame.
 #[derive(Debug, Default)]
-struct Header {
+struct FrameHeader {
     /// First six bytes.
     start: [u8; 6],
     flags: u8,
@@ -177,11 +177,11 @@ impl Frames {
     fn needed(&self) -> usize {
         let flag = |flag, bytes| usize::from(self.header.flags & flag != 0) * bytes;
         match self.next {
-            Next::Start => 6,
-            Next::Header => 1 + flag(CONTENT_SIZE, 8),
-            Next::Length => 2,
-            Next::Size | Next::Sum => 4,
-            Next::Block(mark) => (mark & !PLAIN) as usize + flag(BLOCK_SUMS, 4),
+            FrameItem::Start => 6,
+            FrameItem::Header => 1 + flag(CONTENT_SIZE, 8),
+            FrameItem::Length => 2,
+            FrameItem::Size | FrameItem::Sum => 4,
+            FrameItem::Block(mark) => (mark & !PLAIN) as usize + flag(BLOCK_SUMS, 4),
         }
     }
 
@@ -189,14 +189,14 @@ impl Frames {
         corrupt(FORMAT, self.taken, what)
     }
 
-    fn start(&mut self, item: &[u8]) -> Result<Next, BuiltinError> {
+    fn start(&mut self, item: &[u8]) -> Result<FrameItem, BuiltinError> {
         self.header.start.copy_from_slice(item);
         let magic = u32::from_le_bytes([item[0], item[1], item[2], item[3]]);
         match magic {
             MAGIC => {}
             _ if magic & !0xf == MAGIC_SKIPPED => {
                 self.header.flags = 0;
-                return Ok(Next::Length);
+                return Ok(FrameItem::Length);
             }
             MAGIC_LEGACY => return Err(self.wrong("it is in the legacy format, without frames")),
             _ => return Err(self.wrong("no frame begins here")),
@@ -216,23 +216,23 @@ impl Frames {
             7 => BLOCK_BYTES,
             _ => return Err(self.wrong("the header has no size of blocks")),
         };
-        Ok(Next::Header)
+        Ok(FrameItem::Header)
     }
 
-    fn header(&mut self, item: &[u8]) -> Result<Next, BuiltinError> {
+    fn header(&mut self, item: &[u8]) -> Result<FrameItem, BuiltinError> {
         let (size, sum) = item.split_at(item.len() - 1);
         let checked = [&self.header.start[4..], size].concat();
         if header_sum(&checked) != sum[0] {
             return Err(self.wrong("the checksum of the header is wrong"));
         }
         self.header.content_bytes = size.try_into().ok().map(u64::from_le_bytes);
-        self.sum = Sum::default();
+        self.sum = ContentChecksum::default();
         self.given = 0;
         self.window.clear();
-        Ok(Next::Size)
+        Ok(FrameItem::Size)
     }
 
-    fn size(&mut self, item: &[u8; 4]) -> Result<Next, BuiltinError> {
+    fn size(&mut self, item: &[u8; 4]) -> Result<FrameItem, BuiltinError> {
         let mark = u32::from_le_bytes(*item);
         if mark == 0 {
             let wanted = self.header.content_bytes;
@@ -240,18 +240,23 @@ impl Frames {
                 return Err(self.wrong("the content has another length than the header says"));
             }
             if self.header.flags & CONTENT_SUM != 0 {
-                return Ok(Next::Sum);
+                return Ok(FrameItem::Sum);
             }
             self.some = true;
-            return Ok(Next::Start);
+            return Ok(FrameItem::Start);
         }
         if (mark & !PLAIN) as usize > self.header.block_bytes {
             return Err(self.wrong("a block is larger than the header says"));
         }
-        Ok(Next::Block(mark))
+        Ok(FrameItem::Block(mark))
     }
 
-    fn block(&mut self, mark: u32, item: &[u8], out: &mut dyn Write) -> Result<Next, BuiltinError> {
+    fn block(
+        &mut self,
+        mark: u32,
+        item: &[u8],
+        out: &mut dyn Write,
+    ) -> Result<FrameItem, BuiltinError> {
         let (data, sum) = item.split_at((mark & !PLAIN) as usize);
         if !sum.is_empty() && XxHash32::oneshot(0, data).to_le_bytes() != sum {
             return Err(self.wrong("the checksum of a block is wrong"));
@@ -277,29 +282,29 @@ impl Frames {
         }
         out.write_all(content).map_err(BuiltinError::Write)?;
         self.unpacked = unpacked;
-        Ok(Next::Size)
+        Ok(FrameItem::Size)
     }
 
     /// Processes the next item.
     fn item(&mut self, item: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         let next = match (self.next, item) {
-            (Next::Start, _) => self.start(item)?,
-            (Next::Header, _) => self.header(item)?,
-            (Next::Length, _) => {
+            (FrameItem::Start, _) => self.start(item)?,
+            (FrameItem::Header, _) => self.header(item)?,
+            (FrameItem::Length, _) => {
                 let start = self.header.start;
                 let length = u32::from_le_bytes([start[4], start[5], item[0], item[1]]);
                 self.skipped = length.into();
                 self.some = true;
-                Next::Start
+                FrameItem::Start
             }
-            (Next::Size, [a, b, c, d]) => self.size(&[*a, *b, *c, *d])?,
-            (Next::Block(mark), _) => self.block(mark, item, out)?,
-            (Next::Sum | Next::Size, _) => {
+            (FrameItem::Size, [a, b, c, d]) => self.size(&[*a, *b, *c, *d])?,
+            (FrameItem::Block(mark), _) => self.block(mark, item, out)?,
+            (FrameItem::Sum | FrameItem::Size, _) => {
                 if self.sum.value().to_le_bytes() != item {
                     return Err(self.wrong("the checksum of the content is wrong"));
                 }
                 self.some = true;
-                Next::Start
+                FrameItem::Start
             }
         };
         self.next = next;
@@ -338,7 +343,7 @@ impl Stream for Frames {
     }
 
     fn finish(self: Box<Self>, _: &mut dyn Write) -> Result<(), BuiltinError> {
-        let between = self.next == Next::Start && self.held.is_empty() && self.skipped == 0;
+        let between = self.next == FrameItem::Start && self.held.is_empty() && self.skipped == 0;
         if self.some && between {
             return Ok(());
         }

@@ -12,7 +12,7 @@ mod unpack;
 use std::io::Write;
 
 use super::BuiltinError;
-use super::table::{Arg, Code, Input, Kernel, Options};
+use super::table::{BuiltinKernel, FoldInput, KernelArgument, KernelConstructor, KernelOptions};
 use pack::{Bzip2, Gzip, Packer, Zstd};
 use unpack::{Bunzip2, Gunzip, Unpacker, Unzstd};
 
@@ -21,20 +21,20 @@ const PIECE_BYTES: usize = 1 << 20;
 
 macro_rules! kernel {
     ($name:literal, $help:literal, $args:expr, $make:expr) => {
-        Kernel {
+        BuiltinKernel {
             name: $name,
             revision: 1,
             help: $help,
             args: $args,
             usage: None,
             prepare: None,
-            code: Code::Stream(Input::Bytes, $make),
+            code: KernelConstructor::Stream(FoldInput::Bytes, $make),
         }
     };
 }
 
 /// This group's part of the table.
-pub(super) const KERNELS: &[Kernel] = &[
+pub(super) const KERNELS: &[BuiltinKernel] = &[
     kernel!(
         "gzip",
         "all inputs as one, compressed in the format of gzip",
@@ -65,7 +65,7 @@ pub(super) const KERNELS: &[Kernel] = &[
         "all inputs as one, compressed in the frame format of lz4",
         &[THREADS],
         |options| {
-            let blocks = lz4::Blocks::default();
+            let blocks = lz4::FrameWriter::default();
             Ok(Box::new(Packer::new(blocks, options.threads()?)))
         }
     ),
@@ -86,35 +86,35 @@ pub(super) const KERNELS: &[Kernel] = &[
     }),
 ];
 
-const LEVEL_GZIP: &[Arg] = &[Arg {
+const LEVEL_GZIP: &[KernelArgument] = &[KernelArgument {
     key: "level",
     values: "LEVEL",
     default: "6",
     help: "1 (fastest) to 12 (smallest)",
 }];
 
-const LEVEL_ZSTD: &[Arg] = &[Arg {
+const LEVEL_ZSTD: &[KernelArgument] = &[KernelArgument {
     key: "level",
     values: "LEVEL",
     default: "3",
     help: "-7 (fastest) to 22 (smallest)",
 }];
 
-const LEVEL_BZIP2: &[Arg] = &[Arg {
+const LEVEL_BZIP2: &[KernelArgument] = &[KernelArgument {
     key: "level",
     values: "LEVEL",
     default: "9",
     help: "1 to 9: size of a block in units of 100 kB",
 }];
 
-const THREADS: &[Arg] = &[Arg {
+const THREADS: &[KernelArgument] = &[KernelArgument {
     key: "threads",
     values: "COUNT",
     default: "1",
     help: "threads to compress with",
 }];
 
-fn level(options: &Options, least: i32, most: i32) -> Result<i32, BuiltinError> {
+fn level(options: &KernelOptions, least: i32, most: i32) -> Result<i32, BuiltinError> {
     let valid = format!("{least} to {most}");
     let level = options.number("level", &valid)?;
     let level: i32 = options.needed("level", level)?;

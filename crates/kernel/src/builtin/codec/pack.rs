@@ -15,15 +15,15 @@ use crate::threads::{Pile, in_threads};
 const BLOCKS_A_THREAD: usize = 4;
 
 /// Compresses a block and appends the result to a vector.
-pub(super) type Worker<'a> = Box<dyn FnMut(&[u8], &mut Vec<u8>) -> io::Result<()> + 'a>;
+pub(super) type BlockCompressor<'a> = Box<dyn FnMut(&[u8], &mut Vec<u8>) -> io::Result<()> + 'a>;
 
 /// Format whose blocks are compressed independently.
-pub(super) trait Blocks: Send + Sync + Debug {
+pub(super) trait BlockFormat: Send + Sync + Debug {
     /// Returns the size of a block in bytes; only the last block is shorter.
     fn block_bytes(&self) -> usize;
 
     /// Returns a compressor for one thread.
-    fn worker(&self) -> Worker<'_>;
+    fn worker(&self) -> BlockCompressor<'_>;
 
     /// Writes the bytes before all blocks.
     fn head(&mut self, _: &mut Vec<u8>) {}
@@ -50,7 +50,7 @@ pub(super) struct Packer<B> {
     begun: bool,
 }
 
-impl<B: Blocks> Packer<B> {
+impl<B: BlockFormat> Packer<B> {
     pub(super) fn new(blocks: B, threads: usize) -> Self {
         Self {
             blocks,
@@ -118,7 +118,7 @@ impl<B: Blocks> Packer<B> {
     }
 }
 
-impl<B: Blocks> Stream for Packer<B> {
+impl<B: BlockFormat> Stream for Packer<B> {
     fn push(&mut self, mut bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         let batch = self.batch_bytes();
         if !self.held.is_empty() {
@@ -173,12 +173,12 @@ impl Gzip {
     }
 }
 
-impl Blocks for Gzip {
+impl BlockFormat for Gzip {
     fn block_bytes(&self) -> usize {
         MEMBER_BYTES
     }
 
-    fn worker(&self) -> Worker<'_> {
+    fn worker(&self) -> BlockCompressor<'_> {
         let mut compressor = Compressor::new(self.level);
         Box::new(move |block, packed| {
             let start = packed.len();
@@ -205,13 +205,13 @@ impl Bzip2 {
     }
 }
 
-impl Blocks for Bzip2 {
+impl BlockFormat for Bzip2 {
     fn block_bytes(&self) -> usize {
         // A block ends 19 bytes before its size.
         self.level as usize * 100_000 - 19
     }
 
-    fn worker(&self) -> Worker<'_> {
+    fn worker(&self) -> BlockCompressor<'_> {
         Box::new(|block, packed| {
             let mut compress = Compress::new(Compression::new(self.level), 0);
             loop {
@@ -251,7 +251,7 @@ impl Zstd {
     }
 
     /// Writes the buffer if it is full.
-    fn room(&mut self, out: &mut dyn Write) -> Result<(), BuiltinError> {
+    fn space(&mut self, out: &mut dyn Write) -> Result<(), BuiltinError> {
         if self.packed.len() == self.packed.capacity() {
             give(&mut self.packed, out)?;
         }
@@ -263,10 +263,10 @@ impl Stream for Zstd {
     fn push(&mut self, bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         let mut input = InBuffer::around(bytes);
         while input.pos() < bytes.len() {
-            self.room(out)?;
+            self.space(out)?;
             let place = self.packed.len();
-            let mut room = OutBuffer::around_pos(&mut self.packed, place);
-            let ran = self.encoder.run(&mut input, &mut room);
+            let mut space = OutBuffer::around_pos(&mut self.packed, place);
+            let ran = self.encoder.run(&mut input, &mut space);
             ran.map_err(BuiltinError::Write)?;
         }
         Ok(())
@@ -274,10 +274,10 @@ impl Stream for Zstd {
 
     fn finish(mut self: Box<Self>, out: &mut dyn Write) -> Result<(), BuiltinError> {
         loop {
-            self.room(out)?;
+            self.space(out)?;
             let place = self.packed.len();
-            let mut room = OutBuffer::around_pos(&mut self.packed, place);
-            let left = self.encoder.finish(&mut room, true);
+            let mut space = OutBuffer::around_pos(&mut self.packed, place);
+            let left = self.encoder.finish(&mut space, true);
             if left.map_err(BuiltinError::Write)? == 0 {
                 return give(&mut self.packed, out);
             }

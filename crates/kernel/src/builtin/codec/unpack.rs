@@ -12,7 +12,7 @@ use crate::fold::Stream;
 
 /// Result of a step of a decoder.
 #[derive(Debug)]
-pub(super) struct Step {
+pub(super) struct DecoderStep {
     read: usize,
     written: usize,
     /// Whether a member ended: another member follows, or the end.
@@ -26,7 +26,7 @@ pub(super) trait Decode: Send + Debug {
     const PADDED: bool = false;
 
     /// Decodes from `input` to `output` until one of them is at its end, or a member is.
-    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step, String>;
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<DecoderStep, String>;
 
     /// Prepares for another member.
     fn again(&mut self);
@@ -34,7 +34,7 @@ pub(super) trait Decode: Send + Debug {
 
 /// Position of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum DecoderPhase {
     /// Before the first member.
     Begin,
     Within,
@@ -48,7 +48,7 @@ enum Phase {
 #[derive(Debug)]
 pub(super) struct Unpacker<D> {
     decode: D,
-    place: Phase,
+    place: DecoderPhase,
     /// Number of input bytes so far.
     taken: u64,
     unpacked: Vec<u8>,
@@ -59,7 +59,7 @@ impl<D: Decode> Unpacker<D> {
     pub(super) fn new(decode: D) -> Self {
         Self {
             decode,
-            place: Phase::Begin,
+            place: DecoderPhase::Begin,
             taken: 0,
             unpacked: vec![0; PIECE_BYTES],
             filled: 0,
@@ -69,17 +69,17 @@ impl<D: Decode> Unpacker<D> {
     /// Returns whether a member begins or continues; false if only zeros follow.
     fn turn(&mut self, first: u8) -> Result<bool, BuiltinError> {
         match self.place {
-            Phase::Begin => self.place = Phase::Within,
-            Phase::Within => {}
-            Phase::Between | Phase::Padding if D::PADDED && first == 0 => {
-                self.place = Phase::Padding;
+            DecoderPhase::Begin => self.place = DecoderPhase::Within,
+            DecoderPhase::Within => {}
+            DecoderPhase::Between | DecoderPhase::Padding if D::PADDED && first == 0 => {
+                self.place = DecoderPhase::Padding;
                 return Ok(false);
             }
-            Phase::Between => {
+            DecoderPhase::Between => {
                 self.decode.again();
-                self.place = Phase::Within;
+                self.place = DecoderPhase::Within;
             }
-            Phase::Padding => {
+            DecoderPhase::Padding => {
                 return Err(corrupt(
                     D::FORMAT,
                     self.taken,
@@ -116,7 +116,7 @@ impl<D: Decode> Stream for Unpacker<D> {
                 self.filled = 0;
             }
             if step.ended {
-                self.place = Phase::Between;
+                self.place = DecoderPhase::Between;
             } else if step.read == 0 && step.written == 0 && !bytes.is_empty() {
                 return Err(corrupt(D::FORMAT, self.taken, "it does not go on"));
             }
@@ -128,8 +128,8 @@ impl<D: Decode> Stream for Unpacker<D> {
         out.write_all(&self.unpacked[..self.filled])
             .map_err(BuiltinError::Write)?;
         match self.place {
-            Phase::Between | Phase::Padding => Ok(()),
-            Phase::Begin | Phase::Within => Err(BuiltinError::CutShort(D::FORMAT)),
+            DecoderPhase::Between | DecoderPhase::Padding => Ok(()),
+            DecoderPhase::Begin | DecoderPhase::Within => Err(BuiltinError::CutShort(D::FORMAT)),
         }
     }
 }
@@ -155,11 +155,11 @@ impl Decode for Gunzip {
     const FORMAT: &'static str = "gzip";
     const PADDED: bool = true;
 
-    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step, String> {
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<DecoderStep, String> {
         let before = (self.0.total_in(), self.0.total_out());
         let status = self.0.decompress(input, output, FlushDecompress::None);
         let status = status.map_err(|error| error.to_string())?;
-        Ok(Step {
+        Ok(DecoderStep {
             read: length(self.0.total_in() - before.0),
             written: length(self.0.total_out() - before.1),
             ended: status == Status::StreamEnd,
@@ -189,11 +189,11 @@ impl Bunzip2 {
 impl Decode for Bunzip2 {
     const FORMAT: &'static str = "bzip2";
 
-    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step, String> {
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<DecoderStep, String> {
         let before = (self.0.total_in(), self.0.total_out());
         let status = self.0.decompress(input, output);
         let status = status.map_err(|error| error.to_string())?;
-        Ok(Step {
+        Ok(DecoderStep {
             read: length(self.0.total_in() - before.0),
             written: length(self.0.total_out() - before.1),
             ended: status == bzip2::Status::StreamEnd,
@@ -223,10 +223,10 @@ impl Unzstd {
 impl Decode for Unzstd {
     const FORMAT: &'static str = "zstd";
 
-    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step, String> {
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<DecoderStep, String> {
         let status = self.0.run_on_buffers(input, output);
         let status = status.map_err(|error| error.to_string())?;
-        Ok(Step {
+        Ok(DecoderStep {
             read: status.bytes_read,
             written: status.bytes_written,
             ended: status.remaining == 0,

@@ -1,8 +1,8 @@
 use num_bigint::BigInt;
 
 use super::*;
-use crate::exact;
-use crate::loops::product::Real;
+use crate::exact_sums;
+use crate::loops::product::RealNumber;
 
 fn numbers(text: &str) -> Vec<Vec<f64>> {
     let line = |line: &str| line.split(' ').map(|word| word.parse().unwrap()).collect();
@@ -49,22 +49,25 @@ fn pca_finds_components_of_points_on_line() {
 /// Returns the covariance of two columns, computed exactly and rounded once.
 fn covariance(values: &[f64], columns: usize, first: usize, second: usize) -> f64 {
     let (mut a, mut b, mut ab) = (
-        exact::Exact::default(),
-        exact::Exact::default(),
+        exact_sums::Exact::default(),
+        exact_sums::Exact::default(),
         BigInt::from(0),
     );
     for row in values.chunks(columns) {
         a.add_f64(row[first]);
         b.add_f64(row[second]);
-        let ((m, e), (n, f)) = (exact::parts(row[first]), exact::parts(row[second]));
-        ab += (BigInt::from(m) * n) << usize::try_from(2 * exact::PLACES + e + f).unwrap();
+        let ((m, e), (n, f)) = (
+            exact_sums::parts(row[first]),
+            exact_sums::parts(row[second]),
+        );
+        ab += (BigInt::from(m) * n) << usize::try_from(2 * exact_sums::PLACES + e + f).unwrap();
     }
     let rows = values.len() / columns;
     let over = ab * rows - a.integer() * b.integer();
-    exact::ratio(
+    exact_sums::ratio(
         &over,
         &(BigInt::from(rows) * (rows - 1)),
-        -2 * exact::PLACES,
+        -2 * exact_sums::PLACES,
     )
 }
 
@@ -208,16 +211,16 @@ proptest! {
         let values: Vec<f64> = values.into_iter().map(|value| f64::from(value) / 7.0).collect();
         let values = &values[..values.len() / columns * columns];
         let columns = format!("columns={columns}");
-        law("pca", &[&columns], &doubles(values), &cuts);
-        law("pca", &[&columns, "show=mean", "missing=2"], &doubles(values), &cuts);
+        merge_invariance("pca", &[&columns], &doubles(values), &cuts);
+        merge_invariance("pca", &[&columns, "show=mean", "missing=2"], &doubles(values), &cuts);
         let columns_of_narrow = columns.clone();
         let columns = format!("{columns}0");
         let narrow: Vec<u8> = values
             .iter()
             .flat_map(|value| f32::of(*value).to_le_bytes())
             .collect();
-        law("pca", &[&columns_of_narrow, "dtype=f32"], &narrow, &cuts);
-        law("pca", &[&columns, "dtype=i16", "order=big"], &doubles(&values[..values.len() / 5 * 5]), &cuts);
+        merge_invariance("pca", &[&columns_of_narrow, "dtype=f32"], &narrow, &cuts);
+        merge_invariance("pca", &[&columns, "dtype=i16", "order=big"], &doubles(&values[..values.len() / 5 * 5]), &cuts);
     }
 }
 

@@ -1,11 +1,11 @@
-//! Compares built-in kernels with plain references, and checks the law of folds.
+//! Compares built-in kernels with plain references, and checks the merge invariance of folds.
 
 mod cipher;
 mod cluster;
 mod codec;
 mod content;
 mod image;
-mod law;
+mod merge_invariance;
 mod picks;
 mod reduce;
 mod reshape;
@@ -93,8 +93,8 @@ fn cuts() -> impl Strategy<Value = Cuts> {
     proptest::collection::vec((any::<usize>(), any::<u32>(), 0..4_usize), 0..7)
 }
 
-/// Checks the law: pieces in any order, processed by several folds, whose states are merged in any order, give the same result.
-fn law(name: &str, args: &[&str], input: &[u8], cuts: &Cuts) {
+/// Checks merge invariance: pieces in any order, processed by several folds, whose states are merged in any order, give the same result.
+fn merge_invariance(name: &str, args: &[&str], input: &[u8], cuts: &Cuts) {
     let mut places: Vec<_> = cuts.iter().map(|cut| cut.0 % (input.len() + 1)).collect();
     places.extend([0, input.len()]);
     places.sort_unstable();

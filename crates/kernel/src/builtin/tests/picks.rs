@@ -3,7 +3,7 @@
 #![allow(
     clippy::float_cmp,
     clippy::cast_possible_truncation,
-    reason = "results are told exactly, and places are small"
+    reason = "results are exact, and places are small"
 )]
 
 use proptest::prelude::*;

@@ -3,14 +3,14 @@
 #![allow(
     clippy::float_cmp,
     clippy::cast_possible_truncation,
-    reason = "results are told exactly, and places are small"
+    reason = "results are exact, and places are small"
 )]
 
 use num_bigint::BigInt;
 use proptest::prelude::*;
 
-use super::{cuts, doubles, fold, law, run};
-use crate::exact::{parts, ratio, root_of_ratio};
+use super::{cuts, doubles, fold, merge_invariance, run};
+use crate::exact_sums::{parts, ratio, root_of_ratio};
 
 /// Generates values of many magnitudes, which cancel, with some that are not finite or zero.
 fn series(special: bool) -> impl Strategy<Value = Vec<f64>> {
@@ -152,15 +152,15 @@ proptest! {
     fn statistics_are_independent_of_split_and_order(values in series(true), cuts in cuts()) {
         let bytes = doubles(&values);
         for name in ["count", "min", "max", "sum", "mean", "stddev", "linreg"] {
-            law(name, &["out=f64"], &bytes, &cuts);
+            merge_invariance(name, &["out=f64"], &bytes, &cuts);
         }
         let of = "of=count,min,max,sum,mean,stddev,linreg";
-        law("stats", &[of, "out=f64", "missing=-9"], &bytes, &cuts);
-        law("stats", &[of, "missing=nan", "order=big"], &bytes, &cuts);
+        merge_invariance("stats", &[of, "out=f64", "missing=-9"], &bytes, &cuts);
+        merge_invariance("stats", &[of, "missing=nan", "order=big"], &bytes, &cuts);
         for dtype in ["f32", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"] {
             let dtype = format!("dtype={dtype}");
-            law("stats", &[of, &dtype, "missing=0"], &bytes, &cuts);
-            law("stats", &[of, &dtype, "ddof=1", "order=big"], &bytes, &cuts);
+            merge_invariance("stats", &[of, &dtype, "missing=0"], &bytes, &cuts);
+            merge_invariance("stats", &[of, &dtype, "ddof=1", "order=big"], &bytes, &cuts);
         }
     }
 

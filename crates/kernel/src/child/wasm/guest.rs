@@ -13,11 +13,11 @@ use wasmtime::{
 };
 
 use super::super::abi::{ABI_VERSION, create, map};
-use super::super::native::{Call, NativeError};
+use super::super::native::{KernelCall, NativeError};
 use super::super::own_fold::{self, OwnFold, PIECE_BYTES};
 use super::WasmError;
 use super::engine::{ERROR, HOST, WRITE, engine, invalid};
-use crate::run::Part;
+use crate::run::RunPart;
 
 /// Maximum number of entries in a module's tables of functions.
 const TABLE_ENTRIES_MAX: usize = 1 << 20;
@@ -63,17 +63,17 @@ impl ResourceLimiter for Host {
 }
 
 /// Runs the compiled module that this descriptor was opened on.
-pub(super) fn run(name: &str, module: RawFd, call: Call<'_>) -> Result<u8, NativeError> {
+pub(super) fn run(name: &str, module: RawFd, call: KernelCall<'_>) -> Result<u8, NativeError> {
     // SAFETY: the launcher left the descriptor open for this, and no other code here uses it; reading a closed descriptor returns an
     // error.
     let module = unsafe { BorrowedFd::borrow_raw(module) };
-    let mut guest = Guest::new(module, call.outputs)?;
-    let whole = call.part == Part::Whole;
+    let mut guest = WasmGuest::new(module, call.outputs)?;
+    let whole = call.part == RunPart::Whole;
     if whole && let Some(start) = guest.function::<u32, i32>("start_kernel") {
         let task = guest.task(name, call, call.inputs)?;
         return Ok(exit_code(guest.call(&start, task)?));
     }
-    let Some(functions) = Functions::find(&mut guest) else {
+    let Some(functions) = WasmFunctions::find(&mut guest) else {
         return Err(if whole {
             WasmError::Export {
                 name: "start_kernel",
@@ -105,14 +105,14 @@ fn exit_code(code: i32) -> u8 {
 }
 
 /// Module with its memory.
-struct Guest {
+struct WasmGuest {
     store: Store<Host>,
     instance: Instance,
     memory: Memory,
     alloc: TypedFunc<u32, u32>,
 }
 
-impl Guest {
+impl WasmGuest {
     fn new(module: BorrowedFd<'_>, outputs: &[String]) -> Result<Self, NativeError> {
         let engine = engine()?;
         let file = File::from(module.try_clone_to_owned().map_err(WasmError::Io)?);
@@ -192,7 +192,7 @@ impl Guest {
     }
 
     /// Allocates `length` bytes in the module.
-    fn room(&mut self, length: usize, what: &str) -> Result<u32, WasmError> {
+    fn space(&mut self, length: usize, what: &str) -> Result<u32, WasmError> {
         let none = || WasmError::Memory {
             bytes: length,
             what: what.to_owned(),
@@ -212,7 +212,7 @@ impl Guest {
 
     /// Copies bytes to newly allocated memory; returns their address.
     fn put(&mut self, bytes: &[u8], what: &str) -> Result<u32, WasmError> {
-        let at = self.room(bytes.len(), what)?;
+        let at = self.space(bytes.len(), what)?;
         self.place(at, bytes)?;
         Ok(at)
     }
@@ -223,7 +223,12 @@ impl Guest {
     }
 
     /// Copies `struct tidemill_task` and all data that it points to into memory; returns its address.
-    fn task(&mut self, name: &str, call: Call<'_>, inputs: &[String]) -> Result<u32, NativeError> {
+    fn task(
+        &mut self,
+        name: &str,
+        call: KernelCall<'_>,
+        inputs: &[String],
+    ) -> Result<u32, NativeError> {
         let mut argv = Vec::new();
         for arg in [name]
             .into_iter()
@@ -317,7 +322,7 @@ fn report(mut caller: Caller<'_, Host>, at: i32, length: i32) {
     }
 }
 
-struct Functions {
+struct WasmFunctions {
     init: TypedFunc<u32, u32>,
     update: TypedFunc<(u32, u32, u64, u32, u32), i32>,
     merge: TypedFunc<(u32, u32, u32), i32>,
@@ -325,9 +330,9 @@ struct Functions {
     finish: TypedFunc<(u32, u32), i32>,
 }
 
-impl Functions {
+impl WasmFunctions {
     /// Returns all functions, or none.
-    fn find(guest: &mut Guest) -> Option<Self> {
+    fn find(guest: &mut WasmGuest) -> Option<Self> {
         Some(Self {
             init: guest.function("tidemill_fold_init")?,
             update: guest.function("tidemill_fold_update")?,
@@ -339,8 +344,8 @@ impl Functions {
 }
 
 struct WasmFold {
-    guest: Guest,
-    functions: Functions,
+    guest: WasmGuest,
+    functions: WasmFunctions,
     task: u32,
     state: u32,
     /// Address and size of the buffer for pieces.
@@ -352,7 +357,7 @@ impl WasmFold {
     fn hand_over(&mut self, bytes: &[u8]) -> Result<(u32, u32), WasmError> {
         if bytes.len() > self.buffer.1 || self.buffer.0 == 0 {
             let length = bytes.len().max(PIECE_BYTES);
-            self.buffer = (self.guest.room(length, "a piece of the input")?, length);
+            self.buffer = (self.guest.space(length, "a piece of the input")?, length);
         }
         self.guest.place(self.buffer.0, bytes)?;
         Ok((

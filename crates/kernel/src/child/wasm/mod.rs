@@ -12,7 +12,7 @@ mod guest;
 use std::io::{self, Read, Write};
 use std::os::fd::RawFd;
 
-use super::native::{Call, NativeError};
+use super::native::{KernelCall, NativeError};
 
 /// Maximum size of a module, in bytes.
 #[cfg(feature = "wasm")]
@@ -86,7 +86,7 @@ pub(super) fn compile(from: &mut dyn Read, to: &mut dyn Write) -> Result<(), Was
 }
 
 /// Runs the compiled module that this descriptor was opened on; `name` is the name that the kernel sees.
-pub(super) fn run(name: &str, module: RawFd, call: Call<'_>) -> Result<u8, NativeError> {
+pub(super) fn run(name: &str, module: RawFd, call: KernelCall<'_>) -> Result<u8, NativeError> {
     #[cfg(feature = "wasm")]
     return guest::run(name, module, call);
     #[cfg(not(feature = "wasm"))]

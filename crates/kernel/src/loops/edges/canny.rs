@@ -4,7 +4,7 @@
 //! Directions are those of the eight neighbours. Tangents are compared in integers, so all levels give the same results.
 
 use super::sobel::Rows;
-use super::{Border, Image};
+use super::{Border, GreyImage};
 use crate::loops::simd::Level;
 
 /// Number of bits after the binary point of a tangent.
@@ -20,13 +20,13 @@ const EDGE: u8 = 255;
 
 /// Both derivatives of a row, and their lengths `|∂x| + |∂y|` with a 0 at each end.
 #[derive(Clone, Debug)]
-struct Line {
+struct GradientRow {
     across: Vec<i16>,
     down: Vec<i16>,
     lengths: Vec<i16>,
 }
 
-impl Line {
+impl GradientRow {
     fn new(width: usize) -> Self {
         Self {
             across: vec![0; width],
@@ -35,7 +35,7 @@ impl Line {
         }
     }
 
-    fn fill(&mut self, rows: &mut Rows, image: Image<'_>, row: usize, level: Level) {
+    fn fill(&mut self, rows: &mut Rows, image: GreyImage<'_>, row: usize, level: Level) {
         let Self {
             across,
             down,
@@ -50,10 +50,14 @@ impl Line {
 
 /// Writes 255 for each pixel on an edge and 0 for others to `to`. An edge has a gradient longer than `high` at some pixel, and longer
 /// than `low` at every pixel. Beyond the border, the outermost pixels are repeated.
-pub(crate) fn canny(image: Image<'_>, low: i16, high: i16, to: &mut [u8], level: Level) {
+pub(crate) fn canny(image: GreyImage<'_>, low: i16, high: i16, to: &mut [u8], level: Level) {
     let (width, height) = (image.width, image.height());
     let mut rows = Rows::default();
-    let mut lines = [Line::new(width), Line::new(width), Line::new(width)];
+    let mut lines = [
+        GradientRow::new(width),
+        GradientRow::new(width),
+        GradientRow::new(width),
+    ];
     if height > 0 {
         lines[1].fill(&mut rows, image, 0, level);
     }
@@ -83,7 +87,7 @@ pub(crate) fn canny(image: Image<'_>, low: i16, high: i16, to: &mut [u8], level:
 }
 
 /// Returns whether the gradient of a pixel is the longest across its edge.
-fn longest(above: &Line, here: &Line, below: &Line, pixel: usize) -> bool {
+fn longest(above: &GradientRow, here: &GradientRow, below: &GradientRow, pixel: usize) -> bool {
     let (across, down) = (i32::from(here.across[pixel]), i32::from(here.down[pixel]));
     let length = here.lengths[pixel + 1];
     let flat = across.abs() * TANGENT;
@@ -142,7 +146,7 @@ mod tests {
             .collect();
         let mut to = vec![7; pixels.len()];
         canny(
-            Image {
+            GreyImage {
                 pixels: &pixels,
                 width,
             },
@@ -182,7 +186,7 @@ mod tests {
         let count = |low, high| {
             let mut to = vec![0; pixels.len()];
             canny(
-                Image {
+                GreyImage {
                     pixels: &pixels,
                     width,
                 },
@@ -201,7 +205,7 @@ mod tests {
         #[test]
         fn canny_agrees_on_all_levels(pixels in prop::collection::vec(any::<u8>(), 1..2000), width in 1_usize..90, low in 0_i16..500) {
             let width = width.min(pixels.len());
-            let image = Image { pixels: &pixels[..pixels.len() / width * width], width };
+            let image = GreyImage { pixels: &pixels[..pixels.len() / width * width], width };
             let mut wanted = vec![0; image.pixels.len()];
             canny(image, low, 2 * low, &mut wanted, Level::Portable);
             for level in Level::available() {

@@ -5,13 +5,13 @@ pub(crate) mod sobel;
 
 /// Grey image with one byte for each pixel, row by row.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Image<'a> {
+pub(crate) struct GreyImage<'a> {
     pub(crate) pixels: &'a [u8],
     /// Number of pixels in a row, at least 1.
     pub(crate) width: usize,
 }
 
-impl Image<'_> {
+impl GreyImage<'_> {
     /// Returns the number of rows.
     pub(crate) fn height(&self) -> usize {
         self.pixels.len() / self.width

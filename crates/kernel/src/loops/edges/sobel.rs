@@ -1,7 +1,7 @@
 //! Sobel's gradient: differences between the neighbours of each pixel, where the nearest neighbours have double weight.
 
-use super::{Border, Image};
-use crate::loops::simd::{self, Level, Pass};
+use super::{Border, GreyImage};
+use crate::loops::simd::{self, Level, SimdPass};
 
 /// Vertical sums and differences of a row, with one more pixel at each end.
 #[derive(Debug, Default)]
@@ -11,14 +11,14 @@ pub(crate) struct Rows {
 }
 
 /// Writes the length of the gradient, `|∂x| + |∂y|` but at most 255, of each pixel to `to`. The image is mirrored at its border.
-pub(crate) fn sobel(image: Image<'_>, to: &mut [u8], level: Level) {
+pub(crate) fn sobel(image: GreyImage<'_>, to: &mut [u8], level: Level) {
     let mut rows = Rows::default();
     for (row, to) in to.chunks_exact_mut(image.width).enumerate() {
         rows.fill(image, row, Border::Mirror, level);
         let Rows { sums, differences } = &rows;
         simd::run(
             level,
-            Length {
+            GradientLength {
                 sums,
                 differences,
                 to,
@@ -29,7 +29,7 @@ pub(crate) fn sobel(image: Image<'_>, to: &mut [u8], level: Level) {
 
 impl Rows {
     /// Computes the sums and differences of a row and of the rows around it.
-    fn fill(&mut self, image: Image<'_>, row: usize, border: Border, level: Level) {
+    fn fill(&mut self, image: GreyImage<'_>, row: usize, border: Border, level: Level) {
         let (width, height) = (image.width, image.height());
         self.sums.resize(width + 2, 0);
         self.differences.resize(width + 2, 0);
@@ -58,7 +58,7 @@ impl Rows {
     /// Computes both derivatives of all pixels of a row.
     pub(super) fn gradient(
         &mut self,
-        image: Image<'_>,
+        image: GreyImage<'_>,
         row: usize,
         border: Border,
         level: Level,
@@ -86,7 +86,7 @@ struct Vertical<'a> {
     differences: &'a mut [i16],
 }
 
-impl Pass for Vertical<'_> {
+impl SimdPass for Vertical<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -101,13 +101,13 @@ impl Pass for Vertical<'_> {
     }
 }
 
-struct Length<'a> {
+struct GradientLength<'a> {
     sums: &'a [i16],
     differences: &'a [i16],
     to: &'a mut [u8],
 }
 
-impl Pass for Length<'_> {
+impl SimdPass for GradientLength<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -135,7 +135,7 @@ struct Gradient<'a> {
     down: &'a mut [i16],
 }
 
-impl Pass for Gradient<'_> {
+impl SimdPass for Gradient<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -160,7 +160,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Computes the gradient from the nine pixels around each pixel, one pixel at a time.
-    fn plain(image: Image<'_>) -> Vec<u8> {
+    fn plain(image: GreyImage<'_>) -> Vec<u8> {
         let (width, height) = (image.width, image.height());
         let mirror = |at: usize, step: usize, length: usize| match (at + step).checked_sub(1) {
             None => 1.min(length - 1),
@@ -190,7 +190,7 @@ mod tests {
         #[test]
         fn sobel_matches_plain_loop_on_all_levels(pixels in prop::collection::vec(any::<u8>(), 1..3000), width in 1_usize..150) {
             let width = width.min(pixels.len());
-            let image = Image { pixels: &pixels[..pixels.len() / width * width], width };
+            let image = GreyImage { pixels: &pixels[..pixels.len() / width * width], width };
             let wanted = plain(image);
             for level in Level::available() {
                 let mut to = vec![0; wanted.len()];

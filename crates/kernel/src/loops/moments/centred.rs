@@ -11,7 +11,7 @@ mod wide;
 use std::marker::PhantomData;
 
 use super::super::number::Number;
-use super::super::simd::{self, Level, Pass};
+use super::super::simd::{self, Level, SimdPass};
 
 /// Number of independent sums.
 const LANES: usize = 16;
@@ -42,7 +42,7 @@ pub(crate) struct Centred<T> {
 
 /// Sums a block of whole little-endian values, at least one. Returns `None` if a value is not finite, or if squares exceed the range of a
 /// float.
-pub(crate) fn centred<T: Around>(
+pub(crate) fn centred<T: CentredSums>(
     level: Level,
     products: bool,
     values: &[u8],
@@ -66,14 +66,14 @@ pub(crate) fn centred<T: Around>(
 }
 
 /// Floats whose blocks can be summed around a centre.
-pub(crate) trait Around: Number {
+pub(crate) trait CentredSums: Number {
     /// Runs one pass over whole little-endian values.
     fn around(level: Level, products: bool, values: &[u8], centre: f64) -> Centred<Self>;
 }
 
 macro_rules! around {
     ($($type:ty: $wide:path),*) => {
-        $(impl Around for $type {
+        $(impl CentredSums for $type {
             fn around(level: Level, products: bool, values: &[u8], centre: f64) -> Centred<Self> {
                 match level {
                     #[cfg(target_arch = "x86_64")]
@@ -92,7 +92,7 @@ fn portable<T: Number>(level: Level, products: bool, values: &[u8], centre: f64)
     if products {
         simd::run(
             level,
-            Block::<T, true> {
+            CentredBlock::<T, true> {
                 values,
                 centre,
                 type_,
@@ -101,7 +101,7 @@ fn portable<T: Number>(level: Level, products: bool, values: &[u8], centre: f64)
     } else {
         simd::run(
             level,
-            Block::<T, false> {
+            CentredBlock::<T, false> {
                 values,
                 centre,
                 type_,
@@ -110,7 +110,7 @@ fn portable<T: Number>(level: Level, products: bool, values: &[u8], centre: f64)
     }
 }
 
-struct Block<'a, T, const P: bool> {
+struct CentredBlock<'a, T, const P: bool> {
     values: &'a [u8],
     centre: f64,
     type_: PhantomData<T>,
@@ -118,13 +118,13 @@ struct Block<'a, T, const P: bool> {
 
 /// Sums in lanes.
 #[derive(Clone, Copy)]
-struct Lanes {
+struct CentredLanes {
     distances: [f64; LANES],
     squares: [f64; LANES],
     products: [f64; LANES],
 }
 
-impl Lanes {
+impl CentredLanes {
     #[inline(always)]
     fn new() -> Self {
         Self {
@@ -144,20 +144,20 @@ impl Lanes {
     }
 }
 
-impl<T: Number, const P: bool> Pass for Block<'_, T, P> {
+impl<T: Number, const P: bool> SimdPass for CentredBlock<'_, T, P> {
     type Output = Centred<T>;
 
     #[allow(clippy::cast_precision_loss, reason = "a block has few values")]
     #[inline(always)]
     fn run(self) -> Centred<T> {
         let (mut least, mut greatest) = ([T::HIGHEST; LANES], [T::LOWEST; LANES]);
-        let mut all = Lanes::new();
+        let mut all = CentredLanes::new();
         let mut index = [0.0; LANES];
         for (lane, index) in index.iter_mut().enumerate() {
             *index = lane as f64;
         }
         for piece in self.values.chunks(ROWS * LANES * T::SIZE) {
-            let mut lanes = Lanes::new();
+            let mut lanes = CentredLanes::new();
             let mut rows = piece.chunks_exact(LANES * T::SIZE);
             for row in rows.by_ref() {
                 for lane in 0..LANES {
@@ -210,13 +210,13 @@ fn pairwise(mut lanes: [f64; LANES]) -> f64 {
 #[allow(
     clippy::float_cmp,
     clippy::cast_possible_truncation,
-    reason = "results are told exactly, and any number will do"
+    reason = "results are exact, and any number will do"
 )]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn check<T: Around>(bytes: &[u8]) {
+    fn check<T: CentredSums>(bytes: &[u8]) {
         let bytes = &bytes[..bytes.len() / T::SIZE * T::SIZE];
         if bytes.is_empty() {
             return;

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, BLOCK_OF_PRODUCTS, Biased, LIMBS, Moments, Want};
+use super::{BLOCK, BLOCK_OF_PRODUCTS, Biased, BlockMoments, LIMBS, SumKinds};
 use crate::loops::number::Number;
 
 /// Distance of prefetches, in bytes: the processor's own prefetcher stops at the end of a page.
@@ -12,23 +12,23 @@ const AHEAD_BYTES: usize = 4096;
 const ROW: usize = 16;
 
 pub(super) fn moments_of_32_bits<T: Number, const SIGNED: bool>(
-    want: Want,
+    want: SumKinds,
     values: &[u8],
-) -> Moments<T> {
+) -> BlockMoments<T> {
     check(want, values.len() / 4);
     // SAFETY: this is called only at `Level::Ifma`, which exists only where these instructions do.
     unsafe {
         match want {
-            Want::Sum => integers::<T, SIGNED, false, false>(values),
-            Want::Squares => integers::<T, SIGNED, true, false>(values),
-            Want::Products => integers::<T, SIGNED, true, true>(values),
+            SumKinds::Sum => integers::<T, SIGNED, false, false>(values),
+            SumKinds::Squares => integers::<T, SIGNED, true, false>(values),
+            SumKinds::Products => integers::<T, SIGNED, true, true>(values),
         }
     }
 }
 
 /// Checks the lengths up to which the sums below are exact.
-fn check(want: Want, count: usize) {
-    let max = if want == Want::Products {
+fn check(want: SumKinds, count: usize) {
+    let max = if want == SumKinds::Products {
         BLOCK_OF_PRODUCTS
     } else {
         BLOCK
@@ -147,7 +147,7 @@ fn lanes(vector: __m512i) -> [u64; 8] {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512ifma")]
 fn integers<T: Number, const SIGNED: bool, const Q: bool, const P: bool>(
     values: &[u8],
-) -> Moments<T> {
+) -> BlockMoments<T> {
     let bias: u32 = if SIGNED { 1 << 31 } else { 0 };
     let flip = _mm512_set1_epi32(bias.cast_signed());
     let low = _mm512_set1_epi64(0xffff_ffff);
@@ -209,7 +209,7 @@ fn integers<T: Number, const SIGNED: bool, const Q: bool, const P: bool>(
     (all.sums[0], all.products[0]) = limb.together::<P>(rows, bias.into(), 2, 1);
     all.squares[0][0] = products[0].together() + products[1].together();
     let number = |ordered: u32| T::read(&(ordered ^ bias).to_le_bytes());
-    Moments {
+    BlockMoments {
         least: number(_mm512_reduce_min_epu32(least)),
         greatest: number(_mm512_reduce_max_epu32(greatest)),
         sums: all.unbiased(),

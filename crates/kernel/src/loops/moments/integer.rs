@@ -3,32 +3,32 @@
 use std::marker::PhantomData;
 
 use super::super::number::Number;
-use super::super::simd::{self, Level, Pass};
-use super::{Biased, LIMBS, Moments, Want};
+use super::super::simd::{self, Level, SimdPass};
+use super::{Biased, BlockMoments, LIMBS, SumKinds};
 
 const LANES: usize = 16;
 const LOW: u64 = 0xffff_ffff;
 
 pub(super) fn moments<T: Number, const L: usize>(
     level: Level,
-    want: Want,
+    want: SumKinds,
     values: &[u8],
-) -> Moments<T> {
+) -> BlockMoments<T> {
     let type_ = PhantomData;
     match want {
-        Want::Sum => simd::run(level, Block::<T, L, false, false> { values, type_ }),
-        Want::Squares => simd::run(level, Block::<T, L, true, false> { values, type_ }),
-        Want::Products => simd::run(level, Block::<T, L, true, true> { values, type_ }),
+        SumKinds::Sum => simd::run(level, IntegerBlock::<T, L, false, false> { values, type_ }),
+        SumKinds::Squares => simd::run(level, IntegerBlock::<T, L, true, false> { values, type_ }),
+        SumKinds::Products => simd::run(level, IntegerBlock::<T, L, true, true> { values, type_ }),
     }
 }
 
-struct Block<'a, T, const L: usize, const Q: bool, const P: bool> {
+struct IntegerBlock<'a, T, const L: usize, const Q: bool, const P: bool> {
     values: &'a [u8],
     type_: PhantomData<T>,
 }
 
 /// Sums in lanes. Sums of products have a high and a low half, each with terms of 32 bits.
-struct Lanes<T, const L: usize> {
+struct IntegerLanes<T, const L: usize> {
     least: [T; LANES],
     greatest: [T; LANES],
     sums: [[u64; LANES]; L],
@@ -37,9 +37,9 @@ struct Lanes<T, const L: usize> {
     running: [[u64; LANES]; L],
 }
 
-impl<T: Number, const L: usize, const Q: bool, const P: bool> Block<'_, T, L, Q, P> {
+impl<T: Number, const L: usize, const Q: bool, const P: bool> IntegerBlock<'_, T, L, Q, P> {
     #[inline(always)]
-    fn row(values: [T; LANES], lanes: &mut Lanes<T, L>) {
+    fn row(values: [T; LANES], lanes: &mut IntegerLanes<T, L>) {
         for lane in 0..LANES {
             lanes.least[lane] = values[lane].smaller(lanes.least[lane]);
             lanes.greatest[lane] = values[lane].larger(lanes.greatest[lane]);
@@ -72,7 +72,7 @@ impl<T: Number, const L: usize, const Q: bool, const P: bool> Block<'_, T, L, Q,
     }
 
     #[inline(always)]
-    fn together(lanes: &Lanes<T, L>, rows: u64) -> Biased {
+    fn together(lanes: &IntegerLanes<T, L>, rows: u64) -> Biased {
         let bias = i128::from(T::default().ordered());
         let mut all = Biased {
             count: i128::from(rows) * LANES as i128,
@@ -107,12 +107,14 @@ impl<T: Number, const L: usize, const Q: bool, const P: bool> Block<'_, T, L, Q,
     }
 }
 
-impl<T: Number, const L: usize, const Q: bool, const P: bool> Pass for Block<'_, T, L, Q, P> {
-    type Output = Moments<T>;
+impl<T: Number, const L: usize, const Q: bool, const P: bool> SimdPass
+    for IntegerBlock<'_, T, L, Q, P>
+{
+    type Output = BlockMoments<T>;
 
     #[inline(always)]
-    fn run(self) -> Moments<T> {
-        let mut lanes = Lanes {
+    fn run(self) -> BlockMoments<T> {
+        let mut lanes = IntegerLanes {
             least: [T::HIGHEST; LANES],
             greatest: [T::LOWEST; LANES],
             sums: [[0; LANES]; L],
@@ -148,7 +150,7 @@ impl<T: Number, const L: usize, const Q: bool, const P: bool> Pass for Block<'_,
             least = lanes.least[lane].smaller(least);
             greatest = lanes.greatest[lane].larger(greatest);
         }
-        Moments {
+        BlockMoments {
             least,
             greatest,
             sums: Self::together(&lanes, count).unbiased(),

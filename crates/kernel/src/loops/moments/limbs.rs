@@ -3,9 +3,9 @@
 use std::marker::PhantomData;
 
 use super::super::number::Number;
-use super::super::simd::{self, Level, Pass};
-use super::{Biased, LIMBS, Moments, Want};
-use crate::exact::power;
+use super::super::simd::{self, Level, SimdPass};
+use super::{Biased, BlockMoments, LIMBS, SumKinds};
+use crate::exact_sums::power;
 
 /// Number of bits of a limb.
 const LIMB: i32 = 26;
@@ -18,15 +18,15 @@ const LIMB_MASK: u64 = (1 << 27) - 1;
 const GRIDS: std::ops::RangeInclusive<i32> = -880..=990;
 
 /// Result of a pass, and whether each value was a sum of limbs.
-pub(super) type Found<T> = (Moments<T>, bool);
+pub(super) type LimbResult<T> = (BlockMoments<T>, bool);
 
 /// Runs `pass` with the grid of the previous block, and if that does not fit, with the block's own grid. All values must be below
 /// `2^grid`.
 pub(super) fn moments<T: Number>(
     values: &[u8],
     grid: &mut i32,
-    pass: impl Fn(i32) -> Found<T>,
-) -> Option<Moments<T>> {
+    pass: impl Fn(i32) -> LimbResult<T>,
+) -> Option<BlockMoments<T>> {
     debug_assert!(!values.is_empty(), "a block has values");
     let (found, exact) = pass(*grid);
     let above = above(&found);
@@ -44,7 +44,7 @@ pub(super) fn moments<T: Number>(
 }
 
 /// Returns an exponent such that all values except NaN are below that power of two in size.
-fn above<T: Number>(found: &Moments<T>) -> i32 {
+fn above<T: Number>(found: &BlockMoments<T>) -> i32 {
     let largest = found
         .least
         .to_f64()
@@ -63,10 +63,10 @@ fn cutter(weight: i32, extra: u64) -> f64 {
 /// Sums a block whose values are below `2^grid`, in `L` limbs.
 pub(super) fn limbs<T: Number, const L: usize>(
     level: Level,
-    want: Want,
+    want: SumKinds,
     values: &[u8],
     grid: i32,
-) -> Found<T> {
+) -> LimbResult<T> {
     match level {
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 | Level::Ifma => wanted::<T, L, 8>(level, want, values, grid),
@@ -76,26 +76,28 @@ pub(super) fn limbs<T: Number, const L: usize>(
 
 fn wanted<T: Number, const L: usize, const N: usize>(
     level: Level,
-    want: Want,
+    want: SumKinds,
     values: &[u8],
     grid: i32,
-) -> Found<T> {
+) -> LimbResult<T> {
     match want {
-        Want::Sum => simd::run(level, Block::<T, L, N, false, false>::new(values, grid)),
-        Want::Squares => simd::run(level, Block::<T, L, N, true, false>::new(values, grid)),
-        Want::Products => simd::run(level, Block::<T, L, N, true, true>::new(values, grid)),
+        SumKinds::Sum => simd::run(level, LimbBlock::<T, L, N, false, false>::new(values, grid)),
+        SumKinds::Squares => simd::run(level, LimbBlock::<T, L, N, true, false>::new(values, grid)),
+        SumKinds::Products => simd::run(level, LimbBlock::<T, L, N, true, true>::new(values, grid)),
     }
 }
 
 /// Pass over a block in `N` lanes with `L` limbs; squares if `Q`, products if `P`.
-struct Block<'a, T, const L: usize, const N: usize, const Q: bool, const P: bool> {
+struct LimbBlock<'a, T, const L: usize, const N: usize, const Q: bool, const P: bool> {
     values: &'a [u8],
     weights: [i32; LIMBS],
     cutters: [f64; L],
     type_: PhantomData<T>,
 }
 
-impl<'a, T, const L: usize, const N: usize, const Q: bool, const P: bool> Block<'a, T, L, N, Q, P> {
+impl<'a, T, const L: usize, const N: usize, const Q: bool, const P: bool>
+    LimbBlock<'a, T, L, N, Q, P>
+{
     fn new(values: &'a [u8], grid: i32) -> Self {
         // The first limb takes the bits from `grid` down, one bit less than its maximum, because it is rounded.
         let weights = [1, 2, 3].map(|limb| grid + 1 - limb * LIMB);
@@ -113,7 +115,7 @@ impl<'a, T, const L: usize, const N: usize, const Q: bool, const P: bool> Block<
 }
 
 /// Wrapping sums of all rows so far, in `N` lanes.
-struct Lanes<T, const L: usize, const N: usize> {
+struct LimbLanes<T, const L: usize, const N: usize> {
     least: [T; N],
     greatest: [T; N],
     /// Bits that are in no limb.
@@ -125,10 +127,10 @@ struct Lanes<T, const L: usize, const N: usize> {
 }
 
 impl<T: Number, const L: usize, const N: usize, const Q: bool, const P: bool>
-    Block<'_, T, L, N, Q, P>
+    LimbBlock<'_, T, L, N, Q, P>
 {
     #[inline(always)]
-    fn row(&self, values: [T; N], lanes: &mut Lanes<T, L, N>) {
+    fn row(&self, values: [T; N], lanes: &mut LimbLanes<T, L, N>) {
         for lane in 0..N {
             lanes.least[lane] = values[lane].smaller(lanes.least[lane]);
             lanes.greatest[lane] = values[lane].larger(lanes.greatest[lane]);
@@ -160,7 +162,7 @@ impl<T: Number, const L: usize, const N: usize, const Q: bool, const P: bool>
 
     /// Combines the lanes, and computes the integers that the wrapped sums stand for.
     #[inline(always)]
-    fn together(&self, lanes: &Lanes<T, L, N>, rows: u64) -> Biased {
+    fn together(&self, lanes: &LimbLanes<T, L, N>, rows: u64) -> Biased {
         let mut all = Biased {
             count: i128::from(rows) * N as i128,
             limbs: L,
@@ -191,14 +193,14 @@ impl<T: Number, const L: usize, const N: usize, const Q: bool, const P: bool>
     }
 }
 
-impl<T: Number, const L: usize, const N: usize, const Q: bool, const P: bool> Pass
-    for Block<'_, T, L, N, Q, P>
+impl<T: Number, const L: usize, const N: usize, const Q: bool, const P: bool> SimdPass
+    for LimbBlock<'_, T, L, N, Q, P>
 {
-    type Output = Found<T>;
+    type Output = LimbResult<T>;
 
     #[inline(always)]
-    fn run(self) -> Found<T> {
-        let mut lanes = Lanes {
+    fn run(self) -> LimbResult<T> {
+        let mut lanes = LimbLanes {
             least: [T::HIGHEST; N],
             greatest: [T::LOWEST; N],
             rest: [0; N],
@@ -238,7 +240,7 @@ impl<T: Number, const L: usize, const N: usize, const Q: bool, const P: bool> Pa
         // A rest may be a zero with a sign.
         let exact = lanes.rest.iter().fold(0, |all, rest| all | rest) << 1 == 0;
         let sums = self.together(&lanes, count).unbiased();
-        let moments = Moments {
+        let moments = BlockMoments {
             least,
             greatest,
             sums,

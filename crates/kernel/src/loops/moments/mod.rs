@@ -22,7 +22,7 @@ use centred::Centred;
 
 use super::number::Number;
 use super::simd::Level;
-use crate::exact::Exact;
+use crate::exact_sums::Exact;
 
 /// Maximum number of values in a block: sums of so many products of 52 bits fit into 64 bits.
 pub(crate) const BLOCK: usize = 4096;
@@ -35,7 +35,7 @@ const LIMBS: usize = 3;
 
 /// Sums of a block that are computed in addition to its extremes and its sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Want {
+pub(crate) enum SumKinds {
     /// No further sum.
     Sum,
     /// The sum of squares.
@@ -46,17 +46,17 @@ pub(crate) enum Want {
 
 /// Results of a block that is not empty.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moments<T> {
+pub(crate) struct BlockMoments<T> {
     /// Smallest value; NaN is ignored.
     pub(crate) least: T,
     /// Largest value.
     pub(crate) greatest: T,
-    pub(crate) sums: Sums,
+    pub(crate) sums: LimbSums,
 }
 
 /// Sums of limbs of a block's values. The value is the sum over limbs `k` of `limb[k] * 2^weights[k]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sums {
+pub(crate) struct LimbSums {
     limbs: usize,
     weights: [i32; LIMBS],
     sums: [i128; LIMBS],
@@ -71,15 +71,15 @@ const BLOCKS_TOGETHER: usize = 1024;
 
 /// Sums of several blocks, except those of products: adding to an exact sum takes longer than adding these.
 #[derive(Debug, Default)]
-pub(crate) struct Together {
-    sums: Sums,
+pub(crate) struct BlockTotals {
+    sums: LimbSums,
     blocks: usize,
 }
 
-impl Together {
+impl BlockTotals {
     /// Adds a block's sums. Returns the previous sums, which must be processed first, if their limbs have other positions or they are
     /// full.
-    pub(crate) fn add(&mut self, block: &Sums) -> Option<Sums> {
+    pub(crate) fn add(&mut self, block: &LimbSums) -> Option<LimbSums> {
         let fits = self.sums.limbs == block.limbs && self.sums.weights == block.weights;
         if !fits || self.blocks == BLOCKS_TOGETHER {
             let before = std::mem::replace(&mut self.sums, *block);
@@ -97,12 +97,12 @@ impl Together {
     }
 
     /// Returns all sums since the last returned ones.
-    pub(crate) fn rest(self) -> Sums {
+    pub(crate) fn rest(self) -> LimbSums {
         self.sums
     }
 }
 
-impl Sums {
+impl LimbSums {
     /// Adds the sum.
     pub(crate) fn sum(&self, to: &mut Exact) {
         for limb in 0..self.limbs {
@@ -149,7 +149,7 @@ struct Biased {
 }
 
 impl Biased {
-    fn unbiased(&self) -> Sums {
+    fn unbiased(&self) -> LimbSums {
         let mut squares = [[0; LIMBS]; LIMBS];
         for a in 0..self.limbs {
             for b in a..self.limbs {
@@ -158,7 +158,7 @@ impl Biased {
                 squares[a][b] = self.squares[a][b] - mixed - biases;
             }
         }
-        Sums {
+        LimbSums {
             limbs: self.limbs,
             weights: self.weights,
             sums: self.sums,
@@ -169,29 +169,34 @@ impl Biased {
 }
 
 /// Numbers whose blocks can be summed.
-pub(crate) trait Summed: Number {
+pub(crate) trait SummedBlocks: Number {
     /// Sums a block of whole little-endian values, at least one and at most [`BLOCK`], or [`BLOCK_OF_PRODUCTS`] if products are
     /// requested. Returns `None` if a value is not finite or magnitudes are too far apart. `grid` is passed from block to block, 0 at
     /// first; it affects only the speed.
-    fn moments(level: Level, want: Want, values: &[u8], grid: &mut i32) -> Option<Moments<Self>>;
+    fn moments(
+        level: Level,
+        want: SumKinds,
+        values: &[u8],
+        grid: &mut i32,
+    ) -> Option<BlockMoments<Self>>;
 
     /// Sums a block of floats around one of them, rounded; returns `None` in the cases of [`centred::centred`], and for integers.
-    fn centred(_: Level, _: Want, _: &[u8]) -> Option<Centred<Self>> {
+    fn centred(_: Level, _: SumKinds, _: &[u8]) -> Option<Centred<Self>> {
         None
     }
 }
 
 macro_rules! float {
     ($($type:ty),*) => {
-        $(impl Summed for $type {
-            fn moments(level: Level, want: Want, values: &[u8], grid: &mut i32) -> Option<Moments<Self>> {
+        $(impl SummedBlocks for $type {
+            fn moments(level: Level, want: SumKinds, values: &[u8], grid: &mut i32) -> Option<BlockMoments<Self>> {
                 limbs::moments(values, grid, |grid| {
                     limbs::limbs::<$type, 3>(level, want, values, grid)
                 })
             }
 
-            fn centred(level: Level, want: Want, values: &[u8]) -> Option<Centred<Self>> {
-                centred::centred(level, want == Want::Products, values)
+            fn centred(level: Level, want: SumKinds, values: &[u8]) -> Option<Centred<Self>> {
+                centred::centred(level, want == SumKinds::Products, values)
             }
         })*
     };
@@ -201,8 +206,8 @@ float!(f64, f32);
 
 macro_rules! integer {
     ($($type:ty: $limbs:literal),*) => {
-        $(impl Summed for $type {
-            fn moments(level: Level, want: Want, values: &[u8], _: &mut i32) -> Option<Moments<Self>> {
+        $(impl SummedBlocks for $type {
+            fn moments(level: Level, want: SumKinds, values: &[u8], _: &mut i32) -> Option<BlockMoments<Self>> {
                 Some(integer::moments::<$type, $limbs>(level, want, values))
             }
         })*
@@ -213,8 +218,8 @@ integer!(i8: 1, i16: 1, i64: 2, u8: 1, u16: 1, u64: 2);
 
 macro_rules! integer_of_32_bits {
     ($($type:ty: $signed:literal),*) => {
-        $(impl Summed for $type {
-            fn moments(level: Level, want: Want, values: &[u8], _: &mut i32) -> Option<Moments<Self>> {
+        $(impl SummedBlocks for $type {
+            fn moments(level: Level, want: SumKinds, values: &[u8], _: &mut i32) -> Option<BlockMoments<Self>> {
                 Some(match level {
                     #[cfg(target_arch = "x86_64")]
                     Level::Ifma => ifma::moments_of_32_bits::<$type, $signed>(want, values),

@@ -3,16 +3,16 @@
 #![allow(
     clippy::float_cmp,
     clippy::cast_possible_truncation,
-    reason = "results are told exactly, and places are small"
+    reason = "results are exact, and places are small"
 )]
 
 use num_bigint::BigInt;
 use proptest::prelude::*;
 
 use super::*;
-use crate::exact::parts;
+use crate::exact_sums::parts;
 
-/// Expected sum of [`Sums`], in units of 2^-2176.
+/// Expected sum of [`LimbSums`], in units of 2^-2176.
 #[derive(Debug, PartialEq)]
 struct Wanted {
     sum: BigInt,
@@ -35,13 +35,13 @@ fn wanted(values: impl Iterator<Item = (BigInt, i32)>, first: u64) -> Wanted {
     all
 }
 
-fn found<T: Summed>(
+fn found<T: SummedBlocks>(
     level: Level,
     values: &[u8],
     first: u64,
     grid: &mut i32,
 ) -> Option<(Wanted, f64, f64)> {
-    let moments = T::moments(level, Want::Products, values, grid)?;
+    let moments = T::moments(level, SumKinds::Products, values, grid)?;
     let [mut sum, mut squares, mut products]: [Exact; 3] = Default::default();
     moments.sums.sum(&mut sum);
     moments.sums.squares(&mut squares);
@@ -51,9 +51,9 @@ fn found<T: Summed>(
         squares: squares.integer(),
         products: products.integer(),
     };
-    let least = T::moments(level, Want::Sum, values, grid)?;
+    let least = T::moments(level, SumKinds::Sum, values, grid)?;
     assert_eq!(least.sums.sums, moments.sums.sums);
-    let squares = T::moments(level, Want::Squares, values, grid)?;
+    let squares = T::moments(level, SumKinds::Squares, values, grid)?;
     assert_eq!(squares.sums.squares, moments.sums.squares);
     Some((
         all,
@@ -63,7 +63,7 @@ fn found<T: Summed>(
 }
 
 /// Checks all levels. If `must` is false, a level need not be able to sum the block.
-fn check<T: Summed>(bytes: &[u8], grid: i32, must: bool) {
+fn check<T: SummedBlocks>(bytes: &[u8], grid: i32, must: bool) {
     let bytes = &bytes[..bytes.len() / T::SIZE * T::SIZE];
     if bytes.is_empty() {
         return;
@@ -161,14 +161,14 @@ proptest! {
 
 #[test]
 fn full_blocks_of_extremes_do_not_overflow() {
-    fn full<T: Summed>(value: T, bytes: &[u8]) {
+    fn full<T: SummedBlocks>(value: T, bytes: &[u8]) {
         let values = bytes.repeat(BLOCK);
         for level in Level::available() {
-            let found = T::moments(level, Want::Squares, &values, &mut 0);
+            let found = T::moments(level, SumKinds::Squares, &values, &mut 0);
             let Some(found) = found else {
                 panic!("{value:?} should fit at {level:?}");
             };
-            let one = T::moments(level, Want::Squares, bytes, &mut 0).unwrap();
+            let one = T::moments(level, SumKinds::Squares, bytes, &mut 0).unwrap();
             let (mut all, mut single) = (Exact::default(), Exact::default());
             found.sums.squares(&mut all);
             one.sums.squares(&mut single);
@@ -218,7 +218,7 @@ fn moments_refuse_non_finite_or_distant_values() {
             vec![f64::MAX],
         ] {
             let mut grid = 1;
-            let found = f64::moments(level, Want::Squares, &bytes_of(&values), &mut grid);
+            let found = f64::moments(level, SumKinds::Squares, &bytes_of(&values), &mut grid);
             assert!(found.is_none(), "{values:?} {level:?}");
         }
     }

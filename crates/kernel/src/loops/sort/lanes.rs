@@ -2,13 +2,13 @@
 //!
 //! Every function here must be inlined into one that has the vector instructions enabled.
 
-use crate::loops::simd::Pass;
+use crate::loops::simd::SimdPass;
 
 /// Vector of keys.
 ///
 /// # Safety
 /// All methods need the instructions of the implementing type, and pointers valid for the lanes they touch.
-pub(super) unsafe trait Lanes: Copy {
+pub(super) unsafe trait KeyLanes: Copy {
     /// A key.
     type Key: Copy + Ord;
     /// Number of keys in a vector, a power of two up to 16.
@@ -17,7 +17,7 @@ pub(super) unsafe trait Lanes: Copy {
     const LOWEST: Self::Key;
 
     /// Runs a pass compiled with the instructions of this type, which the processor must have.
-    fn within<P: Pass>(pass: P) -> P::Output;
+    fn within<P: SimdPass>(pass: P) -> P::Output;
     /// Sorts the `length` keys at `keys`, with space for as many at `scratch`.
     unsafe fn sort(keys: *mut Self::Key, length: usize, scratch: *mut Self::Key);
     unsafe fn splat(key: Self::Key) -> Self;
@@ -36,9 +36,9 @@ pub(super) unsafe trait Lanes: Copy {
 /// Further operations for sorting within vectors.
 ///
 /// # Safety
-/// As [`Lanes`].
+/// As [`KeyLanes`].
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe trait Network: Lanes {
+pub(super) unsafe trait SortNetwork: KeyLanes {
     /// Number of vectors that a leaf of the sort may keep in registers, 8 or 16.
     const ROWS: usize;
     /// The highest key.
@@ -80,17 +80,17 @@ pub(super) unsafe trait Network: Lanes {
 
 /// Four keys, for processors without vectors that compress; the compiler vectorises them as far as it can.
 #[derive(Clone, Copy)]
-pub(super) struct Plain<K>([K; 4]);
+pub(super) struct ScalarKeys<K>([K; 4]);
 
 macro_rules! plain {
     ($key:ty) => {
         // SAFETY: these need no special instructions, and touch only the lanes of the vector.
-        unsafe impl Lanes for Plain<$key> {
+        unsafe impl KeyLanes for ScalarKeys<$key> {
             type Key = $key;
             const WIDTH: usize = 4;
             const LOWEST: $key = <$key>::MIN;
 
-            fn within<P: Pass>(pass: P) -> P::Output {
+            fn within<P: SimdPass>(pass: P) -> P::Output {
                 pass.run()
             }
             unsafe fn sort(keys: *mut $key, length: usize, _: *mut $key) {

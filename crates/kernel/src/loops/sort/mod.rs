@@ -16,13 +16,13 @@ mod tests;
 
 use std::marker::PhantomData;
 
-pub(crate) use order::Value;
+pub(crate) use order::Sortable;
 pub(crate) use slices::sort_in_slices;
 
-use super::pages;
-use super::simd::{Level, Pass};
+use super::huge_pages;
+use super::simd::{Level, SimdPass};
 use crate::threads::{Pile, in_threads};
-use lanes::{Lanes, Plain};
+use lanes::{KeyLanes, ScalarKeys};
 use spread::{AT_ONCE, Stages, WAYS};
 
 /// Arrays with fewer values are not divided among threads.
@@ -44,7 +44,7 @@ const CHUNK: usize = 1024;
 const FAR: usize = 16 << 20;
 
 /// Value with its method of sorting.
-pub(crate) trait Sorts: Value {
+pub(crate) trait Sorts: Sortable {
     /// Sorts the values in `from` into the bytes of `to`, both in the byte order that `big` selects, with the instructions of `level` and
     /// up to `threads` threads. Needs additional memory for as many values as the largest range of each thread. This is a quarter of all
     /// values or less, unless many are equal.
@@ -60,7 +60,7 @@ macro_rules! sorts {
                 let value = PhantomData;
                 let task = Sorting::<Self> { from, big, threads: threads.max(1), value };
                 match level {
-                    Level::Portable => task.run::<Plain<Self::Key>>(to),
+                    Level::Portable => task.run::<ScalarKeys<Self::Key>>(to),
                     #[cfg(target_arch = "x86_64")]
                     Level::Avx2 => task.run::<lanes::$half>(to),
                     #[cfg(target_arch = "x86_64")]
@@ -94,8 +94,8 @@ struct Sorting<'a, T> {
     value: PhantomData<T>,
 }
 
-impl<T: Value> Sorting<'_, T> {
-    fn run<L: Lanes<Key = T::Key>>(&self, to: &mut [T::Key]) {
+impl<T: Sortable> Sorting<'_, T> {
+    fn run<L: KeyLanes<Key = T::Key>>(&self, to: &mut [T::Key]) {
         assert_eq!(
             self.from.len(),
             size_of_val(to),
@@ -129,7 +129,7 @@ impl<T: Value> Sorting<'_, T> {
     }
 
     /// Moves all values to their ranges; returns the number of values of each thread's part in each range.
-    fn spread<L: Lanes<Key = T::Key>>(
+    fn spread<L: KeyLanes<Key = T::Key>>(
         &self,
         to: &mut [T::Key],
         pivots: &[T::Key],
@@ -138,7 +138,7 @@ impl<T: Value> Sorting<'_, T> {
         let chunks = to.len().div_ceil(CHUNK).div_ceil(self.threads);
         let parts: Vec<_> = self.from.chunks(chunks * CHUNK * size_of::<T>()).collect();
         let counts = in_threads(parts.clone(), |part| {
-            let above = L::within(Count::<L, T> {
+            let above = L::within(PivotCount::<L, T> {
                 part,
                 big,
                 pivots,
@@ -183,11 +183,15 @@ impl<T: Value> Sorting<'_, T> {
     }
 
     /// Sorts keys and converts them to values.
-    fn sort_range<L: Lanes<Key = T::Key>>(&self, keys: &mut [T::Key], scratch: &mut Vec<T::Key>) {
+    fn sort_range<L: KeyLanes<Key = T::Key>>(
+        &self,
+        keys: &mut [T::Key],
+        scratch: &mut Vec<T::Key>,
+    ) {
         scratch.clear();
-        pages::reserve(scratch, keys.len());
+        huge_pages::reserve(scratch, keys.len());
         let big = self.big;
-        L::within(Range::<L, T> {
+        L::within(RangeSort::<L, T> {
             keys,
             scratch,
             big,
@@ -217,14 +221,14 @@ fn places<K>(to: &mut [K], counts: &[Vec<usize>]) -> Vec<Places<K>> {
 }
 
 /// Counts the values of a part above each pivot.
-struct Count<'a, L, T: Value> {
+struct PivotCount<'a, L, T: Sortable> {
     part: &'a [u8],
     big: bool,
     pivots: &'a [T::Key],
     lanes: PhantomData<L>,
 }
 
-impl<L: Lanes<Key = T::Key>, T: Value> Pass for Count<'_, L, T> {
+impl<L: KeyLanes<Key = T::Key>, T: Sortable> SimdPass for PivotCount<'_, L, T> {
     type Output = Vec<usize>;
 
     #[inline(always)]
@@ -247,7 +251,7 @@ impl<L: Lanes<Key = T::Key>, T: Value> Pass for Count<'_, L, T> {
 }
 
 /// Moves the values of a part to the ranges.
-struct Spread<'a, L, T: Value> {
+struct Spread<'a, L, T: Sortable> {
     part: &'a [u8],
     big: bool,
     pivots: &'a [T::Key],
@@ -256,7 +260,7 @@ struct Spread<'a, L, T: Value> {
     lanes: PhantomData<L>,
 }
 
-impl<L: Lanes<Key = T::Key>, T: Value> Pass for Spread<'_, L, T> {
+impl<L: KeyLanes<Key = T::Key>, T: Sortable> SimdPass for Spread<'_, L, T> {
     type Output = ();
 
     #[inline(always)]
@@ -283,7 +287,7 @@ impl<L: Lanes<Key = T::Key>, T: Value> Pass for Spread<'_, L, T> {
 
 /// Makes keys of at most a chunk of values; returns their number.
 #[inline(always)]
-fn fill<T: Value>(keys: &mut [T::Key; CHUNK], bytes: &[u8], big: bool) -> usize {
+fn fill<T: Sortable>(keys: &mut [T::Key; CHUNK], bytes: &[u8], big: bool) -> usize {
     let values = bytes.chunks_exact(size_of::<T>());
     let length = values.len();
     for (key, value) in keys.iter_mut().zip(values) {
@@ -293,14 +297,14 @@ fn fill<T: Value>(keys: &mut [T::Key; CHUNK], bytes: &[u8], big: bool) -> usize 
 }
 
 /// Sorts the keys of a range and converts them to values.
-struct Range<'a, L, T: Value> {
+struct RangeSort<'a, L, T: Sortable> {
     keys: &'a mut [T::Key],
     scratch: &'a mut Vec<T::Key>,
     big: bool,
     lanes: PhantomData<L>,
 }
 
-impl<L: Lanes<Key = T::Key>, T: Value> Pass for Range<'_, L, T> {
+impl<L: KeyLanes<Key = T::Key>, T: Sortable> SimdPass for RangeSort<'_, L, T> {
     type Output = ();
 
     #[inline(always)]

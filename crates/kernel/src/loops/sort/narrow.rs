@@ -1,6 +1,6 @@
 //! Sorts values of one and two bytes by counting them.
 
-use super::Value;
+use super::Sortable;
 
 /// Key that can be counted.
 pub(super) trait Narrow: Copy {
@@ -34,7 +34,7 @@ narrow!(i8, u8);
 narrow!(i16, u16);
 
 /// Sorts the values in `from` into `to`.
-pub(super) fn sort<T: Value<Key: Narrow>>(from: &[u8], big: bool, to: &mut [T::Key]) {
+pub(super) fn sort<T: Sortable<Key: Narrow>>(from: &[u8], big: bool, to: &mut [T::Key]) {
     // Neighbours are often equal; with two tables, an increment does not wait for the previous one.
     let mut counts = vec![[0_usize; 2]; T::Key::COUNT];
     for pair in from.chunks(2 * size_of::<T>()) {

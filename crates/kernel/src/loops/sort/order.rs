@@ -4,7 +4,7 @@
 ///
 /// Floating-point numbers are in the total order of IEEE 754-2019, 5.10, except that all NaN are last: those of positive sign by their
 /// bits, then those of negative sign. So `-0` is before `0`.
-pub(crate) trait Value: Copy + Send + Sync + 'static {
+pub(crate) trait Sortable: Copy + Send + Sync + 'static {
     /// Integer that represents the value, of the same size.
     type Key: Copy + Default + Ord + Send + Sync + 'static;
 
@@ -25,7 +25,7 @@ pub(crate) trait Value: Copy + Send + Sync + 'static {
 
 macro_rules! value {
     ($value:ty, $key:ty, $to:expr, $from:expr) => {
-        impl Value for $value {
+        impl Sortable for $value {
             type Key = $key;
             const LOWEST: $key = <$key>::MIN;
             const HIGHEST: $key = <$key>::MAX;

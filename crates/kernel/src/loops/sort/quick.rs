@@ -4,7 +4,7 @@
 //! Splitting by vector compression is Bramas' idea ("A Novel Hybrid Quicksort Algorithm Vectorized using AVX-512 on Intel Skylake",
 //! 2017); the leaves are bitonic networks (Batcher, 1968).
 
-use super::lanes::Network;
+use super::lanes::SortNetwork;
 
 /// Maximum number of ranges that wait.
 const PENDING: usize = 96;
@@ -16,7 +16,7 @@ const DEPTH: u32 = 64;
 const LONG: usize = 4096;
 
 /// Higher part of a split that waits at the end of scratch memory.
-struct Pending<K> {
+struct PendingSplit<K> {
     to: *mut K,
     length: usize,
     depth: u32,
@@ -28,13 +28,13 @@ struct Pending<K> {
 /// `from`, `keys` and `scratch` must be valid for `length` keys. `scratch` must not overlap `keys`; `from` must be `keys`, or not overlap
 /// it and be `scratch`. The processor must have the instructions of `L`.
 #[inline(always)]
-pub(super) unsafe fn sort<L: Network>(
+pub(super) unsafe fn sort<L: SortNetwork>(
     from: *mut L::Key,
     keys: *mut L::Key,
     length: usize,
     scratch: *mut L::Key,
 ) {
-    let mut stack = [const { None::<Pending<L::Key>> }; PENDING];
+    let mut stack = [const { None::<PendingSplit<L::Key>> }; PENDING];
     let mut pending = 0;
     // End of the waiting parts in scratch memory.
     let mut top = scratch;
@@ -55,7 +55,7 @@ pub(super) unsafe fn sort<L: Network>(
                 from = to;
                 depth += 1;
                 if low < length {
-                    stack[pending] = Some(Pending {
+                    stack[pending] = Some(PendingSplit {
                         to: to.add(low),
                         length: length - low,
                         depth,
@@ -80,7 +80,7 @@ pub(super) unsafe fn sort<L: Network>(
 
 /// Moves the keys that equal the highest to the end; returns the number of other keys.
 #[inline(always)]
-unsafe fn without_highest<L: Network>(
+unsafe fn without_highest<L: SortNetwork>(
     keys: *mut L::Key,
     length: usize,
     highest: L::Key,
@@ -100,7 +100,7 @@ unsafe fn without_highest<L: Network>(
 /// Streams the keys up to `pivot` to `low_to` and those above to `high_to`, and returns the number of low keys. Either destination may be
 /// `from` itself: no more keys are written than have been read.
 #[inline(always)]
-unsafe fn split<L: Network>(
+unsafe fn split<L: SortNetwork>(
     from: *const L::Key,
     length: usize,
     pivot: L::Key,
@@ -141,7 +141,7 @@ unsafe fn split<L: Network>(
 
 /// Returns a key near the median: the median of samples from the whole range.
 #[inline(always)]
-unsafe fn choose<L: Network>(from: *const L::Key, length: usize) -> L::Key {
+unsafe fn choose<L: SortNetwork>(from: *const L::Key, length: usize) -> L::Key {
     // SAFETY: a range to be split is longer than all samples together.
     unsafe {
         if length > LONG {
@@ -153,7 +153,7 @@ unsafe fn choose<L: Network>(from: *const L::Key, length: usize) -> L::Key {
 }
 
 #[inline(always)]
-unsafe fn sample<L: Network, const R: usize>(from: *const L::Key, length: usize) -> L::Key {
+unsafe fn sample<L: SortNetwork, const R: usize>(from: *const L::Key, length: usize) -> L::Key {
     // SAFETY: the last sample ends within the range, and `middle` has space for a vector.
     unsafe {
         let step = (length - L::WIDTH) / R;
@@ -170,7 +170,7 @@ unsafe fn sample<L: Network, const R: usize>(from: *const L::Key, length: usize)
 
 /// Sorts up to `WIDTH * ROWS` keys.
 #[inline(always)]
-unsafe fn leaf<L: Network>(from: *const L::Key, to: *mut L::Key, length: usize) {
+unsafe fn leaf<L: SortNetwork>(from: *const L::Key, to: *mut L::Key, length: usize) {
     // SAFETY: as the caller's.
     unsafe {
         match length.div_ceil(L::WIDTH) {
@@ -185,7 +185,11 @@ unsafe fn leaf<L: Network>(from: *const L::Key, to: *mut L::Key, length: usize) 
 }
 
 #[inline(always)]
-unsafe fn leaf_of<L: Network, const R: usize>(from: *const L::Key, to: *mut L::Key, length: usize) {
+unsafe fn leaf_of<L: SortNetwork, const R: usize>(
+    from: *const L::Key,
+    to: *mut L::Key,
+    length: usize,
+) {
     // SAFETY: only the first `length` lanes are loaded and stored.
     unsafe {
         let mut rows = [L::splat(L::HIGHEST); R];
@@ -224,7 +228,7 @@ macro_rules! each_row {
 
 /// Sorts all lanes of all rows: each row, then pairs of rows, pairs of pairs and so on.
 #[inline(always)]
-unsafe fn network<L: Network, const R: usize>(rows: &mut [L; R]) {
+unsafe fn network<L: SortNetwork, const R: usize>(rows: &mut [L; R]) {
     // SAFETY: as the caller's.
     unsafe {
         if let Some(rows) = rows.first_chunk_mut::<16>() {
@@ -248,7 +252,7 @@ unsafe fn network<L: Network, const R: usize>(rows: &mut [L; R]) {
 /// Sorts the lanes of sixteen rows: each column by Green's network of 60 exchanges, then pairs of columns, pairs of pairs and so on, and
 /// transposes the columns into rows.
 #[inline(always)]
-unsafe fn columns<L: Network>(rows: &mut [L; 16]) {
+unsafe fn columns<L: SortNetwork>(rows: &mut [L; 16]) {
     macro_rules! exchange {
         ($($low:literal $high:literal),*) => {
             $(let (low, high) = (rows[$low], rows[$high]);
@@ -282,7 +286,7 @@ unsafe fn columns<L: Network>(rows: &mut [L; 16]) {
 
 /// Merges groups of columns. Each group and its neighbours together have `LAST + 1` columns.
 #[inline(always)]
-unsafe fn merge_columns<L: Network, const LAST: usize>(rows: &mut [L; 16]) {
+unsafe fn merge_columns<L: SortNetwork, const LAST: usize>(rows: &mut [L; 16]) {
     // SAFETY: as the caller's.
     unsafe {
         let old = *rows;
@@ -311,7 +315,7 @@ unsafe fn merge_columns<L: Network, const LAST: usize>(rows: &mut [L; 16]) {
 
 /// Merges the sorted halves of each `SIZE` rows.
 #[inline(always)]
-unsafe fn merge<L: Network, const R: usize, const SIZE: usize>(rows: &mut [L; R]) {
+unsafe fn merge<L: SortNetwork, const R: usize, const SIZE: usize>(rows: &mut [L; R]) {
     // SAFETY: as the caller's.
     unsafe {
         let old = *rows;
@@ -336,7 +340,7 @@ unsafe fn merge<L: Network, const R: usize, const SIZE: usize>(rows: &mut [L; R]
 
 /// Orders rows that are `DISTANCE` apart, lane by lane.
 #[inline(always)]
-unsafe fn compare<L: Network, const R: usize, const DISTANCE: usize>(rows: &mut [L; R]) {
+unsafe fn compare<L: SortNetwork, const R: usize, const DISTANCE: usize>(rows: &mut [L; R]) {
     // SAFETY: as the caller's.
     unsafe {
         each_row!(R, ROW, {
@@ -351,7 +355,7 @@ unsafe fn compare<L: Network, const R: usize, const DISTANCE: usize>(rows: &mut 
 
 /// Reverses the lanes.
 #[inline(always)]
-unsafe fn turn<L: Network>(row: L) -> L {
+unsafe fn turn<L: SortNetwork>(row: L) -> L {
     // SAFETY: as the caller's.
     unsafe {
         match L::WIDTH {
@@ -364,7 +368,7 @@ unsafe fn turn<L: Network>(row: L) -> L {
 
 /// Sorts the lanes of a row that is bitonic.
 #[inline(always)]
-unsafe fn merge_row<L: Network>(mut row: L) -> L {
+unsafe fn merge_row<L: SortNetwork>(mut row: L) -> L {
     // SAFETY: as the caller's.
     unsafe {
         if L::WIDTH > 8 {
@@ -380,7 +384,7 @@ unsafe fn merge_row<L: Network>(mut row: L) -> L {
 
 /// Sorts the lanes of a row.
 #[inline(always)]
-unsafe fn sort_row<L: Network>(mut row: L) -> L {
+unsafe fn sort_row<L: SortNetwork>(mut row: L) -> L {
     // SAFETY: as the caller's.
     unsafe {
         row = row.exchange::<1>(row.swap::<1>());

@@ -3,9 +3,9 @@
 
 use std::marker::PhantomData;
 
-use super::super::pages;
+use super::super::huge_pages;
 use super::super::simd::Level;
-use super::{Sorts, Value};
+use super::{Sortable, Sorts};
 
 /// Number of values from which the ends of slices are chosen.
 const SAMPLES: usize = 1 << 14;
@@ -29,11 +29,11 @@ pub(crate) fn sort_in_slices<T: Sorts, E>(
     if let [one] = from
         && total <= limit
     {
-        let mut to = pages::zeros(total);
+        let mut to = huge_pages::zeros(total);
         T::sort(one, big, &mut to, threads, Level::best());
         return write(&to);
     }
-    let mut input = Values::<T> {
+    let mut input = SliceValues::<T> {
         from,
         big,
         limit,
@@ -65,7 +65,7 @@ pub(crate) fn sort_in_slices<T: Sorts, E>(
     Ok(())
 }
 
-struct Values<'a, T> {
+struct SliceValues<'a, T> {
     from: &'a [&'a [u8]],
     big: bool,
     limit: usize,
@@ -73,7 +73,7 @@ struct Values<'a, T> {
     value: PhantomData<T>,
 }
 
-impl<T: Value> Values<'_, T> {
+impl<T: Sortable> SliceValues<'_, T> {
     /// Returns the bytes of all values whose keys are from `lowest` to `highest`.
     fn gather(&mut self, lowest: T::Key, highest: T::Key, count: usize) -> &[u8] {
         self.gathered.clear();

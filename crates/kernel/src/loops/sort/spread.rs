@@ -3,7 +3,7 @@
 //! Each range has a stage in the first-level cache that is emptied past the caches in whole lines, so the pass moves each key through
 //! memory once in each direction.
 
-use super::lanes::Lanes;
+use super::lanes::KeyLanes;
 
 /// Maximum number of ranges.
 pub(super) const WAYS: usize = 64;
@@ -22,7 +22,7 @@ const LINE: usize = 64;
 /// # Safety
 /// `keys` must be valid for `length` keys, a multiple of the vector's width.
 #[inline(always)]
-pub(super) unsafe fn count<L: Lanes>(
+pub(super) unsafe fn count<L: KeyLanes>(
     keys: *const L::Key,
     length: usize,
     pivots: &[L::Key],
@@ -43,17 +43,17 @@ pub(super) unsafe fn count<L: Lanes>(
 
 /// Keys in transit to a range.
 #[repr(align(64))]
-struct Stage<K> {
+struct KeyBuffer<K> {
     keys: [K; FULL + 16 * AT_ONCE],
     length: usize,
     to: *mut K,
     /// Number of keys that fit into the rest of the range.
-    room: usize,
+    space: usize,
 }
 
 /// Stages of all ranges.
 pub(super) struct Stages<K> {
-    stages: Box<[Stage<K>]>,
+    stages: Box<[KeyBuffer<K>]>,
     /// Whether lines are stored past the caches.
     far: bool,
 }
@@ -61,11 +61,11 @@ pub(super) struct Stages<K> {
 impl<K: Copy> Stages<K> {
     /// Makes stages for ranges that begin at a place and have space for some keys; `key` is any key.
     pub(super) fn new(ranges: &[(*mut K, usize)], key: K, far: bool) -> Self {
-        let stage = |(to, room): &(*mut K, usize)| Stage {
+        let stage = |(to, space): &(*mut K, usize)| KeyBuffer {
             keys: [key; FULL + 16 * AT_ONCE],
             length: 0,
             to: *to,
-            room: *room,
+            space: *space,
         };
         Self {
             stages: ranges.iter().map(stage).collect(),
@@ -79,7 +79,7 @@ impl<K: Copy> Stages<K> {
     /// `keys` must be valid for `length` keys, a multiple of [`AT_ONCE`] vectors, and each range must have space for all its keys. There
     /// is one stage more than pivots.
     #[inline(always)]
-    pub(super) unsafe fn take<L: Lanes<Key = K>>(
+    pub(super) unsafe fn take<L: KeyLanes<Key = K>>(
         &mut self,
         keys: *const K,
         length: usize,
@@ -126,7 +126,7 @@ impl<K: Copy> Stages<K> {
     /// # Safety
     /// The range must have space for it.
     #[inline(always)]
-    pub(super) unsafe fn put<L: Lanes<Key = K>>(&mut self, key: K, way: usize) {
+    pub(super) unsafe fn put<L: KeyLanes<Key = K>>(&mut self, key: K, way: usize) {
         let stage = &mut self.stages[way];
         stage.keys[stage.length] = key;
         stage.length += 1;
@@ -141,7 +141,7 @@ impl<K: Copy> Stages<K> {
     /// # Safety
     /// Each range must have space for the keys in its stage.
     #[inline(always)]
-    pub(super) unsafe fn finish<L: Lanes<Key = K>>(&mut self) {
+    pub(super) unsafe fn finish<L: KeyLanes<Key = K>>(&mut self) {
         for stage in &mut self.stages {
             // SAFETY: as the caller's.
             unsafe { stage.empty::<L>(self.far, true) };
@@ -150,10 +150,10 @@ impl<K: Copy> Stages<K> {
     }
 }
 
-impl<K: Copy> Stage<K> {
+impl<K: Copy> KeyBuffer<K> {
     /// Adds the lanes of `bits`.
     #[inline(always)]
-    unsafe fn put<L: Lanes<Key = K>>(&mut self, vector: L, bits: u32) {
+    unsafe fn put<L: KeyLanes<Key = K>>(&mut self, vector: L, bits: u32) {
         // SAFETY: the stage has space for a vector more than it needs.
         unsafe {
             vector
@@ -165,11 +165,11 @@ impl<K: Copy> Stage<K> {
 
     /// Moves whole lines out, or all keys if `all`.
     #[inline(always)]
-    unsafe fn empty<L: Lanes<Key = K>>(&mut self, far: bool, all: bool) {
+    unsafe fn empty<L: KeyLanes<Key = K>>(&mut self, far: bool, all: bool) {
         let line = LINE / size_of::<K>();
         let from = self.keys.as_mut_ptr();
         // The keys were counted before: there can be more only if the input has changed since.
-        assert!(self.length <= self.room, "an input is being changed");
+        assert!(self.length <= self.space, "an input is being changed");
         // The first piece ends at the end of a line, so that all others are whole lines.
         let first = self.to.align_offset(LINE).min(self.length);
         let lines = (self.length - first) / line * line;
@@ -196,7 +196,7 @@ impl<K: Copy> Stage<K> {
             }
             let moved = if all { moved + rest } else { moved };
             self.to = self.to.add(moved);
-            self.room -= moved;
+            self.space -= moved;
         }
     }
 }

@@ -2,13 +2,13 @@
 //! replaces those of the same names, as soon as sections are complete. A program that reads the file sees its user's hooks. Hooks are sent
 //! to the server (next: `server/src`).
 
-use super::submit::Opener;
+use super::submit::OpenerProcess;
 use super::{OpenSpecial, plain_credentials};
 use crate::error::Error;
 use crate::fs::{Caller, Fs};
 use rustix::io::Errno;
 use std::fmt::Write as _;
-use tidemill_core::rule::hook::{Keep, On, Spec};
+use tidemill_core::rule::hook::{HookSpec, InputAction, On};
 use tidemill_core::rule::{MAX_RULE_BYTES, Rule};
 use tidemill_wire::v1;
 
@@ -19,7 +19,7 @@ impl Fs {
     /// Takes written bytes. Reports the first error, and stores it for `last-error`.
     pub(super) fn control_hooks(
         &self,
-        (open, opener): (&OpenSpecial, &Opener),
+        (open, opener): (&OpenSpecial, &OpenerProcess),
         bytes: &[u8],
     ) -> Result<(), Error> {
         let mut input = open.input.lock();
@@ -37,7 +37,7 @@ impl Fs {
     pub(super) fn control_hooks_end(
         &self,
         open: &OpenSpecial,
-        opener: &Opener,
+        opener: &OpenerProcess,
     ) -> Result<(), Error> {
         let input = open.input.lock();
         self.take_hooks((open, opener), &input, true)
@@ -45,12 +45,12 @@ impl Fs {
 
     fn take_hooks(
         &self,
-        (open, opener): (&OpenSpecial, &Opener),
+        (open, opener): (&OpenSpecial, &OpenerProcess),
         text: &[u8],
         last: bool,
     ) -> Result<(), Error> {
         let text = String::from_utf8_lossy(text);
-        let specs = match Spec::read_all(&text) {
+        let specs = match HookSpec::read_all(&text) {
             Err(error) if error.unfinished && !last => return Ok(()),
             specs => specs.map_err(|error| error.to_string()),
         };
@@ -74,11 +74,11 @@ impl Fs {
     /// Creates hooks that were not created yet, if all of them are valid. Returns their number.
     fn add_hooks(
         &self,
-        opener: &Opener,
-        specs: Vec<Spec>,
-        made: &mut Vec<Spec>,
+        opener: &OpenerProcess,
+        specs: Vec<HookSpec>,
+        made: &mut Vec<HookSpec>,
     ) -> Result<usize, String> {
-        let new: Vec<Spec> = specs
+        let new: Vec<HookSpec> = specs
             .into_iter()
             .filter(|spec| !made.contains(spec))
             .collect();
@@ -130,8 +130,8 @@ impl Fs {
     }
 }
 
-fn spec(name: String, hook: v1::Hook) -> Spec {
-    Spec {
+fn spec(name: String, hook: v1::Hook) -> HookSpec {
+    HookSpec {
         name,
         pattern: hook.pattern,
         map: hook.map,
@@ -140,7 +140,7 @@ fn spec(name: String, hook: v1::Hook) -> Spec {
         parts: hook.parts,
         group: hook.group,
         marker: hook.marker,
-        keep: Keep::called(&hook.keep).unwrap_or_default(),
+        inputs: InputAction::called(&hook.inputs).unwrap_or_default(),
         on: On::called(&hook.on).unwrap_or_default(),
         time: hook.time,
         size: hook.size,

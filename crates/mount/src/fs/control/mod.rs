@@ -7,7 +7,7 @@
 //! | `<user>/cancel` | write the handle of a job to it |
 //! | `<user>/joblist` | one line a job: script, handle |
 //! | `<user>/<handle>-status` | the job's tasks |
-//! | `<user>/arrivals` | write a question to it and read arriving files: see [`arrivals`] |
+//! | `<user>/events` | write a question to it and read arriving files: see [`events`] |
 //! | `<user>/last-error` | reason why the last submission, or question, was refused |
 //! | `<user>/new-files` | write small files to it that are to be created, many at once |
 //! | `nodes/<n>/status` | one node |
@@ -18,26 +18,26 @@
 //! A user's directory is for that user only. `.analyzethis` is a link to the directory. Neither is listed in the root, so that a copy of the tree
 //! does not contain them.
 
-mod arrivals;
+mod events;
 mod hooks;
 mod new_files;
 mod submit;
 mod text;
 
 use super::backend::credentials;
-use super::directory::Listed;
-use super::{Caller, Found, Fs, Key, Pace};
+use super::directory::ListedEntry;
+use super::{Caller, Fs, InodeKey, LookupResult, WaitPolicy};
 use crate::error::Error;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
-use submit::Opener;
+use submit::OpenerProcess;
 use tidemill_client::{Error as ClientError, users};
+use tidemill_core::display;
 use tidemill_core::id::Inode;
-use tidemill_core::rule::hook::Spec;
-use tidemill_core::shown;
+use tidemill_core::rule::hook::HookSpec;
 use tidemill_wire::control::{DIRECTORY, LINK};
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 
@@ -53,8 +53,8 @@ enum Special {
     Link,
     User(u32),
     /// A file that takes lines.
-    Order(Order, u32),
-    Arrivals(u32),
+    Order(ControlRequest, u32),
+    Events(u32),
     NewFiles(u32),
     JobList(u32),
     LastError(u32),
@@ -73,25 +73,25 @@ enum Special {
 
 /// Request that a line makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Order {
+enum ControlRequest {
     Submit,
     Cancel,
 }
 
 /// State of the control directory.
 #[derive(Debug, Default)]
-pub(crate) struct Control {
-    numbers: Mutex<Numbers>,
+pub(crate) struct ControlState {
+    numbers: Mutex<SpecialNumbers>,
     users: Mutex<BTreeSet<u32>>,
     errors: Mutex<BTreeMap<u32, String>>,
-    waiting: arrivals::Waiting,
+    waiting: events::WaitingReads,
     open: Mutex<HashMap<u64, Arc<OpenSpecial>>>,
     /// Questions of the server for which the mount waits for the kernel's queue, and whether the queue has reached the look-up.
     pub(super) asked: Mutex<BTreeMap<u64, bool>>,
 }
 
 #[derive(Debug, Default)]
-struct Numbers {
+struct SpecialNumbers {
     all: Vec<Special>,
     by_special: HashMap<Special, u64>,
 }
@@ -101,12 +101,12 @@ struct OpenSpecial {
     special: Special,
     caller: Caller,
     /// The process that opened the file for writing.
-    opener: Option<Opener>,
+    opener: Option<OpenerProcess>,
     /// Content for reads; for `new-files` the outcomes of the last call.
     content: Mutex<Option<Vec<u8>>>,
     input: Mutex<Vec<u8>>,
     /// Hooks that were created from the written text.
-    hooks: Mutex<Vec<Spec>>,
+    hooks: Mutex<Vec<HookSpec>>,
 }
 
 /// Returns the name that is looked up to wait for the kernel's queue, for a question of the server.
@@ -115,9 +115,9 @@ pub(super) fn question(number: u64) -> String {
 }
 
 /// An entry of a special directory.
-pub(crate) type Entry = (Vec<u8>, Found);
+pub(crate) type SpecialEntry = (Vec<u8>, LookupResult);
 
-impl Control {
+impl ControlState {
     /// Notes a look-up that this mount waits for.
     fn on_look_up(&self, name: Option<&str>) {
         let question = name.and_then(|name| name.strip_prefix(QUESTION)?.parse().ok());
@@ -148,7 +148,7 @@ impl Control {
         special.copied().ok_or_else(|| Errno::STALE.into())
     }
 
-    fn found(&self, special: Special) -> Found {
+    fn found(&self, special: Special) -> LookupResult {
         let (kind, mode, uid) = special.looks();
         let ino = self.number(special);
         let gid = if uid == 0 { 0 } else { users::gid(uid) };
@@ -169,8 +169,8 @@ impl Control {
             },
             ..Attr::default()
         };
-        Found {
-            key: Key { ino, alias: 0 },
+        LookupResult {
+            key: InodeKey { ino, alias: 0 },
             attr,
             blocks: 0,
             ttl: TTL,
@@ -180,7 +180,7 @@ impl Control {
     }
 
     /// Returns the control directory or the link to it, if that is the name of one.
-    pub(crate) fn at_root(&self, name: &[u8]) -> Option<Found> {
+    pub(crate) fn at_root(&self, name: &[u8]) -> Option<LookupResult> {
         match name {
             DIRECTORY => Some(self.found(Special::Directory)),
             LINK => Some(self.found(Special::Link)),
@@ -197,7 +197,7 @@ impl Special {
             }
             Self::Link => (Kind::Symlink, 0o777, 0),
             Self::User(uid) => (Kind::Directory, 0o500, uid),
-            Self::Order(_, uid) | Self::Arrivals(uid) | Self::NewFiles(uid) => {
+            Self::Order(_, uid) | Self::Events(uid) | Self::NewFiles(uid) => {
                 (Kind::File, 0o600, uid)
             }
             // Hooks that a user creates there belong to the user.
@@ -216,8 +216,8 @@ impl Fs {
         caller: Caller,
         parent: u64,
         name: &[u8],
-        pace: Pace,
-    ) -> Result<Found, Error> {
+        pace: WaitPolicy,
+    ) -> Result<LookupResult, Error> {
         let parent = self.control.special(parent)?;
         let text = std::str::from_utf8(name).ok();
         let special = match parent {
@@ -234,9 +234,9 @@ impl Fs {
                 None => None,
             },
             Special::User(uid) => match text {
-                Some("submit") => Some(Special::Order(Order::Submit, uid)),
-                Some("cancel") => Some(Special::Order(Order::Cancel, uid)),
-                Some("arrivals") => Some(Special::Arrivals(uid)),
+                Some("submit") => Some(Special::Order(ControlRequest::Submit, uid)),
+                Some("cancel") => Some(Special::Order(ControlRequest::Cancel, uid)),
+                Some("events") => Some(Special::Events(uid)),
                 Some("joblist") => Some(Special::JobList(uid)),
                 Some("last-error") => Some(Special::LastError(uid)),
                 Some("new-files") => Some(Special::NewFiles(uid)),
@@ -282,8 +282,8 @@ impl Fs {
         caller: Caller,
         parent: u64,
         name: &[u8],
-        pace: Pace,
-    ) -> Result<Found, Error> {
+        pace: WaitPolicy,
+    ) -> Result<LookupResult, Error> {
         pace.wait()?;
         let op = Op::Lookup(v1::Lookup {
             parent,
@@ -297,7 +297,7 @@ impl Fs {
     }
 
     /// Returns the inode of a file or directory in `lineage/`; other kinds have no lineage.
-    fn mirror(&self, attr: &Attr) -> Option<Found> {
+    fn mirror(&self, attr: &Attr) -> Option<LookupResult> {
         let special = match attr.kind() {
             Kind::Directory => Special::Lineage(attr.ino),
             Kind::File => Special::LineageOf(attr.ino),
@@ -320,8 +320,8 @@ impl Fs {
         &self,
         caller: Caller,
         number: u64,
-        pace: Pace,
-    ) -> Result<Found, Error> {
+        pace: WaitPolicy,
+    ) -> Result<LookupResult, Error> {
         let special = self.control.special(number)?;
         match special {
             Special::Lineage(ino) | Special::LineageOf(ino) => {
@@ -349,8 +349,8 @@ impl Fs {
         &self,
         caller: Caller,
         number: u64,
-        pace: Pace,
-    ) -> Result<Vec<Entry>, Error> {
+        pace: WaitPolicy,
+    ) -> Result<Vec<SpecialEntry>, Error> {
         let named = |name: String, special| (name.into_bytes(), self.control.found(special));
         Ok(match self.control.special(number)? {
             Special::Directory => {
@@ -372,9 +372,9 @@ impl Fs {
             Special::User(uid) => {
                 pace.wait()?;
                 let mut entries = vec![
-                    named("submit".into(), Special::Order(Order::Submit, uid)),
-                    named("cancel".into(), Special::Order(Order::Cancel, uid)),
-                    named("arrivals".into(), Special::Arrivals(uid)),
+                    named("submit".into(), Special::Order(ControlRequest::Submit, uid)),
+                    named("cancel".into(), Special::Order(ControlRequest::Cancel, uid)),
+                    named("events".into(), Special::Events(uid)),
                     named("joblist".into(), Special::JobList(uid)),
                     named("last-error".into(), Special::LastError(uid)),
                     named("new-files".into(), Special::NewFiles(uid)),
@@ -402,12 +402,12 @@ impl Fs {
         })
     }
 
-    fn lineage_list(&self, caller: Caller, ino: u64) -> Result<Vec<Entry>, Error> {
+    fn lineage_list(&self, caller: Caller, ino: u64) -> Result<Vec<SpecialEntry>, Error> {
         let handle = self.opendir(ino);
-        let mut entries: Vec<(usize, Listed)> = Vec::new();
+        let mut entries: Vec<(usize, ListedEntry)> = Vec::new();
         let outcome = loop {
             let from = entries.last().map_or(0, |(number, _)| number + 1);
-            match self.list(caller, handle, from, usize::MAX, Pace::MayWait) {
+            match self.list(caller, handle, from, usize::MAX, WaitPolicy::MayWait) {
                 Ok(page) if page.is_empty() => break Ok(()),
                 Ok(page) => entries.extend(page),
                 Err(error) => break Err(error),
@@ -431,7 +431,7 @@ impl Fs {
         let special = self.control.special(number)?;
         let written = matches!(
             special,
-            Special::Order(..) | Special::Arrivals(_) | Special::NewFiles(_) | Special::Hooks
+            Special::Order(..) | Special::Events(_) | Special::NewFiles(_) | Special::Hooks
         );
         if write && !written {
             return Err(Errno::ACCESS.into());
@@ -440,7 +440,7 @@ impl Fs {
         let open = OpenSpecial {
             special,
             caller,
-            opener: write.then(|| Opener::of(caller)),
+            opener: write.then(|| OpenerProcess::of(caller)),
             content: Mutex::default(),
             input: Mutex::default(),
             hooks: Mutex::default(),
@@ -459,20 +459,20 @@ impl Fs {
         handle: u64,
         offset: u64,
         length: usize,
-        pace: Pace,
+        pace: WaitPolicy,
     ) -> Result<Vec<u8>, Error> {
         let open = self.open_special(handle)?;
         pace.wait()?;
         let mut content = open.content.lock();
         // A read from the start shows the present state; for new files, the outcome of the last call.
-        let told = matches!(open.special, Special::NewFiles(_));
-        if content.is_none() || offset == 0 && !told {
+        let reported = matches!(open.special, Special::NewFiles(_));
+        if content.is_none() || offset == 0 && !reported {
             let asked = open.opener.as_ref();
-            let asked = asked.filter(|_| matches!(open.special, Special::Arrivals(_)));
+            let asked = asked.filter(|_| matches!(open.special, Special::Events(_)));
             *content = Some(match asked {
                 Some(opener) => {
                     let question = open.input.lock().clone();
-                    self.arrivals(opener, &question)?
+                    self.events(opener, &question)?
                 }
                 None => self.content(open.caller, open.special)?,
             });
@@ -514,7 +514,7 @@ impl Fs {
             _ => String::new(),
         };
         // The reader is mostly a terminal, and any user may choose the names.
-        Ok(shown::lines(&text).into_bytes())
+        Ok(display::lines(&text).into_bytes())
     }
 
     fn lineage_text(&self, caller: Caller, ino: u64) -> Result<String, Error> {
@@ -565,7 +565,12 @@ impl Fs {
     }
 
     /// Takes text written to `submit` or `cancel`, one line at a time, or a question, or files to create.
-    pub(crate) fn control_write(&self, handle: u64, bytes: &[u8], pace: Pace) -> Result<(), Error> {
+    pub(crate) fn control_write(
+        &self,
+        handle: u64,
+        bytes: &[u8],
+        pace: WaitPolicy,
+    ) -> Result<(), Error> {
         let open = self.open_special(handle)?;
         if let (Special::NewFiles(_), Some(opener)) = (open.special, &open.opener) {
             pace.wait()?;
@@ -575,8 +580,8 @@ impl Fs {
             pace.wait()?;
             return self.control_hooks((&open, opener), bytes);
         }
-        if matches!(open.special, Special::Arrivals(_)) {
-            if bytes.len() > arrivals::QUESTION_BYTES_MAX {
+        if matches!(open.special, Special::Events(_)) {
+            if bytes.len() > events::QUESTION_BYTES_MAX {
                 return Err(Errno::NAMETOOLONG.into());
             }
             *open.input.lock() = bytes.to_vec();
@@ -599,14 +604,19 @@ impl Fs {
     }
 
     /// Creates files. Fails with the first error of a file; the outcome of each file can be read afterwards.
-    fn control_make(&self, open: &OpenSpecial, opener: &Opener, bytes: &[u8]) -> Result<(), Error> {
+    fn control_make(
+        &self,
+        open: &OpenSpecial,
+        opener: &OpenerProcess,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
         // Locked until all files are done: a reader gets the outcome of this call.
         let mut content = open.content.lock();
         let files = new_files::parse(bytes).ok_or(Errno::INVAL);
         let files = files.inspect_err(|_| *content = Some(Vec::new()))?;
         let outcomes = self.make_files(opener, &files);
-        let told = outcomes.iter().flat_map(|errno| errno.to_le_bytes());
-        *content = Some(told.collect());
+        let reported = outcomes.iter().flat_map(|errno| errno.to_le_bytes());
+        *content = Some(reported.collect());
         match outcomes.iter().find(|&&errno| errno != 0) {
             Some(&errno) => Err(Errno::from_raw_os_error(errno).into()),
             None => Ok(()),
@@ -614,7 +624,7 @@ impl Fs {
     }
 
     /// Handles the close of a descriptor of a special file: a last line without an end counts as finished.
-    pub(crate) fn control_flush(&self, handle: u64, pace: Pace) -> Result<(), Error> {
+    pub(crate) fn control_flush(&self, handle: u64, pace: WaitPolicy) -> Result<(), Error> {
         let open = self.open_special(handle)?;
         if let (Special::Hooks, Some(opener)) = (open.special, &open.opener) {
             pace.wait()?;

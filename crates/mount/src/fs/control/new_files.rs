@@ -5,14 +5,14 @@
 //! that cannot be created is undone and reported, and the other files are created all the same. The format of the written bytes is in
 //! `docs/formats.md`.
 
-use super::super::entries::Known;
+use super::super::deadline;
+use super::super::entries::CachedName;
 use super::super::names::check_change;
-use super::super::object::Object;
-use super::super::patience;
+use super::super::object::OpenObject;
 use super::super::remote::now_ns;
-use super::super::table::{Key, Vnode, Writing};
+use super::super::table::{CachedInode, InodeKey, WrittenVersion};
 use super::super::{Caller, Fs};
-use super::submit::Opener;
+use super::submit::OpenerProcess;
 use crate::error::Error;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -45,13 +45,13 @@ pub(super) struct NewFile<'a> {
 }
 
 /// A file that has a name and no content yet.
-struct Made<'a> {
+struct CreatedFile<'a> {
     /// Index in the call.
     at: usize,
     file: &'a NewFile<'a>,
     op: Op,
     opened: v1::Opened,
-    vnode: Arc<Vnode>,
+    vnode: Arc<CachedInode>,
 }
 
 /// Takes a number of the call's format.
@@ -91,25 +91,25 @@ pub(super) fn parse(mut bytes: &[u8]) -> Option<Vec<NewFile<'_>>> {
 
 impl Fs {
     /// Creates files, writes and closes them. Returns the errno of each file, 0 for success.
-    pub(super) fn make_files(&self, opener: &Opener, files: &[NewFile<'_>]) -> Vec<i32> {
+    pub(super) fn make_files(&self, opener: &OpenerProcess, files: &[NewFile<'_>]) -> Vec<i32> {
         let (caller, time) = (opener.caller(), now_ns());
         let names: Vec<_> = files
             .iter()
             .map(|file| (file.directory, file.name))
             .collect();
         let mut outcomes = vec![Errno::AGAIN.raw_os_error(); files.len()];
-        if !self.sealer.wait_below(UNSEALED_MAX, patience::deadline()) {
+        if !self.sealer.wait_below(UNSEALED_MAX, deadline::deadline()) {
             return outcomes;
         }
         let change = self.table.begin(&names);
         let made = self.make_names(opener, files, (change.asked, time), &mut outcomes);
         let written = self.write_all(caller, &made);
-        let mut truths = vec![Known::Unsure; files.len()];
+        let mut truths = vec![CachedName::Unsure; files.len()];
         let (mut done, mut vain) = (Vec::new(), Vec::new());
         for (made, object) in made.iter().zip(written) {
             match object {
                 Ok(object) => {
-                    truths[made.at] = Known::Is(made.vnode.ino);
+                    truths[made.at] = CachedName::Is(made.vnode.ino);
                     outcomes[made.at] = 0;
                     done.push((made, object));
                 }
@@ -140,11 +140,11 @@ impl Fs {
     /// Makes the server create names, with the caller's rights.
     fn make_names<'a>(
         &self,
-        opener: &Opener,
+        opener: &OpenerProcess,
         files: &'a [NewFile<'a>],
         (asked, time): (u64, i64),
         outcomes: &mut [i32],
-    ) -> Vec<Made<'a>> {
+    ) -> Vec<CreatedFile<'a>> {
         let mut rest: Vec<(usize, Op)> = Vec::with_capacity(files.len());
         let here = self.backend.here();
         for (at, file) in files.iter().enumerate() {
@@ -179,7 +179,7 @@ impl Fs {
                     Answer::Opened(opened) => {
                         let vnode = self.begin_made(&opened, asked);
                         let file = &files[at];
-                        made.push(Made {
+                        made.push(CreatedFile {
                             at,
                             file,
                             op,
@@ -205,7 +205,7 @@ impl Fs {
         (time, here): (i64, &[u32]),
     ) -> Result<Op, Error> {
         check_change(file.directory, file.name, Errno::EXIST)?;
-        let directory = Key::unpack(file.directory);
+        let directory = InodeKey::unpack(file.directory);
         if directory.is_special() || directory.alias != 0 || directory.ino == 0 {
             return Err(Errno::PERM.into());
         }
@@ -226,11 +226,11 @@ impl Fs {
     }
 
     /// Marks a created file as being written: another opener waits for its bytes.
-    fn begin_made(&self, opened: &v1::Opened, asked: u64) -> Arc<Vnode> {
+    fn begin_made(&self, opened: &v1::Opened, asked: u64) -> Arc<CachedInode> {
         let attr = opened.attr.unwrap_or_default();
         let vnode = self.table.hold(attr.ino);
         let mut state = vnode.state.lock();
-        state.writing = Some(Writing::starting());
+        state.writing = Some(WrittenVersion::starting());
         // This mount is the writer and knows the content, as in `create_open`.
         let attr = Attr {
             writing: false,
@@ -242,11 +242,15 @@ impl Fs {
     }
 
     /// Writes the content of files where the server has placed them.
-    fn write_all(&self, caller: Caller, made: &[Made<'_>]) -> Vec<Result<Arc<Object>, Error>> {
-        let room = AtomicU64::new(0);
-        let write = |made: &Made<'_>| {
+    fn write_all(
+        &self,
+        caller: Caller,
+        made: &[CreatedFile<'_>],
+    ) -> Vec<Result<Arc<OpenObject>, Error>> {
+        let space = AtomicU64::new(0);
+        let write = |made: &CreatedFile<'_>| {
             let bytes = made.file.data.len() as u64;
-            let before = room.fetch_add(bytes, Ordering::Relaxed);
+            let before = space.fetch_add(bytes, Ordering::Relaxed);
             // The server states the limit of each file as if it were the only one.
             if made
                 .opened
@@ -262,13 +266,13 @@ impl Fs {
             object.flush()?;
             Ok(Arc::new(object))
         };
-        let here = |made: &Made<'_>| self.backend.is_here(made.opened.node);
+        let here = |made: &CreatedFile<'_>| self.backend.is_here(made.opened.node);
         if made.iter().all(here) {
             return made.iter().map(write).collect();
         }
-        let (until, lane) = (patience::deadline(), made.len().div_ceil(LANES).max(1));
+        let (until, lane) = (deadline::deadline(), made.len().div_ceil(LANES).max(1));
         std::thread::scope(|scope| {
-            let part = |part| scope.spawn(move || patience::until(until, || each(part, &write)));
+            let part = |part| scope.spawn(move || deadline::until(until, || each(part, &write)));
             let lanes: Vec<_> = made.chunks(lane).map(part).collect();
             let written = lanes.into_iter().zip(made.chunks(lane));
             let written = written.flat_map(|(lane, part)| {
@@ -280,7 +284,7 @@ impl Fs {
     }
 
     /// Removes names whose files could not be written.
-    fn undo_all(&self, caller: Caller, vain: &[&Made<'_>]) {
+    fn undo_all(&self, caller: Caller, vain: &[&CreatedFile<'_>]) {
         if vain.is_empty() {
             return;
         }
@@ -295,16 +299,16 @@ impl Fs {
     }
 
     /// Closes a file that has its bytes: no program here writes it any more.
-    fn close_made(&self, caller: Caller, vnode: &Arc<Vnode>, object: Arc<Object>) {
+    fn close_made(&self, caller: Caller, vnode: &Arc<CachedInode>, object: Arc<OpenObject>) {
         let mut state = vnode.state.lock();
         state.objects.push(Arc::downgrade(&object));
-        state.writing = Some(Writing::open(object, 1, None));
+        state.writing = Some(WrittenVersion::open(object, 1, None));
         vnode.changed.notify_all();
         self.left(caller, vnode, &mut state, true);
     }
 }
 
-fn each<'a, T>(made: &[Made<'a>], write: &impl Fn(&Made<'a>) -> T) -> Vec<T> {
+fn each<'a, T>(made: &[CreatedFile<'a>], write: &impl Fn(&CreatedFile<'a>) -> T) -> Vec<T> {
     made.iter().map(write).collect()
 }
 

@@ -2,7 +2,7 @@
 //! the rights of the process that opened `cancel`. Requests are sent to the server (next: `server/src`).
 
 use super::super::{Caller, Fs};
-use super::Order;
+use super::ControlRequest;
 use crate::error::Error;
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
@@ -24,7 +24,7 @@ const SEAL_PATIENCE: Duration = Duration::from_secs(20);
 /// State of a process when it opened `submit`, `cancel` or `new-files`. The kernel holds the process in its call until the mount answers,
 /// so its number is still its own then; later another process may have it.
 #[derive(Debug)]
-pub(super) struct Opener {
+pub(super) struct OpenerProcess {
     caller: Caller,
     /// Supplementary groups; empty if the process is in another process namespace.
     groups: Vec<u32>,
@@ -32,7 +32,7 @@ pub(super) struct Opener {
     cwd: std::io::Result<PathBuf>,
 }
 
-impl Opener {
+impl OpenerProcess {
     /// Returns the state of a process whose `open` is not answered yet.
     pub(super) fn of(caller: Caller) -> Self {
         Self {
@@ -58,19 +58,19 @@ impl Opener {
 }
 
 /// Reason for a refused line: the errno of the system call, and the text of `last-error`.
-struct Refusal {
+struct ControlRefusal {
     errno: Errno,
     why: String,
 }
 
-impl From<String> for Refusal {
+impl From<String> for ControlRefusal {
     fn from(why: String) -> Self {
         let errno = Errno::INVAL;
         Self { errno, why }
     }
 }
 
-impl From<ClientError> for Refusal {
+impl From<ClientError> for ControlRefusal {
     fn from(error: ClientError) -> Self {
         // A request to an unreachable server may be repeated, a wrong request may not.
         let errno = if error.is_lost() {
@@ -87,7 +87,7 @@ impl From<ClientError> for Refusal {
 
 /// Location of a script.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum ScriptLocation {
     /// Path on this host; in the namespace under the same path if it does not exist on the host.
     Host(PathBuf),
     /// Path in the namespace.
@@ -98,8 +98,8 @@ impl Fs {
     /// Submits the job script that a line names, or cancels the job. The error is stored for `last-error`.
     pub(super) fn take_line(
         &self,
-        opener: &Opener,
-        (order, uid): (Order, u32),
+        opener: &OpenerProcess,
+        (order, uid): (ControlRequest, u32),
         line: &[u8],
     ) -> Result<(), Error> {
         let line = String::from_utf8_lossy(line).trim().to_owned();
@@ -107,8 +107,8 @@ impl Fs {
             return Ok(());
         }
         let outcome = match order {
-            Order::Submit => self.submit(opener, &line),
-            Order::Cancel => self.cancel(opener, &line),
+            ControlRequest::Submit => self.submit(opener, &line),
+            ControlRequest::Cancel => self.cancel(opener, &line),
         };
         let mut errors = self.control.errors.lock();
         match outcome {
@@ -123,7 +123,7 @@ impl Fs {
         }
     }
 
-    fn cancel(&self, opener: &Opener, handle: &str) -> Result<(), Refusal> {
+    fn cancel(&self, opener: &OpenerProcess, handle: &str) -> Result<(), ControlRefusal> {
         let job = handle
             .parse()
             .map_err(|_| format!("{handle}: not the handle of a job; joblist has them"))?;
@@ -139,9 +139,9 @@ impl Fs {
         Ok(())
     }
 
-    fn submit(&self, opener: &Opener, path: &str) -> Result<(), Refusal> {
+    fn submit(&self, opener: &OpenerProcess, path: &str) -> Result<(), ControlRefusal> {
         // The job reads sealed versions, so inputs that were closed a moment ago have to be sealed first.
-        self.drain(SEAL_PATIENCE).map_err(|left| Refusal {
+        self.drain(SEAL_PATIENCE).map_err(|left| ControlRefusal {
             errno: Errno::BUSY,
             why: format!(
                 "{} files that were closed are not sealed yet, so that a job might read what was before ({}); \
@@ -153,11 +153,11 @@ impl Fs {
         let caller = opener.caller;
         let credentials = opener.credentials();
         let (source, script) = match place {
-            Place::Namespace(path) => {
+            ScriptLocation::Namespace(path) => {
                 let text = self.read_stored(&credentials, &path)?;
                 (path, text)
             }
-            Place::Host(path) => match read_as(caller, &credentials.groups, &path) {
+            ScriptLocation::Host(path) => match read_as(caller, &credentials.groups, &path) {
                 Ok(text) => (path, text),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                     let stored = self.read_stored(&credentials, &path);
@@ -189,7 +189,7 @@ impl Fs {
     }
 
     /// Makes a path absolute by the opener's working directory, and tells whether it is in the mount.
-    fn locate(&self, opener: &Opener, path: &Path) -> Result<Place, String> {
+    fn locate(&self, opener: &OpenerProcess, path: &Path) -> Result<ScriptLocation, String> {
         let absolute = if path.is_absolute() {
             path.to_owned()
         } else {
@@ -203,8 +203,8 @@ impl Fs {
         };
         let clean = normal(&absolute);
         Ok(match clean.strip_prefix(&self.mountpoint) {
-            Ok(inside) => Place::Namespace(Path::new("/").join(inside)),
-            Err(_) => Place::Host(clean),
+            Ok(inside) => ScriptLocation::Namespace(Path::new("/").join(inside)),
+            Err(_) => ScriptLocation::Host(clean),
         })
     }
 
@@ -314,8 +314,8 @@ mod tests {
         let mine = rustix::process::getgroups().unwrap();
         let mut mine: Vec<_> = mine.into_iter().map(rustix::process::Gid::as_raw).collect();
         mine.sort_unstable();
-        let mut told = groups_of(std::process::id());
-        told.sort_unstable();
-        assert_eq!(told, mine);
+        let mut reported = groups_of(std::process::id());
+        reported.sort_unstable();
+        assert_eq!(reported, mine);
     }
 }

@@ -32,12 +32,12 @@ pub(super) fn job_status(job: &v1::Job) -> String {
     let _ = writeln!(text, "workdir  {}", job.workdir);
     let _ = writeln!(text, "policy   {}", job.policy);
     let _ = writeln!(text, "state    {}", state(job.state));
-    let _ = writeln!(text, "moved    {} bytes", job.moved_bytes);
+    let _ = writeln!(text, "fetched  {} bytes", job.transferred_bytes);
     if let Some(energy) = &job.energy {
         let (micro, runs, unknown) = (energy.microjoules, energy.runs, energy.unknown);
         let _ = writeln!(
             text,
-            "energy   {micro} microjoules above idle in {runs} runs, reckoned; {unknown} runs not known"
+            "energy   {micro} microjoules above idle in {runs} runs, estimated; {unknown} runs not known"
         );
     }
     let header = [
@@ -95,8 +95,8 @@ pub(super) fn node_status(node: &v1::Node) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "node           {}", node.node);
     let _ = writeln!(text, "role           {}", node.role);
-    if !node.medium.is_empty() {
-        let _ = writeln!(text, "medium         {}", node.medium);
+    if !node.tier.is_empty() {
+        let _ = writeln!(text, "tier           {}", node.tier);
     }
     let _ = writeln!(
         text,

@@ -2,7 +2,7 @@
 //!
 //! The state has neither clock nor network. One lock protects all of it, so that a read knows of every write before it. The rules:
 //!
-//! - A read first waits for the writes that were under way when it began ([`State::mark`], [`State::settled`]).
+//! - A read first waits for the writes that were under way when it began ([`TransferState::mark`], [`TransferState::settled`]).
 //! - A piece is requested under the lock. When a write arrives or fails, pieces of the same bytes are dropped: they may have been requested
 //!   before.
 //!
@@ -28,7 +28,7 @@ const SLACK_BYTES: u64 = 1 << 20;
 
 /// Size and mtime of the object, and its bytes on their way.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct TransferState {
     pub(super) size: u64,
     pub(super) mtime: i64,
     start: u64,
@@ -39,7 +39,7 @@ pub(super) struct State {
     pub(super) stalled: bool,
     /// The first failure: later calls repeat it, since bytes were lost.
     pub(super) failed: Option<i32>,
-    pieces: VecDeque<Arc<Piece>>,
+    pieces: VecDeque<Arc<RequestedBytes>>,
     expected: u64,
     window: u64,
 }
@@ -54,7 +54,7 @@ struct InFlight {
 
 /// Written bytes that are to be sent.
 #[derive(Debug)]
-pub(super) struct Sent {
+pub(super) struct SentWrite {
     pub(super) number: u64,
     pub(super) start: u64,
     pub(super) bytes: Bytes,
@@ -62,14 +62,14 @@ pub(super) struct Sent {
 
 /// Bytes that are requested from the node.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct RequestedBytes {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) data: Mutex<Option<Result<Bytes, i32>>>,
     pub(super) ready: Condvar,
 }
 
-impl State {
+impl TransferState {
     pub(super) fn new(size: u64, mtime: i64) -> Self {
         Self {
             size,
@@ -126,18 +126,18 @@ impl State {
     }
 
     /// Whether the buffer may be sent now: pieces of the same bytes are sent one after the other.
-    pub(super) fn has_room(&self) -> bool {
+    pub(super) fn has_space(&self) -> bool {
         let (start, end) = (self.start, self.start + self.buffer.len() as u64);
         self.in_flight.len() < IN_FLIGHT_MAX
             && !self.in_flight.iter().any(|piece| piece.meets(start, end))
     }
 
     /// Takes the buffer, to be sent now.
-    pub(super) fn dispatch(&mut self) -> Sent {
+    pub(super) fn dispatch(&mut self) -> SentWrite {
         let bytes = Bytes::from(std::mem::take(&mut self.buffer));
         let start = self.start;
         let number = self.enter(start, start + bytes.len() as u64);
-        Sent {
+        SentWrite {
             number,
             start,
             bytes,
@@ -175,7 +175,11 @@ impl State {
 
     /// Returns the piece that holds `at`, and the pieces to request from the node now: this piece if it was not requested, and the next
     /// one if reads look sequential. `at` and `end` are within the object.
-    pub(super) fn piece(&mut self, at: u64, end: u64) -> (Arc<Piece>, Vec<Arc<Piece>>) {
+    pub(super) fn piece(
+        &mut self,
+        at: u64,
+        end: u64,
+    ) -> (Arc<RequestedBytes>, Vec<Arc<RequestedBytes>>) {
         let mut asked = Vec::new();
         let sequential = at.abs_diff(self.expected) <= SLACK_BYTES;
         self.expected = end;
@@ -199,13 +203,13 @@ impl State {
         (piece, asked)
     }
 
-    fn held(&self, at: u64) -> Option<Arc<Piece>> {
+    fn held(&self, at: u64) -> Option<Arc<RequestedBytes>> {
         let held = self.pieces.iter().find(|p| p.start <= at && at < p.end);
         held.cloned()
     }
 
-    fn ask(&mut self, start: u64, length: u64) -> Arc<Piece> {
-        let piece = Arc::new(Piece {
+    fn ask(&mut self, start: u64, length: u64) -> Arc<RequestedBytes> {
+        let piece = Arc::new(RequestedBytes {
             start,
             end: start + length.min(self.size - start),
             data: Mutex::new(None),
@@ -230,7 +234,7 @@ impl InFlight {
     }
 }
 
-impl Piece {
+impl RequestedBytes {
     /// Sets the node's answer.
     pub(super) fn answer(&self, answer: Result<Bytes, i32>) {
         *self.data.lock() = Some(answer);

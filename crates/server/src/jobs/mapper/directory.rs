@@ -1,40 +1,48 @@
 //! Maps of a Zarr that is a directory of files: each chunk or shard is a separate file on its own nodes. This module reads metadata
 //! only.
 
-use super::{PIECES_MAX, chosen, codecs, dtype, join_near, joined, numbers, place};
+use super::{CHUNKS_MAX, chosen, codecs, dtype, join_near, joined, numbers, place};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use tidemill_core::id::NodeId;
-use tidemill_core::job::{DirectoryMap, Made, MappedFile, Mapping};
+use tidemill_core::job::{DirectoryMap, ExternalInput, MappedFile, Mapping};
 use tidemill_core::layout::{Layout, RANGES_MAX, Selection, VALUES_BYTES_MAX};
-use tidemill_format::{Directory, Range as Indices, Storage, Store, Variable, pieces, zarr};
-use tidemill_kernel::array::{Held, HeldPiece};
+use tidemill_format::{
+    Directory, IndexRange as Indices, Storage, Variable, VariableSource, pieces, zarr,
+};
+use tidemill_kernel::array::{HeldChunk, VariablePart};
 
-/// Maximum number of files of one component with `per = "part"`: a node with more files has several components.
+/// Maximum number of files of one task instance with `per = "stripe-object"`: a node with more files has several task instances.
 const FILES_MAX: usize = 256;
-/// Bytes of the description of the decoding that remain for pieces, after the description of the variable.
-const PIECES_BYTES_MAX: usize = VALUES_BYTES_MAX * 3 / 4;
+/// Bytes of the description of the decoding that remain for chunks, after the description of the variable.
+const CHUNKS_BYTES_MAX: usize = VALUES_BYTES_MAX * 3 / 4;
 
 /// Files of the cluster with the rights of a job's owner, by their full paths.
 pub(in crate::jobs) trait Below {
     /// Returns the sealed version of a file; `None` if the file does not exist or has no version yet.
-    fn look(&self, path: &str) -> io::Result<Option<Made>>;
+    fn look(&self, path: &str) -> io::Result<Option<ExternalInput>>;
     /// Reads bytes of a version.
-    fn read_at(&self, path: &str, made: &Made, offset: u64, into: &mut [u8]) -> io::Result<()>;
+    fn read_at(
+        &self,
+        path: &str,
+        made: &ExternalInput,
+        offset: u64,
+        into: &mut [u8],
+    ) -> io::Result<()>;
     /// Returns the names in a directory.
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
 }
 
 /// A directory in the state in which its files were first looked up.
-struct Tree<'a> {
+struct DirectorySnapshot<'a> {
     files: &'a dyn Below,
     root: &'a str,
-    known: RefCell<BTreeMap<String, Made>>,
+    known: RefCell<BTreeMap<String, ExternalInput>>,
 }
 
-impl Tree<'_> {
+impl DirectorySnapshot<'_> {
     fn path(&self, below: &str) -> String {
         match below {
             "" => self.root.to_owned(),
@@ -42,7 +50,7 @@ impl Tree<'_> {
         }
     }
 
-    fn made(&self, below: &str) -> io::Result<Option<Made>> {
+    fn made(&self, below: &str) -> io::Result<Option<ExternalInput>> {
         if let Some(made) = self.known.borrow().get(below) {
             return Ok(Some(made.clone()));
         }
@@ -59,7 +67,7 @@ impl Tree<'_> {
     }
 }
 
-impl Directory for Tree<'_> {
+impl Directory for DirectorySnapshot<'_> {
     fn size(&self, path: &str) -> io::Result<Option<u64>> {
         Ok(self.made(path)?.map(|made| made.layout.size()))
     }
@@ -77,20 +85,20 @@ impl Directory for Tree<'_> {
 }
 
 /// A chunk, with the index of its file.
-struct Piece {
+struct FileChunk {
     file: usize,
     span: Range<u64>,
-    held: HeldPiece,
+    held: HeldChunk,
 }
 
 /// A variable and its chunks.
-struct Found {
-    held: Held,
-    files: Vec<(String, Made)>,
-    pieces: Vec<Piece>,
+struct ChunkedVariable {
+    held: VariablePart,
+    files: Vec<(String, ExternalInput)>,
+    chunks: Vec<FileChunk>,
 }
 
-/// Returns the components of a Zarr variable, each with the files that it reads.
+/// Returns the task instances of a Zarr variable, each with the files that it reads.
 ///
 /// # Errors
 /// The text is for the author of the mapper: the fault in the mapper, the directory or its content.
@@ -106,29 +114,31 @@ pub(in crate::jobs) fn map(
             "{mapper}: {root} is a directory: of those only a Zarr has variables, as \"zarr:ARRAY\""
         ));
     }
-    let tree = Tree {
+    let tree = DirectorySnapshot {
         files,
         root,
         known: RefCell::default(),
     };
-    let told = |why: &dyn std::fmt::Display| format!("{mapper}: {root}: {why}");
-    if !zarr::is(&tree).map_err(|error| told(&error))? {
+    let reported = |why: &dyn std::fmt::Display| format!("{mapper}: {root}: {why}");
+    if !zarr::is(&tree).map_err(|error| reported(&error))? {
         let why = "the directory is no Zarr: it has neither zarr.json, .zgroup nor .zarray";
-        return Err(told(&why));
+        return Err(reported(&why));
     }
-    let header = zarr::read(&tree).map_err(|error| told(&whole(&error)))?;
-    let variable = chosen(&header, (kind, name)).map_err(|why| told(&why))?;
+    let header = zarr::read(&tree).map_err(|error| reported(&whole(&error)))?;
+    let variable = chosen(&header, (kind, name)).map_err(|why| reported(&why))?;
     let handed = numbers::handed(mapping.kernels, variable, header.format);
-    let handed = handed.map_err(|why| told(&why))?;
-    let mut found = Found::new(variable, &tree).map_err(|why| told(&why))?;
+    let handed = handed.map_err(|why| reported(&why))?;
+    let mut found = ChunkedVariable::new(variable, &tree).map_err(|why| reported(&why))?;
     found.held.absent = handed.absent;
-    let components = match mapping.per_part {
+    let instances = match mapping.per_part {
         true => found.parts(),
-        false => found.pieces.iter().map(|piece| vec![piece]).collect(),
+        false => found.chunks.iter().map(|chunk| vec![chunk]).collect(),
     };
-    let files = components.iter().map(|pieces| found.files_of(pieces));
+    let files = instances.iter().map(|chunks| found.files_of(chunks));
     Ok(DirectoryMap {
-        components: files.collect::<Result<_, _>>().map_err(|why| told(&why))?,
+        instances: files
+            .collect::<Result<_, _>>()
+            .map_err(|why| reported(&why))?,
         args: handed.args,
     })
 }
@@ -141,41 +151,41 @@ fn whole(error: &tidemill_format::Error) -> String {
     }
 }
 
-impl Found {
-    fn new(variable: &Variable, tree: &Tree<'_>) -> Result<Self, String> {
+impl ChunkedVariable {
+    fn new(variable: &Variable, tree: &DirectorySnapshot<'_>) -> Result<Self, String> {
         let (dtype, swap) = dtype(&variable.data_type)?;
         let Storage::Chunked(chunked) = &variable.storage else {
             return Err("it is in no chunks, which can't be read".to_owned());
         };
         let mut found = Self {
-            held: Held {
+            held: VariablePart {
                 variable: variable.path.clone(),
                 dtype,
                 element: variable.data_type.size,
                 swap,
                 shape: variable.shape(),
-                chunk: Some(chunked.shape.clone()),
+                chunk_shape: Some(chunked.shape.clone()),
                 codecs: codecs(&chunked.filters, 0)?,
                 more: 0,
                 absent: None,
-                pieces: Vec::new(),
+                chunks: Vec::new(),
             },
             files: Vec::new(),
-            pieces: Vec::new(),
+            chunks: Vec::new(),
         };
         let all: Vec<_> = variable.shape().into_iter().map(Indices::all).collect();
-        let chunks = pieces(variable, &all, Store::Directory(tree), u64::MAX);
+        let chunks = pieces(variable, &all, VariableSource::Directory(tree), u64::MAX);
         let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
-        for (looked, piece) in chunks.map_err(|error| whole(&error))?.enumerate() {
+        for (looked, chunk) in chunks.map_err(|error| whole(&error))?.enumerate() {
             // Most chunks of a sparse variable may never have been written.
-            if looked >= 16 * PIECES_MAX || found.pieces.len() >= PIECES_MAX {
+            if looked >= 16 * CHUNKS_MAX || found.chunks.len() >= CHUNKS_MAX {
                 return Err(format!(
-                    "it has more than {PIECES_MAX} chunks, or {} that may be there: store it in larger ones",
-                    16 * PIECES_MAX
+                    "it has more than {CHUNKS_MAX} chunks, or {} that may be there: store it in larger ones",
+                    16 * CHUNKS_MAX
                 ));
             }
-            let piece = piece.map_err(|error| whole(&error))?;
-            let Some(span) = piece.span else { continue };
+            let chunk = chunk.map_err(|error| whole(&error))?;
+            let Some(span) = chunk.span else { continue };
             let file = span.file.ok_or("its chunks are in no files")?;
             if span.size == 0 {
                 return Err(format!("{file} is empty: it was cut off or is corrupt"));
@@ -186,12 +196,12 @@ impl Found {
                 found.files.push((file.clone(), made));
                 found.files.len() - 1
             });
-            found.pieces.push(Piece {
+            found.chunks.push(FileChunk {
                 file: number,
                 span: span.offset..span.offset.saturating_add(span.size),
-                held: HeldPiece {
-                    start: piece.at,
-                    shape: piece.within.iter().map(Indices::count).collect(),
+                held: HeldChunk {
+                    start: chunk.at,
+                    shape: chunk.within.iter().map(Indices::count).collect(),
                     offset: 0,
                     length: span.size,
                     stride: None,
@@ -199,16 +209,16 @@ impl Found {
                 },
             });
         }
-        match found.pieces.is_empty() {
+        match found.chunks.is_empty() {
             true => Err("none of its chunks are there, so there is nothing to read".to_owned()),
             false => Ok(found),
         }
     }
 
     /// Returns the node with the most bytes of a chunk; among equal nodes the first.
-    fn node(&self, piece: &Piece) -> NodeId {
-        let layout = &self.files[piece.file].1.layout;
-        let spans = layout.spans(piece.span.clone());
+    fn node(&self, chunk: &FileChunk) -> NodeId {
+        let layout = &self.files[chunk.file].1.layout;
+        let spans = layout.spans(chunk.span.clone());
         let most = spans
             .iter()
             .rev()
@@ -218,47 +228,47 @@ impl Found {
         replica.map_or(NodeId(0), |replica| replica.node)
     }
 
-    /// Groups the chunks by node, file by file, into components of bounded size.
-    fn parts(&self) -> Vec<Vec<&Piece>> {
-        let mut nodes: BTreeMap<NodeId, Vec<&Piece>> = BTreeMap::new();
-        for piece in &self.pieces {
-            nodes.entry(self.node(piece)).or_default().push(piece);
+    /// Groups the chunks by node, file by file, into task instances of bounded size.
+    fn parts(&self) -> Vec<Vec<&FileChunk>> {
+        let mut nodes: BTreeMap<NodeId, Vec<&FileChunk>> = BTreeMap::new();
+        for chunk in &self.chunks {
+            nodes.entry(self.node(chunk)).or_default().push(chunk);
         }
-        let mut components = Vec::new();
-        for mut pieces in nodes.into_values() {
-            pieces.sort_by_key(|piece| piece.file);
+        let mut instances = Vec::new();
+        for mut chunks in nodes.into_values() {
+            chunks.sort_by_key(|chunk| chunk.file);
             let (mut taken, mut files, mut bytes) = (Vec::new(), BTreeSet::new(), 0);
-            for piece in pieces {
-                files.insert(piece.file);
-                bytes += serde_json::to_string(&piece.held).map_or(0, |text| text.len() + 20);
-                if files.len() > FILES_MAX || bytes > PIECES_BYTES_MAX {
-                    components.push(std::mem::take(&mut taken));
-                    (files, bytes) = (BTreeSet::from([piece.file]), 0);
+            for chunk in chunks {
+                files.insert(chunk.file);
+                bytes += serde_json::to_string(&chunk.held).map_or(0, |text| text.len() + 20);
+                if files.len() > FILES_MAX || bytes > CHUNKS_BYTES_MAX {
+                    instances.push(std::mem::take(&mut taken));
+                    (files, bytes) = (BTreeSet::from([chunk.file]), 0);
                 }
-                taken.push(piece);
+                taken.push(chunk);
             }
-            components.push(taken);
+            instances.push(taken);
         }
-        components.retain(|taken| !taken.is_empty());
-        components
+        instances.retain(|taken| !taken.is_empty());
+        instances
     }
 
-    /// Returns the files of a component: pieces of one file are adjacent.
-    fn files_of(&self, pieces: &[&Piece]) -> Result<Vec<MappedFile>, String> {
+    /// Returns the files of a task instance: chunks of one file are adjacent.
+    fn files_of(&self, chunks: &[&FileChunk]) -> Result<Vec<MappedFile>, String> {
         let mut held = self.held.clone();
         let mut files = Vec::new();
         let mut begin = 0;
-        for pieces in pieces.chunk_by(|one, other| one.file == other.file) {
-            let (below, made) = &self.files[pieces[0].file];
-            let mut ranges = joined(pieces.iter().map(|piece| piece.span.clone()).collect());
+        for chunks in chunks.chunk_by(|one, other| one.file == other.file) {
+            let (below, made) = &self.files[chunks[0].file];
+            let mut ranges = joined(chunks.iter().map(|chunk| chunk.span.clone()).collect());
             if ranges.len() > RANGES_MAX {
                 join_near(&mut ranges);
             }
-            for piece in pieces {
-                let offset = begin + place(&ranges, piece.span.start);
-                held.pieces.push(HeldPiece {
+            for chunk in chunks {
+                let offset = begin + place(&ranges, chunk.span.start);
+                held.chunks.push(HeldChunk {
                     offset,
-                    ..piece.held.clone()
+                    ..chunk.held.clone()
                 });
             }
             begin += ranges
@@ -297,21 +307,21 @@ mod tests {
     use tidemill_core::layout::Part;
 
     /// A local directory in the role of the cluster, its files on three nodes, or striped over two.
-    struct Here {
+    struct LocalTree {
         root: PathBuf,
         striped: bool,
         denied: Option<&'static str>,
     }
 
-    impl Here {
+    impl LocalTree {
         fn at(&self, path: &str) -> PathBuf {
             self.root
                 .join(path.strip_prefix("/z").unwrap().trim_start_matches('/'))
         }
     }
 
-    impl Below for Here {
-        fn look(&self, path: &str) -> io::Result<Option<Made>> {
+    impl Below for LocalTree {
+        fn look(&self, path: &str) -> io::Result<Option<ExternalInput>> {
             if self.denied.is_some_and(|denied| path.ends_with(denied)) {
                 return Err(io::Error::new(
                     io::ErrorKind::PermissionDenied,
@@ -334,10 +344,16 @@ mod tests {
                 true => lies(size.len(), 16, 2),
                 false => Layout::Whole(Part::on(object, size.len(), NodeId(number % 3))),
             };
-            Ok(Some(Made { object, layout }))
+            Ok(Some(ExternalInput { object, layout }))
         }
 
-        fn read_at(&self, path: &str, _: &Made, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        fn read_at(
+            &self,
+            path: &str,
+            _: &ExternalInput,
+            offset: u64,
+            into: &mut [u8],
+        ) -> io::Result<()> {
             let bytes = std::fs::read(self.at(path))?;
             let from = usize::try_from(offset).unwrap();
             into.copy_from_slice(&bytes[from..from + into.len()]);
@@ -353,15 +369,16 @@ mod tests {
         }
     }
 
-    /// Puts the values of all components into their places; returns their number.
+    /// Puts the values of all task instances into their places; returns their number.
     fn put_together(
-        here: &Here,
-        components: &[Vec<MappedFile>],
+        here: &LocalTree,
+        instances: &[Vec<MappedFile>],
         into: &mut [Option<Vec<u8>>],
     ) -> usize {
         let mut put = 0;
-        for files in components {
-            let held: Held = serde_json::from_str(files[0].selection.values().unwrap()).unwrap();
+        for files in instances {
+            let held: VariablePart =
+                serde_json::from_str(files[0].selection.values().unwrap()).unwrap();
             assert_eq!(held.more as usize, files.len() - 1);
             let stored: Vec<Vec<u8>> = files
                 .iter()
@@ -383,10 +400,10 @@ mod tests {
             let mut values = Vec::new();
             held.decode_all(&stored, &mut values).unwrap();
             let mut values = values.chunks(held.element as usize);
-            for piece in &held.pieces {
-                for number in 0..piece.shape.iter().product::<u64>() {
-                    let within = super::super::indices(number, &piece.shape);
-                    let place = piece
+            for chunk in &held.chunks {
+                for number in 0..chunk.shape.iter().product::<u64>() {
+                    let within = super::super::indices(number, &chunk.shape);
+                    let place = chunk
                         .start
                         .iter()
                         .zip(&within)
@@ -405,8 +422,8 @@ mod tests {
         put
     }
 
-    fn here(name: &str, striped: bool) -> Here {
-        Here {
+    fn here(name: &str, striped: bool) -> LocalTree {
+        LocalTree {
             root: fixtures().join(name),
             striped,
             denied: None,
@@ -416,12 +433,12 @@ mod tests {
     /// Checks versions 2 and 3, shards, consolidated or not, whole files and striped files, against the values that zarr-python
     /// reads.
     #[test]
-    fn mapped_zarr_components_hold_values_that_zarr_python_reads() {
+    fn mapped_zarr_instances_hold_values_that_zarr_python_reads() {
         let mut right = 0;
         for name in ["two.zarr", "three.zarr", "consolidated.zarr"] {
-            let told = std::fs::read(fixtures().join(format!("{name}.json"))).unwrap();
-            let told: Json = serde_json::from_slice(&told).unwrap();
-            for variable in told["variables"].as_array().unwrap() {
+            let reported = std::fs::read(fixtures().join(format!("{name}.json"))).unwrap();
+            let reported: Json = serde_json::from_slice(&reported).unwrap();
+            for variable in reported["variables"].as_array().unwrap() {
                 let Some(expected) = expected(variable) else {
                     continue;
                 };
@@ -430,10 +447,10 @@ mod tests {
                     [(false, true), (false, false), (true, true), (true, false)]
                 {
                     let here = here(name, striped);
-                    let components = match map(&here, "/z", &plain(&mapper, per_part))
-                        .map(|map| map.components)
+                    let instances = match map(&here, "/z", &plain(&mapper, per_part))
+                        .map(|map| map.instances)
                     {
-                        Ok(components) => components,
+                        Ok(instances) => instances,
                         Err(why) => {
                             let known = ["can't be decoded here", "none of its chunks"];
                             assert!(
@@ -444,13 +461,13 @@ mod tests {
                         }
                     };
                     assert!(
-                        !per_part || striped || components.len() <= 3,
+                        !per_part || striped || instances.len() <= 3,
                         "one for each node"
                     );
-                    let held = components[0][0].selection.values().unwrap();
-                    let size = serde_json::from_str::<Held>(held).unwrap().element as usize;
+                    let held = instances[0][0].selection.values().unwrap();
+                    let size = serde_json::from_str::<VariablePart>(held).unwrap().element as usize;
                     let mut found = vec![None; expected.len() / size];
-                    let put = put_together(&here, &components, &mut found);
+                    let put = put_together(&here, &instances, &mut found);
                     assert!(put > 0);
                     for (found, expected) in found.iter().zip(expected.chunks(size)) {
                         assert!(
@@ -467,21 +484,22 @@ mod tests {
 
     #[test]
     fn map_of_bad_zarr_reports_path() {
-        let told = |here: &Here, mapper: &str| map(here, "/z", &plain(mapper, true)).unwrap_err();
+        let reported =
+            |here: &LocalTree, mapper: &str| map(here, "/z", &plain(mapper, true)).unwrap_err();
         let good = here("three.zarr", false);
-        assert!(told(&good, "netcdf:tas").contains("is a directory"));
-        assert!(told(&good, "zarr:rain").contains("no variable rain; there are"));
-        let none = Here {
+        assert!(reported(&good, "netcdf:tas").contains("is a directory"));
+        assert!(reported(&good, "zarr:rain").contains("no variable rain; there are"));
+        let none = LocalTree {
             root: fixtures().join("three.zarr/tas/c"),
             ..here("", false)
         };
-        assert!(told(&none, "zarr:tas").contains("is no Zarr"));
+        assert!(reported(&none, "zarr:tas").contains("is no Zarr"));
         for denied in ["tas/zarr.json", "tas/c/0/1"] {
-            let here = Here {
+            let here = LocalTree {
                 denied: Some(denied),
                 ..here("three.zarr", false)
             };
-            let why = told(&here, "zarr:tas");
+            let why = reported(&here, "zarr:tas");
             assert!(
                 why.contains(&format!("/z/{denied}: may not be read")),
                 "{why}"
@@ -489,9 +507,9 @@ mod tests {
         }
     }
 
-    /// A directory with thousands of chunks of one byte: the size of a component is bounded for any number of chunks.
+    /// A directory with thousands of chunks of one byte: the size of a task instance is bounded for any number of chunks.
     #[test]
-    fn zarr_with_thousands_of_chunks_gets_bounded_components() {
+    fn zarr_with_thousands_of_chunks_gets_bounded_instances() {
         let directory = tempfile::tempdir().unwrap();
         let at = |path: &str| directory.path().join(path);
         let array = serde_json::json!({
@@ -506,18 +524,18 @@ mod tests {
             )
             .unwrap();
         }
-        let here = Here {
+        let here = LocalTree {
             root: directory.path().to_owned(),
             ..here("", false)
         };
-        let components = map(&here, "/z", &plain("zarr:", true)).unwrap().components;
-        assert!((6..20).contains(&components.len()), "{}", components.len());
-        assert!(components.iter().all(|files| files.len() <= FILES_MAX));
+        let instances = map(&here, "/z", &plain("zarr:", true)).unwrap().instances;
+        assert!((6..20).contains(&instances.len()), "{}", instances.len());
+        assert!(instances.iter().all(|files| files.len() <= FILES_MAX));
         let mut found = vec![None; 2000];
         assert_eq!(
-            put_together(&here, &components, &mut found),
+            put_together(&here, &instances, &mut found),
             1500,
-            "what is missing is in no piece"
+            "what is missing is in no chunk"
         );
         std::fs::write(at("3"), b"").unwrap();
         assert!(

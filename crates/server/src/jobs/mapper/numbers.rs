@@ -1,13 +1,13 @@
 //! Arguments for built-in kernels of numbers: they read a variable in its type and without its missing values, or the job is
 //! refused.
 
-use tidemill_format::{DataType, Format, Kind, Variable};
+use tidemill_format::{DataKind, DataType, Format, Variable};
 use tidemill_kernel::array::{self, Absent, Dtype};
-use tidemill_kernel::{Reads, reads_numbers};
+use tidemill_kernel::{KernelInputFormat, reads_numbers};
 
 /// Form in which a kernel receives the values of a variable.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Handed {
+pub(super) struct ValueForm {
     /// The missing values, which are replaced by one value.
     pub(super) absent: Option<Absent>,
     /// Additional arguments of the kernel.
@@ -22,9 +22,9 @@ pub(super) fn handed(
     kernels: &[Vec<String>],
     variable: &Variable,
     format: Format,
-) -> Result<Handed, String> {
+) -> Result<ValueForm, String> {
     let Some((name, reads)) = first(kernels) else {
-        return Ok(Handed::default());
+        return Ok(ValueForm::default());
     };
     let stated = reads.missing.is_some() || !reads.passes_over;
     let found = match array::absent(variable, format) {
@@ -43,7 +43,7 @@ pub(super) fn handed(
     let missing = absent.as_ref().map_or("nan".to_owned(), Absent::missing);
     let is_float = matches!(dtype, Some(Dtype::Float32 | Dtype::Float64));
     match kernels {
-        [_] if absent.is_some() || is_float => Ok(Handed {
+        [_] if absent.is_some() || is_float => Ok(ValueForm {
             absent,
             args: vec![format!("missing={missing}")],
         }),
@@ -60,13 +60,13 @@ pub(super) fn of_type(
     kernels: &[Vec<String>],
     dtype: Dtype,
     missing: Option<String>,
-) -> Result<Handed, String> {
+) -> Result<ValueForm, String> {
     let Some((name, reads)) = first(kernels) else {
-        return Ok(Handed::default());
+        return Ok(ValueForm::default());
     };
     let plain = typed(&name, &reads, &[short(dtype)])?;
     Ok(match (kernels, missing) {
-        ([_], Some(missing)) if reads.missing.is_none() && reads.passes_over => Handed {
+        ([_], Some(missing)) if reads.missing.is_none() && reads.passes_over => ValueForm {
             args: vec![format!("missing={missing}")],
             ..plain
         },
@@ -75,13 +75,13 @@ pub(super) fn of_type(
 }
 
 /// Returns the first kernel, if it is a built-in kernel that reads numbers.
-fn first(kernels: &[Vec<String>]) -> Option<(String, Reads)> {
+fn first(kernels: &[Vec<String>]) -> Option<(String, KernelInputFormat)> {
     let (name, args) = kernels.first()?.split_first()?;
     let name = name.strip_suffix(".so").unwrap_or(name);
     Some((name.to_owned(), reads_numbers(name, args)?))
 }
 
-fn typed(name: &str, reads: &Reads, known: &[&str]) -> Result<Handed, String> {
+fn typed(name: &str, reads: &KernelInputFormat, known: &[&str]) -> Result<ValueForm, String> {
     let [first, ..] = known else {
         return Err(format!(
             "its values are no numbers of 8 to 64 bits, which {name} reads"
@@ -98,7 +98,7 @@ fn typed(name: &str, reads: &Reads, known: &[&str]) -> Result<Handed, String> {
             "{name} gets its values with the lowest byte first: leave out order=big"
         ));
     }
-    Ok(Handed::default())
+    Ok(ValueForm::default())
 }
 
 /// Returns the types in which kernels can read the values, in the form of `dtype=`: the intended type, or the types of the parts of
@@ -108,13 +108,13 @@ fn names(data_type: &DataType, meant: Option<Dtype>) -> Vec<&'static str> {
         return vec![short(dtype)];
     }
     match (&data_type.kind, data_type.size) {
-        (Kind::Int | Kind::Uint | Kind::Bool | Kind::Text, 1) => vec!["u8", "i8"],
-        (Kind::Text, _) => vec!["u8"],
-        (Kind::Int | Kind::Uint, 2) => vec!["i16", "u16"],
-        (Kind::Int | Kind::Uint, 4) => vec!["i32", "u32"],
-        (Kind::Int | Kind::Uint, 8) => vec!["i64", "u64"],
-        (Kind::Float, 4) | (Kind::Complex, 8) => vec!["f32"],
-        (Kind::Float, 8) | (Kind::Complex, 16) => vec!["f64"],
+        (DataKind::Int | DataKind::Uint | DataKind::Bool | DataKind::Text, 1) => vec!["u8", "i8"],
+        (DataKind::Text, _) => vec!["u8"],
+        (DataKind::Int | DataKind::Uint, 2) => vec!["i16", "u16"],
+        (DataKind::Int | DataKind::Uint, 4) => vec!["i32", "u32"],
+        (DataKind::Int | DataKind::Uint, 8) => vec!["i64", "u64"],
+        (DataKind::Float, 4) | (DataKind::Complex, 8) => vec!["f32"],
+        (DataKind::Float, 8) | (DataKind::Complex, 16) => vec!["f64"],
         _ => Vec::new(),
     }
 }
@@ -137,9 +137,9 @@ fn short(dtype: Dtype) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_format::{Attribute, Order, Storage, Value};
+    use tidemill_format::{Attribute, Endian, Storage, Value};
 
-    fn variable(kind: Kind, size: u32, said: &[(&str, Value)]) -> Variable {
+    fn variable(kind: DataKind, size: u32, attributes: &[(&str, Value)]) -> Variable {
         let attribute = |(name, value): &(&str, Value)| Attribute {
             name: (*name).into(),
             value: value.clone(),
@@ -150,9 +150,9 @@ mod tests {
             data_type: DataType {
                 kind,
                 size,
-                order: Order::Little,
+                order: Endian::Little,
             },
-            attributes: said.iter().map(attribute).collect(),
+            attributes: attributes.iter().map(attribute).collect(),
             storage: Storage::Absent,
             fill: None,
         }
@@ -172,21 +172,29 @@ mod tests {
     fn kernels_skip_missing_values_declared_in_file() {
         let fill = ("_FillValue", Value::Int(vec![-9]));
         let also = ("missing_value", Value::Int(vec![-8]));
-        let ints = variable(Kind::Int, 4, &[fill, also]);
+        let ints = variable(DataKind::Int, 4, &[fill, also]);
         let found = handed(&stages("mean dtype=i32"), &ints, Format::Netcdf4).unwrap();
         assert_eq!(found.args, ["missing=-9"]);
         assert!(found.absent.is_some());
-        let floats = variable(Kind::Float, 4, &[("_FillValue", Value::Float(vec![1e20]))]);
+        let floats = variable(
+            DataKind::Float,
+            4,
+            &[("_FillValue", Value::Float(vec![1e20]))],
+        );
         assert!(args("mean dtype=f32", &floats).is_err(), "1e20 is no f32");
-        let floats = variable(Kind::Float, 8, &[("_FillValue", Value::Float(vec![1e20]))]);
+        let floats = variable(
+            DataKind::Float,
+            8,
+            &[("_FillValue", Value::Float(vec![1e20]))],
+        );
         assert_eq!(args("mean", &floats).unwrap(), ["missing=nan"]);
         // NaN never counts, with any arguments; for integers without attributes all values count.
         assert_eq!(
-            args("mean", &variable(Kind::Float, 8, &[])).unwrap(),
+            args("mean", &variable(DataKind::Float, 8, &[])).unwrap(),
             ["missing=nan"]
         );
         assert!(
-            args("mean dtype=u8", &variable(Kind::Uint, 1, &[]))
+            args("mean dtype=u8", &variable(DataKind::Uint, 1, &[]))
                 .unwrap()
                 .is_empty()
         );
@@ -195,34 +203,34 @@ mod tests {
     #[test]
     fn missing_value_set_by_task_overrides_file() {
         let wrong = ("missing_value", Value::Text("-9".into()));
-        let ints = variable(Kind::Int, 2, &[wrong]);
+        let ints = variable(DataKind::Int, 2, &[wrong]);
         let refused = args("mean dtype=i16", &ints).unwrap_err();
         assert!(
             refused.contains("missing_value") && refused.contains("missing=-9999"),
             "{refused}"
         );
         let found = handed(&stages("mean dtype=i16 missing=7"), &ints, Format::Netcdf4);
-        assert_eq!(found, Ok(Handed::default()));
-        let fill = variable(Kind::Int, 2, &[("_FillValue", Value::Int(vec![-9]))]);
+        assert_eq!(found, Ok(ValueForm::default()));
+        let fill = variable(DataKind::Int, 2, &[("_FillValue", Value::Int(vec![-9]))]);
         let found = handed(&stages("mean dtype=i16 missing=7"), &fill, Format::Netcdf4);
-        assert_eq!(found, Ok(Handed::default()));
+        assert_eq!(found, Ok(ValueForm::default()));
         let refused = args("scale dtype=i16 a=2 | mean dtype=i16", &fill).unwrap_err();
         assert!(refused.contains("each kernel"), "{refused}");
         // Programs and kernels of bytes receive values as they are stored.
         for text in ["fingerprint", "mine.so dtype=f64", ""] {
             let found = handed(&stages(text), &fill, Format::Netcdf4);
-            assert_eq!(found, Ok(Handed::default()), "{text}");
+            assert_eq!(found, Ok(ValueForm::default()), "{text}");
         }
     }
 
     #[test]
     fn kernel_with_other_dtype_than_variable_is_refused() {
         let unsigned = ("_Unsigned", Value::Text("true".into()));
-        let bytes = variable(Kind::Int, 1, &[unsigned]);
+        let bytes = variable(DataKind::Int, 1, &[unsigned]);
         let refused = args("max dtype=i8", &bytes).unwrap_err();
         assert!(refused.contains("dtype=u8"), "{refused}");
         assert_eq!(args("max dtype=u8", &bytes), Ok(Vec::new()));
-        let floats = variable(Kind::Float, 4, &[]);
+        let floats = variable(DataKind::Float, 4, &[]);
         for (text, word) in [
             ("mean", "dtype=f32"),
             ("mean dtype=text", "dtype=f32"),
@@ -232,10 +240,10 @@ mod tests {
             let refused = args(text, &floats).unwrap_err();
             assert!(refused.contains(word), "{text}: {refused}");
         }
-        let half = variable(Kind::Float, 2, &[]);
+        let half = variable(DataKind::Float, 2, &[]);
         assert!(args("mean", &half).unwrap_err().contains("8 to 64 bits"));
         assert_eq!(
-            args("mean dtype=f32", &variable(Kind::Complex, 8, &[])),
+            args("mean dtype=f32", &variable(DataKind::Complex, 8, &[])),
             Ok(Vec::new())
         );
         assert!(of_type(&stages("mean"), Dtype::Int64, None).is_err());

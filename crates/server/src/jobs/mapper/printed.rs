@@ -1,13 +1,13 @@
-//! Maps printed by mappers that are users' programs: the bytes of a file that form each piece, and their decoding. Every value is
+//! Maps printed by mappers that are users' programs: the bytes of a file that form each chunk, and their decoding. Every value is
 //! validated (`docs/job-scripts.md`).
 
-use super::{Found, Lookups, PIECES_MAX, Piece, joined};
+use super::{CHUNKS_MAX, ContiguousValues, Lookups, MappedVariable, joined};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use tidemill_core::job::{Map, Mapped};
+use tidemill_core::job::{MappedSelection, MapperResult};
 use tidemill_core::layout::{Layout, RANGES_MAX, Selection};
-use tidemill_kernel::array::{Codec, Held};
+use tidemill_kernel::array::{Codec, VariablePart};
 
 /// Version of the format.
 const VERSION: u32 = 1;
@@ -24,30 +24,30 @@ struct Printed {
     overlap: bool,
     variable: Option<String>,
     dtype: Option<String>,
-    order: Option<Order>,
+    order: Option<NumberOrder>,
     shape: Option<Vec<u64>>,
-    chunk: Option<Vec<u64>>,
+    chunk_shape: Option<Vec<u64>>,
     codecs: Option<Vec<String>>,
-    pieces: Vec<PrintedPiece>,
+    chunks: Vec<PrintedChunk>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Order {
+enum NumberOrder {
     Little,
     Big,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PrintedPiece {
+struct PrintedChunk {
     bytes: Vec<[u64; 2]>,
     start: Option<Vec<u64>>,
     shape: Option<Vec<u64>>,
     codecs: Option<Vec<String>>,
 }
 
-impl PrintedPiece {
+impl PrintedChunk {
     fn spans(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.bytes.iter().map(|&[begin, end]| begin..end)
     }
@@ -57,7 +57,11 @@ impl PrintedPiece {
 ///
 /// # Errors
 /// The error in the map, and its place.
-pub(in crate::jobs) fn map(text: &[u8], layout: &Layout, per_part: bool) -> Result<Map, String> {
+pub(in crate::jobs) fn map(
+    text: &[u8],
+    layout: &Layout,
+    per_part: bool,
+) -> Result<MapperResult, String> {
     let printed: Printed = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if printed.version != VERSION {
         return Err(format!(
@@ -65,20 +69,20 @@ pub(in crate::jobs) fn map(text: &[u8], layout: &Layout, per_part: bool) -> Resu
             printed.version
         ));
     }
-    match printed.pieces.len() {
-        0 => return Err("it has no pieces".to_owned()),
-        count if count > PIECES_MAX => {
+    match printed.chunks.len() {
+        0 => return Err("it has no chunks".to_owned()),
+        count if count > CHUNKS_MAX => {
             return Err(format!(
-                "it has {count} pieces, and there may be {PIECES_MAX}"
+                "it has {count} chunks, and there may be {CHUNKS_MAX}"
             ));
         }
         _ => {}
     }
-    for (number, piece) in printed.pieces.iter().enumerate() {
-        within(piece, layout.size()).map_err(|why| format!("piece {number}: {why}"))?;
+    for (number, chunk) in printed.chunks.iter().enumerate() {
+        within(chunk, layout.size()).map_err(|why| format!("chunk {number}: {why}"))?;
     }
     if !printed.overlap {
-        apart(&printed.pieces)?;
+        apart(&printed.chunks)?;
     }
     match &printed.dtype {
         Some(dtype) => values(&printed, dtype)?.map(layout, per_part),
@@ -86,16 +90,16 @@ pub(in crate::jobs) fn map(text: &[u8], layout: &Layout, per_part: bool) -> Resu
     }
 }
 
-/// Checks that the bytes of a piece are in order and within the file.
-fn within(piece: &PrintedPiece, size: u64) -> Result<(), String> {
-    if !(1..=RANGES_MAX).contains(&piece.bytes.len()) {
-        let count = piece.bytes.len();
+/// Checks that the bytes of a chunk are in order and within the file.
+fn within(chunk: &PrintedChunk, size: u64) -> Result<(), String> {
+    if !(1..=RANGES_MAX).contains(&chunk.bytes.len()) {
+        let count = chunk.bytes.len();
         return Err(format!(
             "it has {count} ranges of bytes, not 1 to {RANGES_MAX}"
         ));
     }
     let mut before = 0;
-    for Range { start, end } in piece.spans() {
+    for Range { start, end } in chunk.spans() {
         if start >= end {
             return Err(format!(
                 "[{start}, {end}] are no bytes: give begin and end, with the end not included"
@@ -116,128 +120,129 @@ fn within(piece: &PrintedPiece, size: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that no byte is in two pieces.
-fn apart(pieces: &[PrintedPiece]) -> Result<(), String> {
-    let numbered = |(number, piece): (usize, &PrintedPiece)| {
-        piece
+/// Checks that no byte is in two chunks.
+fn apart(chunks: &[PrintedChunk]) -> Result<(), String> {
+    let numbered = |(number, chunk): (usize, &PrintedChunk)| {
+        chunk
             .spans()
             .map(move |span| (span.start, span.end, number))
             .collect::<Vec<_>>()
     };
-    let mut spans: Vec<_> = pieces.iter().enumerate().flat_map(numbered).collect();
+    let mut spans: Vec<_> = chunks.iter().enumerate().flat_map(numbered).collect();
     spans.sort_unstable();
     match spans.windows(2).find(|pair| pair[1].0 < pair[0].1) {
         Some(pair) => Err(format!(
-            "pieces {} and {} both have byte {}: say \"overlap\": true if that is meant",
+            "chunks {} and {} both have byte {}: say \"overlap\": true if that is meant",
             pair[0].2, pair[1].2, pair[1].0
         )),
         None => Ok(()),
     }
 }
 
-/// Returns a map with pieces of raw bytes.
-fn bytes(printed: &Printed, layout: &Layout, per_part: bool) -> Result<Map, String> {
-    let of_values = |piece: &PrintedPiece| {
-        piece.start.is_some() || piece.shape.is_some() || piece.codecs.is_some()
+/// Returns a map with chunks of raw bytes.
+fn bytes(printed: &Printed, layout: &Layout, per_part: bool) -> Result<MapperResult, String> {
+    let of_values = |chunk: &PrintedChunk| {
+        chunk.start.is_some() || chunk.shape.is_some() || chunk.codecs.is_some()
     };
     if printed.order.is_some()
         || printed.shape.is_some()
-        || printed.chunk.is_some()
+        || printed.chunk_shape.is_some()
         || printed.codecs.is_some()
-        || printed.pieces.iter().any(of_values)
+        || printed.chunks.iter().any(of_values)
     {
-        return Err("\"order\", \"shape\", \"chunk\", \"start\" and \"codecs\" are of values: say which by \"dtype\"".to_owned());
+        return Err("\"order\", \"shape\", \"chunk_shape\", \"start\" and \"codecs\" are of values: say which by \"dtype\"".to_owned());
     }
     let mapped = |(number, ranges): (usize, Vec<Range<u64>>)| {
         let selection = Selection::ranges(None, &ranges).map_err(|error| error.to_string())?;
-        Ok(Mapped { number, selection })
+        Ok(MappedSelection { number, selection })
     };
     if !per_part {
-        let ranges = |piece: &PrintedPiece| joined(piece.spans().collect());
-        let pieces = printed.pieces.iter().map(ranges).enumerate();
-        let components = pieces.map(mapped).collect::<Result<Vec<_>, String>>()?;
-        let count = components.len();
-        return Ok(Map {
-            components,
+        let ranges = |chunk: &PrintedChunk| joined(chunk.spans().collect());
+        let chunks = printed.chunks.iter().map(ranges).enumerate();
+        let instances = chunks.map(mapped).collect::<Result<Vec<_>, String>>()?;
+        let count = instances.len();
+        return Ok(MapperResult {
+            instances,
             count,
-            ..Map::default()
+            ..MapperResult::default()
         });
     }
     let mut parts: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
     let mut lookups = Lookups::new(layout);
-    for piece in &printed.pieces {
+    for chunk in &printed.chunks {
         let mut held: BTreeMap<usize, u64> = BTreeMap::new();
-        for span in piece.spans() {
+        for span in chunk.spans() {
             for (part, bytes) in lookups.spans(span)? {
                 *held.entry(part).or_default() += bytes.end - bytes.start;
             }
         }
         let most = held.iter().rev().max_by_key(|(_, bytes)| **bytes);
         let part = most.map_or(0, |(part, _)| *part);
-        parts.entry(part).or_default().extend(piece.spans());
+        parts.entry(part).or_default().extend(chunk.spans());
     }
     let all = parts.into_iter().map(|(part, spans)| {
         mapped((part, joined(spans))).map_err(|why| format!("part {part}: {why}"))
     });
-    let components = all.collect::<Result<_, String>>()?;
+    let instances = all.collect::<Result<_, String>>()?;
     let count = layout.parts().len();
-    Ok(Map {
-        components,
+    Ok(MapperResult {
+        instances,
         count,
-        ..Map::default()
+        ..MapperResult::default()
     })
 }
 
-/// Returns a map with pieces of values.
-fn values(printed: &Printed, dtype: &str) -> Result<Found, String> {
+/// Returns a map with chunks of values.
+fn values(printed: &Printed, dtype: &str) -> Result<MappedVariable, String> {
     let (element, number) = sizes(dtype).ok_or_else(|| {
         format!("{dtype:?} is no type of values here: give one as \"float32\", \"uint8\", \"complex64\", \"bool\" or \"S8\"")
     })?;
     let native = match cfg!(target_endian = "big") {
-        true => Order::Big,
-        false => Order::Little,
+        true => NumberOrder::Big,
+        false => NumberOrder::Little,
     };
     let swap = printed.order.is_some_and(|order| order != native);
     let codecs = |names: &Vec<String>| {
         let codecs = names.iter().map(|name| codec(name));
         codecs.collect::<Result<Vec<_>, String>>()
     };
-    let mut found = Found {
-        held: Held {
+    let mut found = MappedVariable {
+        held: VariablePart {
             variable: printed.variable.clone().unwrap_or_default(),
             dtype: dtype.to_owned(),
             element,
             swap: swap.then_some(number).filter(|number| *number > 1),
             shape: Vec::new(),
-            chunk: printed.chunk.clone(),
+            chunk_shape: printed.chunk_shape.clone(),
             codecs: printed
                 .codecs
                 .as_ref()
                 .map(codecs)
                 .transpose()?
                 .unwrap_or_default(),
-            pieces: Vec::new(),
+            chunks: Vec::new(),
             more: 0,
             absent: None,
         },
-        pieces: Vec::new(),
+        chunks: Vec::new(),
     };
-    let decoded = printed.codecs.is_some() || printed.pieces.iter().any(|one| one.codecs.is_some());
-    if decoded && printed.chunk.is_none() {
+    let decoded = printed.codecs.is_some() || printed.chunks.iter().any(|one| one.codecs.is_some());
+    if decoded && printed.chunk_shape.is_none() {
         return Err(
-            "\"codecs\" need \"chunk\", the shape that a piece has when it is decoded".to_owned(),
+            "\"codecs\" need \"chunk_shape\", the shape that a chunk has when it is decoded"
+                .to_owned(),
         );
     }
     let mut counted = 0;
-    for (number, piece) in printed.pieces.iter().enumerate() {
-        let named = |why: String| format!("piece {number}: {why}");
-        let (start, shape) = placed(printed, piece, (element, &mut counted)).map_err(named)?;
-        found.pieces.push(Piece {
-            span: piece.bytes[0][0]..piece.bytes[0][1],
+    for (number, chunk) in printed.chunks.iter().enumerate() {
+        let named = |why: String| format!("chunk {number}: {why}");
+        let (start, shape) = placed(printed, chunk, (element, &mut counted)).map_err(named)?;
+        found.chunks.push(ContiguousValues {
+            span: chunk.bytes[0][0]..chunk.bytes[0][1],
             start,
             shape,
             stride: None,
-            codecs: piece
+            codecs: chunk
                 .codecs
                 .as_ref()
                 .map(codecs)
@@ -249,13 +254,13 @@ fn values(printed: &Printed, dtype: &str) -> Result<Found, String> {
     Ok(found)
 }
 
-/// Returns the first indices of a piece and its shape; `counted` is the number of values in earlier pieces.
+/// Returns the first indices of a chunk and its shape; `counted` is the number of values in earlier chunks.
 fn placed(
     printed: &Printed,
-    piece: &PrintedPiece,
+    chunk: &PrintedChunk,
     (element, counted): (u32, &mut u64),
 ) -> Result<(Vec<u64>, Vec<u64>), String> {
-    let [[begin, end]] = piece.bytes[..] else {
+    let [[begin, end]] = chunk.bytes[..] else {
         return Err("values lie in one range of bytes".to_owned());
     };
     let count = |shape: &[u64]| {
@@ -264,28 +269,28 @@ fn placed(
             .try_fold(1_u64, |all, one| all.checked_mul(*one))
     };
     let held = (end - begin) / u64::from(element);
-    let shape = match (&piece.shape, &printed.chunk) {
+    let shape = match (&chunk.shape, &printed.chunk_shape) {
         (Some(shape), _) => shape.clone(),
-        (None, Some(chunk)) => chunk.clone(),
+        (None, Some(chunk_shape)) => chunk_shape.clone(),
         (None, None) => vec![held],
     };
     let values = count(&shape).filter(|values| *values > 0);
     let values = values.ok_or("its shape is of no values")?;
-    match &printed.chunk {
+    match &printed.chunk_shape {
         None if values.checked_mul(element.into()) != Some(end - begin) => {
             return Err(format!(
                 "{} bytes are not {values} values of {element} bytes",
                 end - begin
             ));
         }
-        Some(chunk) if !fits(&shape, chunk) => {
+        Some(chunk_shape) if !fits(&shape, chunk_shape) => {
             return Err(format!(
-                "its shape {shape:?} is not within that of a chunk, {chunk:?}"
+                "its shape {shape:?} is not within that of a chunk, {chunk_shape:?}"
             ));
         }
         _ => {}
     }
-    let start = match (&piece.start, &printed.shape) {
+    let start = match (&chunk.start, &printed.shape) {
         (Some(start), _) => start.clone(),
         (None, None) => vec![*counted],
         (None, Some(_)) => {
@@ -311,7 +316,7 @@ fn placed(
             .zip(whole)
             .all(|((at, count), size)| at.checked_add(*count).is_some_and(|end| end <= *size)),
         // Values in one sequence.
-        false => shape.len() == 1 && printed.chunk.is_none() && count(whole).is_some(),
+        false => shape.len() == 1 && printed.chunk_shape.is_none() && count(whole).is_some(),
     };
     match inside && ends && whole.len() <= DIMENSIONS_MAX {
         true => Ok((start, shape)),
@@ -321,8 +326,8 @@ fn placed(
     }
 }
 
-fn fits(shape: &[u64], chunk: &[u64]) -> bool {
-    shape.len() == chunk.len() && shape.iter().zip(chunk).all(|(one, most)| one <= most)
+fn fits(shape: &[u64], chunk_shape: &[u64]) -> bool {
+    shape.len() == chunk_shape.len() && shape.iter().zip(chunk_shape).all(|(one, most)| one <= most)
 }
 
 /// Returns the size of a value and of each number in it, in bytes, from numpy's name of the type.
@@ -384,17 +389,17 @@ fn codec(name: &str) -> Result<Codec, String> {
 mod tests {
     use super::*;
     use tidemill_core::id::{NodeId, ObjectId};
-    use tidemill_core::layout::{Extent, Extents, Part, Striped, Within};
+    use tidemill_core::layout::{Extent, Extents, Part, PartPosition, StripedLayout};
 
     const SIZE: u64 = 40_000;
 
     fn striped() -> Layout {
         let on = |index: usize| {
             let id = u32::try_from(index).unwrap();
-            let size = Striped::part_size(4096, 3, SIZE, index);
+            let size = StripedLayout::part_size(4096, 3, SIZE, index);
             Part::on(ObjectId(u64::from(id) + 1), size, NodeId(id))
         };
-        Layout::Striped(Striped {
+        Layout::Striped(StripedLayout {
             unit: 4096,
             size: SIZE,
             parts: (0..3).map(on).collect(),
@@ -402,20 +407,20 @@ mod tests {
     }
 
     const GOOD: [&str; 3] = [
-        r#"{"version":1,"pieces":[{"bytes":[[0,10],[4090,4100]]},{"bytes":[[8192,8193],[39999,40000]]}]}"#,
-        r#"{"version":1,"overlap":true,"dtype":"float32","order":"big","pieces":[{"bytes":[[0,40]]},{"bytes":[[20,44]],"start":[3]}]}"#,
-        r#"{"version":1,"variable":"t","dtype":"int16","shape":[4,90],"chunk":[2,50],"codecs":["zlib","shuffle:2"],"pieces":[
+        r#"{"version":1,"chunks":[{"bytes":[[0,10],[4090,4100]]},{"bytes":[[8192,8193],[39999,40000]]}]}"#,
+        r#"{"version":1,"overlap":true,"dtype":"float32","order":"big","chunks":[{"bytes":[[0,40]]},{"bytes":[[20,44]],"start":[3]}]}"#,
+        r#"{"version":1,"variable":"t","dtype":"int16","shape":[4,90],"chunk_shape":[2,50],"codecs":["zlib","shuffle:2"],"chunks":[
             {"bytes":[[100,190]],"start":[0,0]},{"bytes":[[5000,5009]],"start":[2,50],"shape":[2,40],"codecs":["zstd"]}]}"#,
     ];
 
-    /// Each piece is the whole of a file of 2000 extents.
+    /// Each chunk is the whole of a file of 2000 extents.
     #[test]
     fn map_bounds_number_of_extents() {
         let part = |id: u32| Part::on(ObjectId(u64::from(id) + 1), 1000, NodeId(id));
         let extent = |number: u64| Extent {
             offset: number,
             length: 1,
-            at: Within {
+            at: PartPosition {
                 part: usize::from(number % 2 == 1),
                 offset: number / 2,
             },
@@ -423,21 +428,21 @@ mod tests {
         let parts = vec![part(0), part(1)];
         let extents = Extents::of(2000, parts, (0..2000).map(extent)).unwrap();
         let layout = Layout::Extents(extents);
-        let pieces = |count: usize| {
-            let pieces = vec![r#"{"bytes":[[0,2000]]}"#; count].join(",");
-            format!(r#"{{"version":1,"overlap":true,"pieces":[{pieces}]}}"#)
+        let chunks = |count: usize| {
+            let chunks = vec![r#"{"bytes":[[0,2000]]}"#; count].join(",");
+            format!(r#"{{"version":1,"overlap":true,"chunks":[{chunks}]}}"#)
         };
-        map(pieces(500).as_bytes(), &layout, true).unwrap();
-        let refused = map(pieces(600).as_bytes(), &layout, true).unwrap_err();
+        map(chunks(500).as_bytes(), &layout, true).unwrap();
+        let refused = map(chunks(600).as_bytes(), &layout, true).unwrap_err();
         assert!(refused.contains("more than 1048576 extents"), "{refused}");
-        map(pieces(600).as_bytes(), &layout, false).unwrap();
+        map(chunks(600).as_bytes(), &layout, false).unwrap();
     }
 
     #[test]
-    fn pieces_have_exactly_the_printed_byte_ranges() {
+    fn chunks_have_exactly_the_printed_byte_ranges() {
         let layout = striped();
-        let ranges = |map: &Map| {
-            let all = map.components.iter();
+        let ranges = |map: &MapperResult| {
+            let all = map.instances.iter();
             all.map(|one| {
                 let ranges = one.selection.byte_ranges().unwrap();
                 (
@@ -448,41 +453,41 @@ mod tests {
             })
             .collect::<Vec<_>>()
         };
-        let pieces = map(GOOD[0].as_bytes(), &layout, false).unwrap();
+        let chunks = map(GOOD[0].as_bytes(), &layout, false).unwrap();
         assert_eq!(
-            ranges(&pieces),
+            ranges(&chunks),
             [
                 (0, None, vec![0..10, 4090..4100]),
                 (1, None, vec![8192..8193, 39_999..40_000]),
             ]
         );
-        // The second piece has equal shares of part 0 and part 2: the first of them receives it.
+        // The second chunk has equal shares of part 0 and part 2: the first of them receives it.
         let parts = map(GOOD[0].as_bytes(), &layout, true).unwrap();
         let all = vec![0..10, 4090..4100, 8192..8193, 39_999..40_000];
         assert_eq!((ranges(&parts), parts.count), (vec![(0, None, all)], 3));
         let values = map(GOOD[2].as_bytes(), &layout, false).unwrap();
-        let held = values.components[1].selection.values().unwrap();
-        let held: Held = serde_json::from_str(held).unwrap();
+        let held = values.instances[1].selection.values().unwrap();
+        let held: VariablePart = serde_json::from_str(held).unwrap();
         assert_eq!(held.codecs, [Codec::Zlib, Codec::Shuffle(2)]);
-        assert_eq!(held.pieces[0].codecs, Some(vec![Codec::Zstd]));
+        assert_eq!(held.chunks[0].codecs, Some(vec![Codec::Zstd]));
         assert_eq!(
-            (&held.pieces[0].start, &held.pieces[0].shape),
+            (&held.chunks[0].start, &held.chunks[0].shape),
             (&vec![2, 50], &vec![2, 40])
         );
         // The second chunk begins in stripe 1.
-        assert_eq!(values.components[1].selection.of_part(), Some(1));
+        assert_eq!(values.instances[1].selection.of_part(), Some(1));
     }
 
     #[test]
-    fn map_bounds_number_of_pieces() {
+    fn map_bounds_number_of_chunks() {
         let of = |count: usize| {
-            let pieces = vec![r#"{"bytes":[[0,1]]}"#; count].join(",");
-            let text = format!(r#"{{"version":1,"overlap":true,"pieces":[{pieces}]}}"#);
+            let chunks = vec![r#"{"bytes":[[0,1]]}"#; count].join(",");
+            let text = format!(r#"{{"version":1,"overlap":true,"chunks":[{chunks}]}}"#);
             map(text.as_bytes(), &striped(), false)
         };
-        assert_eq!(of(PIECES_MAX).unwrap().count, PIECES_MAX);
-        assert!(of(PIECES_MAX + 1).unwrap_err().contains("65537 pieces"));
-        assert!(of(0).unwrap_err().contains("no pieces"));
+        assert_eq!(of(CHUNKS_MAX).unwrap().count, CHUNKS_MAX);
+        assert!(of(CHUNKS_MAX + 1).unwrap_err().contains("65537 chunks"));
+        assert!(of(0).unwrap_err().contains("no chunks"));
     }
 
     #[test]
@@ -510,10 +515,10 @@ mod tests {
                 continue;
             };
             taken += 1;
-            for component in map.components {
-                let part = component.selection.of_part();
+            for instance in map.instances {
+                let part = instance.selection.of_part();
                 let size = part.map_or(SIZE, |part| layout.parts()[part as usize].size);
-                let mut ranges = component.selection.byte_ranges().unwrap();
+                let mut ranges = instance.selection.byte_ranges().unwrap();
                 assert!(ranges.all(|range| range.start < range.end && range.end <= size));
             }
         }

@@ -1,21 +1,21 @@
-//! Maps of text files: lines with columns. This module reads only the first lines; a component is assigned the bytes in which its
+//! Maps of text files: lines with columns. This module reads only the first lines; a task instance is assigned the bytes in which its
 //! lines begin.
 
 use super::{numbers, within_part};
 use std::ops::Range;
-use tidemill_core::job::{Map, Mapped, Mapping};
-use tidemill_core::layout::{Layout, Records, Selection, Striped};
+use tidemill_core::job::{MappedSelection, MapperResult, Mapping};
+use tidemill_core::layout::{Layout, Records, Selection, StripedLayout};
 use tidemill_format::Bytes;
-use tidemill_format::csv::{Csv, Number};
+use tidemill_format::csv::{Csv, CsvType};
 use tidemill_kernel::array::{Dtype, Encoded};
 
-/// Returns the components of a column of a text file.
+/// Returns the task instances of a column of a text file.
 pub(super) fn map(
     bytes: &dyn Bytes,
     layout: &Layout,
-    (said, mapping): (&str, &Mapping<'_>),
-) -> Result<Map, String> {
-    let csv = Csv::read(said, bytes).map_err(|error| error.to_string())?;
+    (spec, mapping): (&str, &Mapping<'_>),
+) -> Result<MapperResult, String> {
+    let csv = Csv::read(spec, bytes).map_err(|error| error.to_string())?;
     let args = args(&csv, mapping.kernels)?;
     let begin = csv.begin;
     if begin >= layout.size() {
@@ -23,21 +23,23 @@ pub(super) fn map(
     }
     let how = serde_json::to_string(&Encoded::Text { csv }).map_err(|error| error.to_string())?;
     let lines = Records::until(b"\n").map_err(|error| error.to_string())?;
-    let component =
-        |number: usize, part: Option<usize>, range: Range<u64>| -> Result<Mapped, String> {
-            let part = part
-                .map(u32::try_from)
-                .transpose()
-                .map_err(|error| error.to_string())?;
-            let bytes = Selection::ranges(part, &[range]);
-            let selection =
-                bytes.and_then(|bytes| bytes.of_records(Some(lines.clone())).of_values(Some(&how)));
-            let selection = selection.map_err(|error| error.to_string())?;
-            Ok(Mapped { number, selection })
-        };
+    let instance = |number: usize,
+                    part: Option<usize>,
+                    range: Range<u64>|
+     -> Result<MappedSelection, String> {
+        let part = part
+            .map(u32::try_from)
+            .transpose()
+            .map_err(|error| error.to_string())?;
+        let bytes = Selection::ranges(part, &[range]);
+        let selection =
+            bytes.and_then(|bytes| bytes.of_records(Some(lines.clone())).of_values(Some(&how)));
+        let selection = selection.map_err(|error| error.to_string())?;
+        Ok(MappedSelection { number, selection })
+    };
     let Some(striped) = striped(layout) else {
-        return Ok(Map {
-            components: vec![component(0, None, begin..layout.size())?],
+        return Ok(MapperResult {
+            instances: vec![instance(0, None, begin..layout.size())?],
             count: 1,
             unplaced: true,
             args,
@@ -46,7 +48,8 @@ pub(super) fn map(
     let width = striped.parts.len();
     let (count, all): (usize, Vec<_>) = match mapping.per_part {
         true => {
-            let of = |size: u64, part: usize| Striped::part_size(striped.unit, width, size, part);
+            let of =
+                |size: u64, part: usize| StripedLayout::part_size(striped.unit, width, size, part);
             let one = |part: usize| (part, Some(part), of(begin, part)..of(striped.size, part));
             (width, (0..width).map(one).collect())
         }
@@ -63,7 +66,7 @@ pub(super) fn map(
                     within.map_or(bytes, |(_, within)| within),
                 )
             };
-            let stripes_max = super::PIECES_MAX as u64;
+            let stripes_max = super::CHUNKS_MAX as u64;
             if stripes > stripes_max {
                 return Err(format!(
                     "it has more than {stripes_max} stripes: stripe the file in larger units"
@@ -76,9 +79,9 @@ pub(super) fn map(
         }
     };
     let all = all.into_iter().filter(|(_, _, range)| !range.is_empty());
-    let components = all.map(|(number, part, range)| component(number, part, range));
-    Ok(Map {
-        components: components.collect::<Result<_, String>>()?,
+    let instances = all.map(|(number, part, range)| instance(number, part, range));
+    Ok(MapperResult {
+        instances: instances.collect::<Result<_, String>>()?,
         count,
         unplaced: true,
         args,
@@ -88,14 +91,14 @@ pub(super) fn map(
 /// Returns the arguments of a built-in kernel of numbers for a column.
 fn args(csv: &Csv, kernels: &[Vec<String>]) -> Result<Vec<String>, String> {
     let (dtype, missing) = match csv.number {
-        Number::Float => (Dtype::Float64, Some("nan".to_owned())),
-        Number::Int => (Dtype::Int64, csv.fill.map(|fill| fill.to_string())),
+        CsvType::Float => (Dtype::Float64, Some("nan".to_owned())),
+        CsvType::Int => (Dtype::Int64, csv.fill.map(|fill| fill.to_string())),
     };
     Ok(numbers::of_type(kernels, dtype, missing)?.args)
 }
 
 /// Returns the layout of a file with several parts.
-fn striped(layout: &Layout) -> Option<&Striped> {
+fn striped(layout: &Layout) -> Option<&StripedLayout> {
     match layout {
         Layout::Striped(striped) if striped.parts.len() > 1 => Some(striped),
         _ => None,
@@ -108,7 +111,7 @@ mod tests {
     use super::*;
     use std::fmt::Write as _;
 
-    /// Returns the input of a component: the lines that begin in its bytes.
+    /// Returns the input of a task instance: the lines that begin in its bytes.
     fn lines_of(text: &[u8], layout: &Layout, selection: &Selection) -> Vec<u8> {
         let runs = layout.runs(selection).unwrap();
         let begins = |at: usize| at == 0 || text[at - 1] == b'\n';
@@ -142,9 +145,9 @@ mod tests {
             for per_part in [true, false] {
                 let mapping = plain("", per_part);
                 let map = map(&text, &layout, ("x,skip=1,type=i8", &mapping)).unwrap();
-                assert!(map.components.iter().all(|one| one.number < map.count));
+                assert!(map.instances.iter().all(|one| one.number < map.count));
                 let mut found = Vec::new();
-                for one in &map.components {
+                for one in &map.instances {
                     let values = one.selection.values().unwrap();
                     let Encoded::Text { csv } = serde_json::from_str(values).unwrap() else {
                         panic!()
@@ -168,14 +171,14 @@ mod tests {
     #[test]
     fn map_of_missing_csv_variable_reports_reason() {
         let layout = |text: &[u8]| lies(text.len() as u64, 4096, 3);
-        for (text, said, why) in [
+        for (text, spec, why) in [
             (&b"a,b\n1,2\n"[..], "c", "no variable c; there are a, b"),
             (b"a,b\n", "a", "no line behind its header"),
             (b"", "a", "no header line"),
             (b"a,b\n1,2\n", "a,sep=;", "is none of"),
         ] {
-            let told = map(&text.to_vec(), &layout(text), (said, &plain("", true))).unwrap_err();
-            assert!(told.contains(why), "{told}");
+            let refused = map(&text.to_vec(), &layout(text), (spec, &plain("", true))).unwrap_err();
+            assert!(refused.contains(why), "{refused}");
         }
     }
 }

@@ -3,8 +3,8 @@
 //! **Invariant**: every wait here ends within [`ANSWER`], or within twice that time while a batch is received. Each wait covers at most
 //! [`CHUNK`] labels.
 
-use super::held::{Held, Receipt};
-use super::{Failed, Place};
+use super::in_flight::{InFlight, Receipt};
+use super::{CallError, QueueIdentity};
 use crate::queue::address::Secret;
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, pull};
 use async_nats::jetstream::context::{Context, ContextBuilder, GetStreamErrorKind};
@@ -31,7 +31,7 @@ const CONSUMER: &str = "dispatcher";
 const PATIENCE: Duration = Duration::from_secs(365 * 86_400);
 const ACK: &[u8] = b"+ACK";
 
-impl Place {
+impl QueueIdentity {
     fn stream(&self) -> String {
         format!("TIDEMILL-{:016x}", self.cluster)
     }
@@ -42,9 +42,9 @@ impl Place {
 }
 
 /// The session: see the module.
-pub(super) struct Session {
-    pub(super) held: Held,
-    place: Place,
+pub(super) struct NatsSession {
+    pub(super) held: InFlight,
+    place: QueueIdentity,
     client: Client,
     context: Context,
     consumer: Consumer<pull::Config>,
@@ -52,7 +52,7 @@ pub(super) struct Session {
     foreign: (u64, String),
 }
 
-impl std::fmt::Debug for Session {
+impl std::fmt::Debug for NatsSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session")
             .field("held", &self.held)
@@ -61,28 +61,28 @@ impl std::fmt::Debug for Session {
 }
 
 /// Returns a function that adds the failed action to an error.
-fn failed<E: Display>(what: &'static str) -> impl Fn(E) -> Failed {
+fn failed<E: Display>(what: &'static str) -> impl Fn(E) -> CallError {
     move |error| format!("{what}: {error}")
 }
 
 /// Carries out an action that must not take longer than an answer may.
 async fn within<T>(
     what: &'static str,
-    doing: impl Future<Output = Result<T, Failed>>,
-) -> Result<T, Failed> {
+    doing: impl Future<Output = Result<T, CallError>>,
+) -> Result<T, CallError> {
     let done = tokio::time::timeout(ANSWER, doing).await;
     done.unwrap_or_else(|_| Err(format!("{what}: no answer for {} s", ANSWER.as_secs())))
 }
 
-impl Session {
+impl NatsSession {
     /// Connects, creates missing parts of the queue and reads all labels in the stream.
-    pub(super) async fn open(place: &Place) -> Result<Self, Failed> {
+    pub(super) async fn open(place: &QueueIdentity) -> Result<Self, CallError> {
         let client = connect(place).await?;
         let context = ContextBuilder::new().timeout(ANSWER).build(client.clone());
         let stream = find_stream(place, &context).await?;
         let consumer = take_over(&stream).await?;
         let mut session = Self {
-            held: Held::default(),
+            held: InFlight::default(),
             place: place.clone(),
             client,
             context,
@@ -94,7 +94,7 @@ impl Session {
         Ok(session)
     }
 
-    async fn read_all(&mut self) -> Result<(), Failed> {
+    async fn read_all(&mut self) -> Result<(), CallError> {
         const WHAT: &str = "reading the stream";
         loop {
             let batch = self.consumer.fetch().max_messages(CHUNK);
@@ -107,7 +107,7 @@ impl Session {
     }
 
     /// Receives every label that the queue has taken.
-    pub(super) async fn pull(&mut self) -> Result<(), Failed> {
+    pub(super) async fn pull(&mut self) -> Result<(), CallError> {
         const WHAT: &str = "fetching labels";
         while self.held.coming() > 0 {
             let count = self.held.coming().min(CHUNK);
@@ -122,7 +122,7 @@ impl Session {
     }
 
     /// Stores received labels and returns the number of messages.
-    async fn take(&mut self, mut batch: pull::Batch) -> Result<usize, Failed> {
+    async fn take(&mut self, mut batch: pull::Batch) -> Result<usize, CallError> {
         const WHAT: &str = "receiving labels";
         let mut taken = 0;
         let mut foreign = Vec::new();
@@ -169,7 +169,11 @@ impl Session {
 
     /// Puts labels into the stream that are not in it. Labels that are too large for a message stay here: the server's database has all
     /// labels.
-    pub(super) async fn enqueue(&mut self, node: NodeId, labels: Vec<Label>) -> Result<(), Failed> {
+    pub(super) async fn enqueue(
+        &mut self,
+        node: NodeId,
+        labels: Vec<Label>,
+    ) -> Result<(), CallError> {
         let labels = labels.into_iter().map(|label| (label.id, label));
         let mut labels: BTreeMap<LabelId, Label> = labels.collect();
         labels.retain(|&id, _| !self.held.knows(node, id));
@@ -196,7 +200,7 @@ impl Session {
         &mut self,
         subject: &str,
         messages: Vec<(LabelId, Vec<u8>)>,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), CallError> {
         const WHAT: &str = "storing labels";
         let mut stored = Vec::new();
         for (label, message) in messages {
@@ -215,7 +219,7 @@ impl Session {
         &mut self,
         node: NodeId,
         labels: &[LabelId],
-    ) -> Result<(), Failed> {
+    ) -> Result<(), CallError> {
         self.pull().await?;
         let receipts = self.held.forget(node, labels);
         for chunk in receipts.chunks(CHUNK) {
@@ -225,7 +229,7 @@ impl Session {
     }
 
     /// The messages are processed in order, so the last answer covers all of them.
-    async fn remove(&self, receipts: &[Receipt]) -> Result<(), Failed> {
+    async fn remove(&self, receipts: &[Receipt]) -> Result<(), CallError> {
         let Some((last, others)) = receipts.split_last() else {
             return Ok(());
         };
@@ -236,7 +240,7 @@ impl Session {
         answered.map(drop).map_err(failed("removing labels"))
     }
 
-    async fn done_with(&self, receipt: Receipt) -> Result<(), Failed> {
+    async fn done_with(&self, receipt: Receipt) -> Result<(), CallError> {
         const WHAT: &str = "removing a message";
         let sent = async {
             self.client
@@ -248,7 +252,7 @@ impl Session {
     }
 }
 
-async fn connect(place: &Place) -> Result<Client, Failed> {
+async fn connect(place: &QueueIdentity) -> Result<Client, CallError> {
     let mut options = ConnectOptions::new()
         .name(format!("tidemill cluster {:016x}", place.cluster))
         .connection_timeout(ANSWER)
@@ -265,7 +269,7 @@ async fn connect(place: &Place) -> Result<Client, Failed> {
 }
 
 /// Returns the cluster's stream, which is created if it is missing.
-async fn find_stream(place: &Place, context: &Context) -> Result<Stream, Failed> {
+async fn find_stream(place: &QueueIdentity, context: &Context) -> Result<Stream, CallError> {
     let wanted = stream::Config {
         name: place.stream(),
         description: Some(
@@ -310,7 +314,7 @@ fn was_gone(kind: &ConsumerErrorKind) -> bool {
 }
 
 /// Returns a new consumer that replaces the last session's one. It receives all labels in the stream.
-async fn take_over(stream: &Stream) -> Result<Consumer<pull::Config>, Failed> {
+async fn take_over(stream: &Stream) -> Result<Consumer<pull::Config>, CallError> {
     if let Err(error) = stream.delete_consumer(CONSUMER).await
         && !was_gone(&error.kind())
     {

@@ -1,16 +1,18 @@
-//! The files of a bound directory: entries, and new versions of files. Links are never followed: directories are opened one
+//! The files of an attached directory: entries, and new versions of files. Links are never followed: directories are opened one
 //! by one.
 
-use super::super::outside::placed;
+use super::super::backend::placed;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use tidemill_bridge::{Bridge, Object};
-use tidemill_client::placed::Spot;
+use tidemill_client::placed::VersionPlace;
 use tidemill_client::transfer::Transfer;
 use tidemill_client::{Error, Server};
-use tidemill_core::follow::{self, Passed, Seen, Step, There, directory_mode};
+use tidemill_core::follow::{
+    self, ExistingEntry, FollowStep, KnownVersions, Passed, directory_mode,
+};
 use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_node::outside::{Follower, Placed};
+use tidemill_node::backend::{BackendFile, Follower};
+use tidemill_remote::{Remote, StoreFile};
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
 /// Directories whose numbers are remembered.
@@ -24,7 +26,7 @@ const NODE: &[u8] = b"user.tidemill.node";
 
 /// What became of a file of the store.
 #[derive(Debug)]
-pub(super) enum Done {
+pub(super) enum FollowOutcome {
     /// It is this version.
     Is(ObjectId),
     /// It is of no file.
@@ -37,18 +39,18 @@ pub(super) enum Done {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct FollowedFiles {
     server: Server,
     transfer: Transfer,
     node: NodeId,
-    binding: v1::Binding,
+    attachment: v1::Attachment,
     known: Follower,
-    bridge: Bridge,
+    remote: Remote,
     directories: Mutex<HashMap<String, u64>>,
 }
 
 /// A directory, or that there can't be one.
-enum Directory {
+enum DirectoryState {
     Is(u64),
     No(&'static str),
     Later,
@@ -70,20 +72,20 @@ fn is_own(path: &str) -> bool {
     path.split('/').any(|name| name.starts_with(OWN))
 }
 
-impl Files {
+impl FollowedFiles {
     pub(super) fn new(
         server: Server,
         node: NodeId,
-        binding: v1::Binding,
-        (known, bridge): (Follower, Bridge),
+        attachment: v1::Attachment,
+        (known, remote): (Follower, Remote),
     ) -> Self {
         Self {
             transfer: Transfer::new(server.clone(), root()),
             server,
             node,
-            binding,
+            attachment,
             known,
-            bridge,
+            remote,
             directories: Mutex::default(),
         }
     }
@@ -92,12 +94,12 @@ impl Files {
         self.server.one(&root(), op).await
     }
 
-    /// Makes sure that the directory exists and that, unless the bridge is read-only, new files in it are sent to the store.
+    /// Makes sure that the directory exists and that, unless the remote is read-only, new files in it are sent to the store.
     pub(super) async fn begin(&self, writes: bool) -> anyhow::Result<()> {
-        let Directory::Is(ino) = self.directory("").await? else {
+        let DirectoryState::Is(ino) = self.directory("").await? else {
             anyhow::bail!(
-                "{} is not a directory: remove the file, or unbind the bridge",
-                self.binding.directory
+                "{} is not a directory: remove the file, or detach the remote",
+                self.attachment.directory
             );
         };
         if !writes {
@@ -137,22 +139,22 @@ impl Files {
         }
     }
 
-    /// A directory below the bound one, which is made if it is not there.
-    async fn directory(&self, path: &str) -> Result<Directory, Error> {
+    /// A directory below the attached one, which is made if it is not there.
+    async fn directory(&self, path: &str) -> Result<DirectoryState, Error> {
         if let Some(&ino) = self.directories.lock().get(path) {
-            return Ok(Directory::Is(ino));
+            return Ok(DirectoryState::Is(ino));
         }
         let mut ino = tidemill_core::id::Inode::ROOT.0;
-        let above = self.binding.directory.split('/').chain(path.split('/'));
+        let above = self.attachment.directory.split('/').chain(path.split('/'));
         for name in above.filter(|name| !name.is_empty()) {
             let found = match self.look_up(ino, name).await? {
                 Some(attr) if attr.kind() == Kind::Directory => Some(attr.ino),
-                Some(_) => return Ok(Directory::No("what is there above it is no directory")),
+                Some(_) => return Ok(DirectoryState::No("what is there above it is no directory")),
                 None => self.make_directory(ino, name).await?,
             };
             match found {
                 Some(found) => ino = found,
-                None => return Ok(Directory::Later),
+                None => return Ok(DirectoryState::Later),
             }
         }
         let mut directories = self.directories.lock();
@@ -160,20 +162,20 @@ impl Files {
             directories.clear();
         }
         directories.insert(path.to_owned(), ino);
-        Ok(Directory::Is(ino))
+        Ok(DirectoryState::Is(ino))
     }
 
     async fn make_directory(&self, parent: u64, name: &str) -> Result<Option<u64>, Error> {
         let (ino, _) = self.server.reserve(1, 0).await?;
-        let binding = &self.binding;
+        let attachment = &self.attachment;
         let create = v1::Create {
             parent,
             name: name.as_bytes().to_vec(),
             kind: Kind::Directory.into(),
-            mode: directory_mode(binding.mode),
+            mode: directory_mode(attachment.mode),
             ino: ino.0,
-            uid: binding.uid,
-            gid: binding.gid,
+            uid: attachment.uid,
+            gid: attachment.gid,
             ..v1::Create::default()
         };
         match self.one(Op::Create(create)).await {
@@ -194,19 +196,21 @@ impl Files {
     pub(super) async fn take(
         &self,
         name: &str,
-        object: Object,
+        object: StoreFile,
         noted: Option<ObjectId>,
-    ) -> anyhow::Result<Done> {
+    ) -> anyhow::Result<FollowOutcome> {
         let placed = placed(object);
         if is_own(name) {
-            return Ok(Done::Own);
+            return Ok(FollowOutcome::Own);
         }
         if !name.split('/').all(is_name) {
-            return Ok(Done::Passed("it can be no name of a file".to_owned()));
+            return Ok(FollowOutcome::Passed(
+                "it can be no name of a file".to_owned(),
+            ));
         }
         let (known, asked) = (self.known.clone(), placed.clone());
         let known = tokio::task::spawn_blocking(move || known.known(&asked)).await??;
-        let mut seen = Seen {
+        let mut seen = KnownVersions {
             ours: known.ours,
             versions: known.versions,
             before: known.before,
@@ -214,66 +218,68 @@ impl Files {
         seen.before.extend(noted);
         let (above, last) = name.rsplit_once('/').unwrap_or(("", name));
         let parent = match self.directory(above).await? {
-            Directory::Is(ino) => ino,
-            Directory::No(why) => {
-                return Ok(seen.ours.map_or(Done::Passed(why.to_owned()), Done::Is));
+            DirectoryState::Is(ino) => ino,
+            DirectoryState::No(why) => {
+                return Ok(seen
+                    .ours
+                    .map_or(FollowOutcome::Passed(why.to_owned()), FollowOutcome::Is));
             }
-            Directory::Later => return Ok(Done::Later),
+            DirectoryState::Later => return Ok(FollowOutcome::Later),
         };
         let attr = self.look_up(parent, last).await?;
         let there = self.there(attr.as_ref());
         let over = match follow::step(&seen, there) {
-            Step::Note(object) => return Ok(Done::Is(object)),
-            Step::Later => return Ok(Done::Later),
-            Step::Pass(why) => return Ok(Done::Passed(said(why).to_owned())),
+            FollowStep::Note(object) => return Ok(FollowOutcome::Is(object)),
+            FollowStep::Later => return Ok(FollowOutcome::Later),
+            FollowStep::Pass(why) => return Ok(FollowOutcome::Passed(reason(why).to_owned())),
             // A listed object may have been replaced since by a version that is known now, or deleted.
-            Step::Make | Step::Next(_)
+            FollowStep::Make | FollowStep::Next(_)
                 if (attr.is_some() || Follower::may_be_own(name))
                     && !self.is_there(&placed).await? =>
             {
-                return Ok(Done::Later);
+                return Ok(FollowOutcome::Later);
             }
-            Step::Make => None,
-            Step::Next(before) => attr.map(|attr| (attr.ino, before)),
+            FollowStep::Make => None,
+            FollowStep::Next(before) => attr.map(|attr| (attr.ino, before)),
         };
-        let path = format!("{}/{name}", self.binding.directory);
+        let path = format!("{}/{name}", self.attachment.directory);
         let made = self.make((parent, last), &path, (over, placed)).await;
         match made {
-            Ok(Some(object)) => Ok(Done::Is(object)),
+            Ok(Some(object)) => Ok(FollowOutcome::Is(object)),
             Ok(None) => {
                 // A remembered directory may have been deleted.
                 self.directories.lock().clear();
-                Ok(Done::Later)
+                Ok(FollowOutcome::Later)
             }
             // A bad name does not prevent the other files.
-            Err(error @ Error::Name { .. }) => Ok(Done::Passed(error.to_string())),
+            Err(error @ Error::Name { .. }) => Ok(FollowOutcome::Passed(error.to_string())),
             Err(error) => Err(anyhow::Error::from(error).context(path)),
         }
     }
 
-    async fn is_there(&self, asked: &Placed) -> anyhow::Result<bool> {
-        match self.bridge.stat(&asked.path).await {
+    async fn is_there(&self, asked: &BackendFile) -> anyhow::Result<bool> {
+        match self.remote.stat(&asked.path).await {
             Ok(now) => Ok(placed(now) == *asked),
             Err(error) if super::is_deleted(&error) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn there(&self, attr: Option<&v1::Attr>) -> There {
+    fn there(&self, attr: Option<&v1::Attr>) -> ExistingEntry {
         let Some(attr) = attr else {
-            return There::Nothing;
+            return ExistingEntry::Nothing;
         };
         match attr.kind() {
-            Kind::Directory => There::Directory,
+            Kind::Directory => ExistingEntry::Directory,
             Kind::File => {
                 let object = ObjectId(attr.object);
-                There::File {
+                ExistingEntry::File {
                     object,
                     writing: attr.writing,
                     waiting: self.known.is_waiting(object),
                 }
             }
-            _ => There::Other,
+            _ => ExistingEntry::Other,
         }
     }
 
@@ -281,14 +287,14 @@ impl Files {
         &self,
         at: (u64, &str),
         path: &str,
-        (over, placed): (Option<(u64, ObjectId)>, Placed),
+        (over, placed): (Option<(u64, ObjectId)>, BackendFile),
     ) -> Result<Option<ObjectId>, Error> {
-        let binding = &self.binding;
-        let spot = Spot {
+        let attachment = &self.attachment;
+        let spot = VersionPlace {
             node: self.node,
             at,
             path,
-            rights: (binding.uid, binding.gid, binding.mode),
+            rights: (attachment.uid, attachment.gid, attachment.mode),
             over,
         };
         let known = self.known.clone();
@@ -306,7 +312,7 @@ impl Files {
     }
 }
 
-fn said(why: Passed) -> &'static str {
+fn reason(why: Passed) -> &'static str {
     match why {
         Passed::Directory => "a directory has its name in the cluster",
         Passed::Other => "what has its name in the cluster is no file",

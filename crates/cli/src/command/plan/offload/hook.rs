@@ -5,17 +5,17 @@ use super::known::nanos;
 use super::{Args, per_second, size};
 use crate::calibration::Calibration;
 use crate::command::hook;
-use crate::context::Context;
-use crate::format::Size;
+use crate::context::CommandContext;
+use crate::format::ByteSize;
 use crate::output::View;
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use tidemill_core::burst::share::YOUNG;
+use tidemill_core::display::line;
 use tidemill_core::rule::hook::kernel_of;
-use tidemill_core::shown::line;
-use tidemill_plan::advisor::hook::{HookAdvice, HookCase, Lack, advise_hook};
+use tidemill_plan::advisor::hook::{HookAdvice, HookCase, TierShortage, advise_hook};
 use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds};
 use tidemill_wire::v1;
 
@@ -32,16 +32,16 @@ pub(super) struct HookArgs {
     /// Time of the map: write, seal or group [default: as for the hook, else write]
     #[arg(long, value_parser = ["write", "seal", "group"])]
     on: Option<String>,
-    /// Files that stay: all, results or until-drained [default: as for the hook, else all]
-    #[arg(long, value_parser = ["all", "results", "until-drained"])]
-    keep: Option<String>,
+    /// Files after their map: keep, delete or evict [default: as for the hook, else keep]
+    #[arg(long, value_parser = ["keep", "delete", "evict"])]
+    inputs: Option<String>,
     /// Bytes of a burst, into all nodes
     #[arg(long, value_name = "SIZE")]
-    burst: Option<Size>,
+    burst: Option<ByteSize>,
     /// Time from the beginning of one burst to the beginning of the next, such as 60s
     #[arg(long, value_name = "TIME")]
     every: Option<Seconds>,
-    /// Files of a burst [default: those of the hook's last round, else one for each core]
+    /// Files of a burst [default: those of the hook's last batch, else one for each core]
     #[arg(long, value_name = "FILES")]
     files: Option<u32>,
     /// Rate of writes into one node, such as '2 GB/s' [default: the rate of its device, if it is configured]
@@ -59,12 +59,12 @@ pub(super) struct HookArgs {
     /// Percentage of the processors that maps leave to programs that write [default: --burst-share of the server, else 90]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=99))]
     share: Option<u8>,
-    /// Rate of the drain from one node to nodes that store [default: not considered]
+    /// Rate of the stage-out from one node to nodes of the capacity tier [default: not considered]
     #[arg(long, value_name = "RATE")]
-    drain_rate: Option<BytesPerSecond>,
+    stage_out_rate: Option<BytesPerSecond>,
     /// Space for bursts on one node [default: all that it could hold]
     #[arg(long, value_name = "SIZE")]
-    room: Option<Size>,
+    space: Option<ByteSize>,
 }
 
 /// The tier as the cluster knows it.
@@ -79,10 +79,10 @@ struct Tier {
 impl HookArgs {
     /// A flag that says something of a hook.
     pub(super) fn first(&self) -> Option<&'static str> {
-        let said = [
+        let given = [
             ("--map", self.map.is_some()),
             ("--on", self.on.is_some()),
-            ("--keep", self.keep.is_some()),
+            ("--inputs", self.inputs.is_some()),
             ("--burst", self.burst.is_some()),
             ("--every", self.every.is_some()),
             ("--files", self.files.is_some()),
@@ -91,11 +91,12 @@ impl HookArgs {
             ("--nodes", self.nodes.is_some()),
             ("--cores", self.cores.is_some()),
             ("--share", self.share.is_some()),
-            ("--drain-rate", self.drain_rate.is_some()),
-            ("--room", self.room.is_some()),
+            ("--stage-out-rate", self.stage_out_rate.is_some()),
+            ("--space", self.space.is_some()),
         ];
-        said.into_iter()
-            .find_map(|(flag, said)| said.then_some(flag))
+        given
+            .into_iter()
+            .find_map(|(flag, given)| given.then_some(flag))
     }
 
     /// Whether flags tell all that the cluster would be asked for.
@@ -105,7 +106,7 @@ impl HookArgs {
         self.map.is_some() && numbers && rates
     }
 
-    async fn tier(&self, name: &str, context: &Context) -> anyhow::Result<Tier> {
+    async fn tier(&self, name: &str, context: &CommandContext) -> anyhow::Result<Tier> {
         if self.is_all() {
             return Ok(Tier::default());
         }
@@ -128,15 +129,19 @@ impl HookArgs {
 
 /// All that is known, and where from.
 #[derive(Debug)]
-struct Known {
+struct HookFacts {
     map: String,
-    keep: String,
+    inputs: String,
     case: HookCase,
     /// One sentence each.
     sources: Vec<String>,
 }
 
-pub(super) async fn run(name: &str, args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(
+    name: &str,
+    args: &Args,
+    context: &CommandContext,
+) -> anyhow::Result<ExitCode> {
     let tier = args.hook.tier(name, context).await?;
     let path = args.calibration.clone();
     let path = path.unwrap_or_else(|| context.cluster.calibration());
@@ -148,7 +153,7 @@ pub(super) async fn run(name: &str, args: &Args, context: &Context) -> anyhow::R
     let known = gather(args, &tier, calibration.as_ref())?;
     let advice = advise_hook(&known.case)?;
     let name = name.to_owned();
-    context.output.show(&Advised {
+    context.output.show(&AdvisedHook {
         name,
         known,
         advice,
@@ -156,22 +161,22 @@ pub(super) async fn run(name: &str, args: &Args, context: &Context) -> anyhow::R
     Ok(ExitCode::SUCCESS)
 }
 
-fn gather(all: &Args, tier: &Tier, calibration: Option<&Calibration>) -> anyhow::Result<Known> {
+fn gather(all: &Args, tier: &Tier, calibration: Option<&Calibration>) -> anyhow::Result<HookFacts> {
     let args = &all.hook;
     let there = tier.hook.clone().unwrap_or_default();
     let map = args.map.clone().unwrap_or(there.map);
-    let word = |flag: &Option<String>, said: String, default: &str| {
-        let said = (!said.is_empty()).then_some(said);
-        flag.clone().or(said).unwrap_or_else(|| default.to_owned())
+    let word = |flag: &Option<String>, given: String, default: &str| {
+        let given = (!given.is_empty()).then_some(given);
+        flag.clone().or(given).unwrap_or_else(|| default.to_owned())
     };
     let on = word(&args.on, there.on, "write");
-    let keep = word(&args.keep, there.keep, "all");
+    let inputs = word(&args.inputs, there.inputs, "keep");
     let mut sources = Vec::new();
     let (nodes, cores) = shape(args, tier)?;
     let (rate, start) = rate((all, &map, &on), tier, calibration, &mut sources)?;
-    let rounds = there.rounds.iter().filter(|round| round.state == "done");
-    let files = rounds
-        .map(|round| u32::try_from(round.files).unwrap_or(u32::MAX))
+    let batches = there.batches.iter().filter(|batch| batch.state == "done");
+    let files = batches
+        .map(|batch| u32::try_from(batch.files).unwrap_or(u32::MAX))
         .next();
     let files = args
         .files
@@ -199,13 +204,16 @@ fn gather(all: &Args, tier: &Tier, calibration: Option<&Calibration>) -> anyhow:
         on_write: on == "write",
         share: f64::from(share) / 100.0,
         held,
-        leaves: leaves(all, (&keep, &map), calibration, &mut sources),
-        drain: args.drain_rate,
-        room: args.room.map(|room| bytes(room.0)).or_else(|| room(tier)),
+        leaves: leaves(all, (&inputs, &map), calibration, &mut sources),
+        stage_out: args.stage_out_rate,
+        space: args
+            .space
+            .map(|space| bytes(space.0))
+            .or_else(|| space(tier)),
     };
-    Ok(Known {
+    Ok(HookFacts {
         map,
-        keep,
+        inputs,
         case,
         sources,
     })
@@ -250,7 +258,7 @@ fn rate(
         let rate = BytesPerSecond::new(here.alone_bytes_per_sec() * factor);
         say(
             rate,
-            &format!("{factor} of the host's as --node-speed says"),
+            &format!("{factor} of the client's as --node-speed says"),
         );
         return Ok((rate, nanos(here.start_ns)));
     }
@@ -301,10 +309,10 @@ fn rate(
 }
 
 fn writes(args: &HookArgs, tier: &Tier) -> anyhow::Result<BytesPerSecond> {
-    let said = tier.nodes.iter().map(|node| node.device_bytes_per_sec);
-    let said = said.filter(|rate| *rate > 0).min();
-    let said = said.map(|rate| bytes(rate) / Seconds::new(1.0));
-    args.write_rate.or(said).context(
+    let given = tier.nodes.iter().map(|node| node.device_bytes_per_sec);
+    let given = given.filter(|rate| *rate > 0).min();
+    let given = given.map(|rate| bytes(rate) / Seconds::new(1.0));
+    args.write_rate.or(given).context(
         "nothing tells how fast programs write into a node of the tier: give --write-rate RATE (or start it with --device-rate)",
     )
 }
@@ -312,11 +320,11 @@ fn writes(args: &HookArgs, tier: &Tier) -> anyhow::Result<BytesPerSecond> {
 /// What leaves the tier of each byte.
 fn leaves(
     all: &Args,
-    (keep, map): (&str, &str),
+    (inputs, map): (&str, &str),
     calibration: Option<&Calibration>,
     sources: &mut Vec<String>,
 ) -> f64 {
-    if keep != "results" {
+    if inputs != "delete" {
         return 1.0;
     }
     let name = map.split_whitespace().next().unwrap_or_default();
@@ -330,9 +338,9 @@ fn leaves(
 }
 
 /// Returns the capacity of the smallest node.
-fn room(tier: &Tier) -> Option<Bytes> {
+fn space(tier: &Tier) -> Option<Bytes> {
     let could = |node: &v1::Node| {
-        let has = node.staged.as_ref().map_or(0, |staged| staged.bytes);
+        let has = node.burst_files.as_ref().map_or(0, |files| files.bytes);
         has.saturating_add(node.free_bytes)
     };
     tier.nodes.iter().map(could).min().map(bytes)
@@ -344,19 +352,19 @@ fn bytes(count: u64) -> Bytes {
 }
 
 /// The answer.
-struct Advised {
+struct AdvisedHook {
     name: String,
-    known: Known,
+    known: HookFacts,
     advice: HookAdvice,
 }
 
-impl Advised {
+impl AdvisedHook {
     /// Why it does not keep up, one sentence each.
     fn lacks(&self) -> Vec<String> {
         let (case, advice) = (&self.known.case, &self.advice);
         let why = advice.lacks.iter().map(|lack| match lack {
-            Lack::Writing => format!("a burst takes {}, and the next burst begins after {}", advice.burst_seconds, case.every),
-            Lack::Cores => {
+            TierShortage::Writing => format!("a burst takes {}, and the next burst begins after {}", advice.burst_seconds, case.every),
+            TierShortage::Cores => {
                 let behind = size(advice.behind_bytes);
                 let full = advice.bursts_until_full.map_or_else(String::new, |bursts| {
                     format!("; the tier is full of them after {bursts} bursts")
@@ -367,14 +375,14 @@ impl Advised {
                 };
                 format!("each burst leaves {behind} on each node that are not mapped when the next burst begins{full}{needed}")
             }
-            Lack::Draining => format!("{} have to drain from each node", per_second(advice.drains)),
-            Lack::Room => format!("a burst does not fit: a node holds {}", case.room.map_or_else(String::new, size)),
+            TierShortage::StageOut => format!("{} have to be staged out from each node", per_second(advice.stage_out)),
+            TierShortage::Space => format!("a burst does not fit: a node holds {}", case.space.map_or_else(String::new, size)),
         });
         why.collect()
     }
 }
 
-impl View for Advised {
+impl View for AdvisedHook {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let (case, advice) = (&self.known.case, &self.advice);
         let (nodes, cores) = (case.nodes, case.cores);
@@ -400,8 +408,8 @@ impl View for Advised {
         )?;
         writeln!(
             out,
-            "drains              {} from each node",
-            per_second(advice.drains)
+            "stage out           {} from each node",
+            per_second(advice.stage_out)
         )?;
         match advice.keeps_up {
             true => writeln!(out, "\nkeeps up: yes")?,
@@ -417,7 +425,7 @@ impl View for Advised {
         let mut value = json!(self.advice);
         value["hook"] = json!(self.name);
         value["map"] = json!(self.known.map);
-        value["keep"] = json!(self.known.keep);
+        value["inputs"] = json!(self.known.inputs);
         value["on_write"] = json!(case.on_write);
         value["burst_bytes"] = json!(case.burst);
         value["files"] = json!(case.files);
@@ -427,8 +435,8 @@ impl View for Advised {
         value["write_bytes_per_sec"] = json!(case.write);
         value["kernel_bytes_per_sec"] = json!(case.rate);
         value["share"] = json!(case.share);
-        value["drain_bytes_per_sec"] = json!(case.drain);
-        value["room_bytes"] = json!(case.room);
+        value["stage_out_rate_bytes_per_sec"] = json!(case.stage_out);
+        value["space_bytes"] = json!(case.space);
         value["why"] = json!(self.lacks());
         value["sources"] = json!(self.known.sources);
         value

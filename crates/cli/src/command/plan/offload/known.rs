@@ -3,19 +3,19 @@
 use super::load::Loads;
 use super::{Args, per_second};
 use crate::calibration::{Calibration, KernelSpeed};
-use crate::context::{Context, credentials};
+use crate::context::{CommandContext, credentials};
 use crate::files;
 use anyhow::{Context as _, ensure};
 use tidemill_client::Server;
 use tidemill_client::transfer::Transfer;
 use tidemill_kernel::builtin_hash;
-use tidemill_plan::advisor::{Link, Load, Queue, Side};
+use tidemill_plan::advisor::{Link, Load, SideFacts, SideQueue};
 use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds};
 use tidemill_wire::v1;
 
 /// The node in question, of a cluster that is up.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(super) struct ClusterNode {
     id: String,
     pub(super) server: Server,
     pub(super) node: v1::Node,
@@ -25,12 +25,15 @@ pub(super) struct Cluster {
     size: Option<u64>,
 }
 
-impl Cluster {
+impl ClusterNode {
     /// Of a file: the node that holds it.
     ///
     /// # Errors
     /// If the cluster can't be reached, there is no such file, or its node is down.
-    pub(super) async fn of_file(context: &Context, file: &std::ffi::OsStr) -> anyhow::Result<Self> {
+    pub(super) async fn of_file(
+        context: &CommandContext,
+        file: &std::ffi::OsStr,
+    ) -> anyhow::Result<Self> {
         let server = context.connect().await?;
         let path = files::path(file)?;
         let transfer = Transfer::new(server.clone(), credentials());
@@ -65,7 +68,7 @@ impl Cluster {
     /// # Errors
     /// If the cluster can't be reached.
     pub(super) async fn of_node(
-        context: &Context,
+        context: &CommandContext,
         id: Option<u32>,
     ) -> anyhow::Result<Option<Self>> {
         let server = context.connect().await?;
@@ -91,12 +94,12 @@ impl Cluster {
 
     /// Whether it is on this machine.
     pub(super) fn is_here(&self) -> bool {
-        self.node.host == tidemill_client::host::id()
+        self.node.host == tidemill_client::host_id::id()
     }
 
-    /// What its queue holds, as it told last. A kernel is expected to take the mean of all that ran there, and those that
+    /// What its queue holds, as it reported last. A kernel is expected to take the mean of all that ran there, and those that
     /// run are half done.
-    pub(super) fn queue(&self) -> Queue {
+    pub(super) fn queue(&self) -> SideQueue {
         let (runs, total_ns) = self.node.history.values().fold((0, 0), |sum, history| {
             (sum.0 + history.runs, sum.1 + history.total_ns)
         });
@@ -108,7 +111,7 @@ impl Cluster {
         } = self.node;
         let kernels = f64::from(queued) + f64::from(running) / 2.0;
         let mean = nanos(total_ns.checked_div(runs).unwrap_or(0));
-        Queue {
+        SideQueue {
             cores,
             running,
             queued,
@@ -119,17 +122,17 @@ impl Cluster {
 
 /// All numbers of a case except the place of the result, each with its source.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct CaseFacts {
     pub(super) input: Bytes,
     pub(super) output_ratio: f64,
-    pub(super) node: Side,
-    pub(super) host: Side,
+    pub(super) node: SideFacts,
+    pub(super) client: SideFacts,
     pub(super) link: Link,
     /// One sentence each.
     pub(super) sources: Vec<String>,
 }
 
-impl Known {
+impl CaseFacts {
     /// Looks everything up.
     ///
     /// # Errors
@@ -138,7 +141,7 @@ impl Known {
         args: &Args,
         measured: &KernelSpeed,
         calibration: &Calibration,
-        cluster: Option<&Cluster>,
+        cluster: Option<&ClusterNode>,
         loads: &Loads,
     ) -> anyhow::Result<Self> {
         let mut sources = Vec::new();
@@ -149,12 +152,12 @@ impl Known {
             ));
         }
         let mut node = node(args, measured, calibration, cluster, &mut sources);
-        let mut host = host(measured, calibration, &mut sources);
+        let mut client = client(measured, calibration, &mut sources);
         let mut link = link(args, calibration, cluster, &mut sources)?;
-        (node.load, host.load) = (loads.node, loads.host);
-        if cluster.is_some_and(Cluster::is_here) && args.node_speed.is_none() {
+        (node.load, client.load) = (loads.node, loads.client);
+        if cluster.is_some_and(ClusterNode::is_here) && args.node_speed.is_none() {
             // The same processors: what two measurements of them differ by is chance, and real jobs tell more.
-            host.rate = node.rate.or(host.rate);
+            client.rate = node.rate.or(client.rate);
         }
         // On one machine copying is its processors' work.
         link.bandwidth = link.bandwidth * loads.copying;
@@ -170,22 +173,26 @@ impl Known {
                 .context("no size: give --size")?,
             output_ratio: args.output_ratio.unwrap_or(ratio),
             node,
-            host,
+            client,
             link,
             sources,
         })
     }
 }
 
-fn host(measured: &KernelSpeed, calibration: &Calibration, sources: &mut Vec<String>) -> Side {
+fn client(
+    measured: &KernelSpeed,
+    calibration: &Calibration,
+    sources: &mut Vec<String>,
+) -> SideFacts {
     let rate = BytesPerSecond::new(measured.alone_bytes_per_sec());
     sources.push(format!(
-        "host: {}, measured {} on {}",
+        "client: {}, measured {} on {}",
         per_second(rate),
         measured.measured,
         calibration.host
     ));
-    Side {
+    SideFacts {
         rate: Some(rate),
         start: nanos(measured.start_ns.saturating_add(calibration.command_ns)),
         load: Load::none(calibration.cores),
@@ -197,20 +204,20 @@ fn node(
     args: &Args,
     measured: &KernelSpeed,
     calibration: &Calibration,
-    cluster: Option<&Cluster>,
+    cluster: Option<&ClusterNode>,
     sources: &mut Vec<String>,
-) -> Side {
+) -> SideFacts {
     let known = cluster.and_then(|cluster| calibration.node(&cluster.id, cluster.node.node));
     let connect = known.map_or(0, |known| known.connect_ns);
     let command = connect.saturating_add(calibration.command_ns);
-    let mut side = Side {
+    let mut side = SideFacts {
         rate: None,
         start: nanos(measured.start_ns.saturating_add(command)),
         load: Load::none(1),
         free: cluster.map(|cluster| bytes(cluster.node.free_bytes)),
     };
-    let name = cluster.map_or_else(|| "node".to_owned(), Cluster::name);
-    if cluster.is_some_and(Cluster::is_here) {
+    let name = cluster.map_or_else(|| "node".to_owned(), ClusterNode::name);
+    if cluster.is_some_and(ClusterNode::is_here) {
         sources.push(format!(
             "{name} is on this machine: both sides share its cores"
         ));
@@ -221,7 +228,7 @@ fn node(
         let rate = BytesPerSecond::new(measured.alone_bytes_per_sec() * factor);
         side.rate = Some(rate);
         sources.push(format!(
-            "{name}: {}, {factor} of the host's as --node-speed says",
+            "{name}: {}, {factor} of the client's as --node-speed says",
             per_second(rate)
         ));
     } else if let Some(known) = known {
@@ -250,13 +257,13 @@ fn node(
 fn link(
     args: &Args,
     calibration: &Calibration,
-    cluster: Option<&Cluster>,
+    cluster: Option<&ClusterNode>,
     sources: &mut Vec<String>,
 ) -> anyhow::Result<Link> {
     let known = cluster.and_then(|cluster| calibration.node(&cluster.id, cluster.node.node));
-    let told = cluster.map(|cluster| cluster.node.link_bytes_per_sec);
-    let told = told.filter(|&rate| rate > 0);
-    let (bandwidth, from) = match (args.link, known, told) {
+    let reported = cluster.map(|cluster| cluster.node.link_bytes_per_sec);
+    let reported = reported.filter(|&rate| rate > 0);
+    let (bandwidth, from) = match (args.link, known, reported) {
         (Some(rate), _, _) => (rate, "as --link says"),
         (None, Some(known), _) => (
             BytesPerSecond::new(known.link_bytes_per_sec),
@@ -264,7 +271,7 @@ fn link(
         ),
         (None, None, Some(rate)) => (
             bytes(rate) / Seconds::new(1.0),
-            "as the node tells of its pulls",
+            "as the node tells of its fetches",
         ),
         (None, None, None) => anyhow::bail!("nothing tells the rate of the link: give --link"),
     };

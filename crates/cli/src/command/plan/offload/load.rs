@@ -1,19 +1,19 @@
-//! What host and node have to do at this moment: asked for at the cluster, and tried out on the processors.
+//! What client and node have to do at this moment: asked for at the cluster, and tried out on the processors.
 //!
 //! A kernel that only computes runs for a moment on either side, and where both sides are on one machine, on both at
 //! once: that tells what share of a processor a kernel gets, whatever it is that takes the rest.
 
-use super::known::{Cluster, nanos};
+use super::known::{ClusterNode, nanos};
 use crate::context::credentials;
-use tidemill_kernel::{Launcher, Settings};
-use tidemill_plan::advisor::{Load, Machine, Queue};
+use tidemill_kernel::{Launcher, LauncherSettings};
+use tidemill_plan::advisor::{Load, MachineLoad, SideQueue};
 use tidemill_plan::units::{Seconds, significant};
 use tidemill_wire::v1;
 
 /// What both sides have to do.
 #[derive(Debug)]
 pub(super) struct Loads {
-    pub(super) host: Load,
+    pub(super) client: Load,
     pub(super) node: Load,
     /// Share of a processor that copying between them gets, where both are on one machine.
     pub(super) copying: f64,
@@ -23,20 +23,20 @@ pub(super) struct Loads {
 
 impl Loads {
     /// Neither side has anything else to do.
-    pub(super) fn none(processors: u32, cluster: Option<&Cluster>) -> Self {
-        let mut machine = Machine::idle(processors);
-        if cluster.is_some_and(Cluster::is_here) {
+    pub(super) fn none(processors: u32, cluster: Option<&ClusterNode>) -> Self {
+        let mut machine = MachineLoad::idle(processors);
+        if cluster.is_some_and(ClusterNode::is_here) {
             machine.share_beside = f64::min(1.0, f64::from(processors) / 2.0);
         }
         let cores = cluster.map_or(1, |cluster| cluster.node.cores);
-        let queue = Queue {
+        let queue = SideQueue {
             cores,
             running: 0,
             queued: 0,
             left: Seconds::ZERO,
         };
         Self {
-            host: Load::of_host(&machine),
+            client: Load::of_client(&machine),
             node: Load::of_node(&queue, &machine),
             copying: 1.0,
             sources: Vec::new(),
@@ -47,16 +47,19 @@ impl Loads {
     ///
     /// # Errors
     /// If the cluster can't be reached.
-    pub(super) async fn look(processors: u32, cluster: Option<&Cluster>) -> anyhow::Result<Self> {
+    pub(super) async fn look(
+        processors: u32,
+        cluster: Option<&ClusterNode>,
+    ) -> anyhow::Result<Self> {
         let mut loads = Self::none(processors, cluster);
         let Some(cluster) = cluster else {
             let share = try_here().await;
-            loads.host = Load::of_host(&Machine {
+            loads.client = Load::of_client(&MachineLoad {
                 share,
                 share_beside: share,
-                ..Machine::idle(processors)
+                ..MachineLoad::idle(processors)
             });
-            loads.sources.push(host_source(&loads.host));
+            loads.sources.push(client_source(&loads.client));
             return Ok(loads);
         };
         let here = cluster.is_here();
@@ -70,7 +73,7 @@ impl Loads {
         let there = there?;
         let alone = before.unwrap_or((beside, there.share));
         // Other load only ever reduces a share. A smaller share without it is a bad measurement.
-        let machine = |processors, share: f64, beside: f64, (running, left)| Machine {
+        let machine = |processors, share: f64, beside: f64, (running, left)| MachineLoad {
             processors,
             share: share.max(beside),
             share_beside: beside,
@@ -83,13 +86,13 @@ impl Loads {
             there.share,
             there.of_machine(cluster, &cluster.node.host),
         );
-        let own = tidemill_client::host::id();
-        let host = machine(processors, alone.0, beside, there.of_machine(cluster, &own));
+        let own = tidemill_client::host_id::id();
+        let client = machine(processors, alone.0, beside, there.of_machine(cluster, &own));
         let queue = there.queue(cluster);
-        loads.host = Load::of_host(&host);
+        loads.client = Load::of_client(&client);
         loads.node = Load::of_node(&queue, &node);
-        loads.copying = if here { host.share } else { 1.0 };
-        loads.sources.push(host_source(&loads.host));
+        loads.copying = if here { client.share } else { 1.0 };
+        loads.sources.push(client_source(&loads.client));
         loads.sources.push(node_source(cluster, &queue, &node));
         Ok(loads)
     }
@@ -99,21 +102,21 @@ fn percent(share: f64) -> String {
     significant((share * 100.0).round())
 }
 
-fn host_source(load: &Load) -> String {
+fn client_source(load: &Load) -> String {
     let first = percent(load.share);
     if load.share_later > load.share && load.crowded > Seconds::ZERO {
         return format!(
-            "host: one more kernel gets {first} % of a processor, and {} % when what nodes of this machine run has \
+            "client: one more kernel gets {first} % of a processor, and {} % when what nodes of this machine run has \
              ended, in {}",
             percent(load.share_later),
             load.crowded
         );
     }
-    format!("host: one more kernel gets {first} % of a processor")
+    format!("client: one more kernel gets {first} % of a processor")
 }
 
-fn node_source(cluster: &Cluster, queue: &Queue, machine: &Machine) -> String {
-    let Queue {
+fn node_source(cluster: &ClusterNode, queue: &SideQueue, machine: &MachineLoad) -> String {
+    let SideQueue {
         cores,
         running,
         queued,
@@ -126,22 +129,22 @@ fn node_source(cluster: &Cluster, queue: &Queue, machine: &Machine) -> String {
     )
 }
 
-/// What a cluster said of its nodes.
-struct There {
+/// What a cluster reported about its nodes.
+struct ReportedLoad {
     nodes: Vec<v1::NodeLoad>,
     share: f64,
     processors: u32,
 }
 
-impl There {
+impl ReportedLoad {
     /// Returns the work of the node in question. Where the server can't tell, kernels count with their mean time.
-    fn queue(&self, cluster: &Cluster) -> Queue {
+    fn queue(&self, cluster: &ClusterNode) -> SideQueue {
         let node = &cluster.node;
-        let said = self.nodes.iter();
-        let Some(load) = said.clone().find(|load| load.node == node.node) else {
+        let printed = self.nodes.iter();
+        let Some(load) = printed.clone().find(|load| load.node == node.node) else {
             return cluster.queue();
         };
-        Queue {
+        SideQueue {
             cores: node.cores,
             running: load.running,
             queued: load.queued.saturating_add(load.waiting),
@@ -150,7 +153,7 @@ impl There {
     }
 
     /// Kernels that nodes of one machine run, and until when.
-    fn of_machine(&self, cluster: &Cluster, host: &str) -> (u32, Seconds) {
+    fn of_machine(&self, cluster: &ClusterNode, host: &str) -> (u32, Seconds) {
         let there = self.nodes.iter().filter(|load| {
             let mut known = cluster.nodes.iter();
             known.any(|node| node.node == load.node && node.host == host)
@@ -164,7 +167,7 @@ impl There {
 }
 
 /// Asks the cluster what its nodes have to do, and has the node in question try.
-async fn ask(cluster: &Cluster) -> anyhow::Result<There> {
+async fn ask(cluster: &ClusterNode) -> anyhow::Result<ReportedLoad> {
     let request = v1::LoadRequest {
         credentials: Some(credentials()),
         node: cluster.node.node,
@@ -177,7 +180,7 @@ async fn ask(cluster: &Cluster) -> anyhow::Result<There> {
         0 => 1.0,
         milli => f64::from(milli.min(1000)) / 1000.0,
     };
-    Ok(There {
+    Ok(ReportedLoad {
         nodes: reply.nodes,
         share,
         processors: reply.processors.max(1),
@@ -199,7 +202,7 @@ async fn try_here() -> f64 {
 async fn share_here() -> anyhow::Result<f64> {
     let tried = tokio::task::spawn_blocking(|| {
         let directory = tempfile::tempdir()?;
-        let launcher = Launcher::new(Settings::default())?;
+        let launcher = Launcher::new(LauncherSettings::default())?;
         anyhow::Ok(launcher.probe(directory.path().join("run"), None)?)
     });
     tried.await?

@@ -7,18 +7,18 @@ mod known;
 mod load;
 
 use crate::calibration::Calibration;
-use crate::context::Context;
-use crate::format::{self, Size};
+use crate::context::CommandContext;
+use crate::format::{self, ByteSize};
 use crate::output::{View, table, write_table};
 use anyhow::{Context as _, bail, ensure};
 use clap::ValueEnum;
-use known::{Cluster, Known};
+use known::{CaseFacts, ClusterNode};
 use load::Loads;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tidemill_plan::advisor::{Advice, Case, Choice, Place, Power, Powers, advise};
+use tidemill_plan::advisor::{Advice, Case, CorePower, ExecutionSide, Powers, RunChoice, advise};
 use tidemill_plan::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, Watts, significant};
 
 const EXAMPLES: &str = "Examples:
@@ -46,10 +46,10 @@ pub(crate) struct Args {
     file: Option<std::ffi::OsString>,
     /// Size of the input, instead of a file
     #[arg(long, value_name = "SIZE")]
-    size: Option<Size>,
+    size: Option<ByteSize>,
     /// Place where the result is wanted
-    #[arg(long, value_enum, default_value_t = Wanted::Host)]
-    result: Wanted,
+    #[arg(long, value_enum, default_value_t = ResultPlace::Client)]
+    result: ResultPlace,
     /// Id of the node for an input of --size [default: the node with the least work]
     #[arg(long, value_name = "ID", conflicts_with = "file")]
     node: Option<u32>,
@@ -74,12 +74,12 @@ pub(crate) struct Args {
     /// Power of a core of the node, busy and waiting, such as 0.75 W,22.5 mW. The command reports energy if you give the power
     /// of
     /// both sides
-    #[arg(long, value_name = "BUSY,IDLE", value_parser = power, requires = "host_power")]
-    node_power: Option<Power>,
+    #[arg(long, value_name = "BUSY,IDLE", value_parser = power, requires = "client_power")]
+    node_power: Option<CorePower>,
     /// Power of a core of this machine, busy and waiting, such as 23.75 W,7.875 W
     #[arg(long, value_name = "BUSY,IDLE", value_parser = power, requires = "node_power")]
-    host_power: Option<Power>,
-    /// Energy of moving bytes, such as 10 pJ/bit [default: not counted]
+    client_power: Option<CorePower>,
+    /// Energy of transferring bytes, such as 10 pJ/bit [default: not counted]
     #[arg(long, value_name = "ENERGY", requires = "node_power")]
     link_energy: Option<JoulesPerByte>,
     /// Calibration file of `tidemill bench kernel` [default: DIR/calibration.toml]
@@ -98,9 +98,9 @@ impl Args {
 
 /// Place of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Wanted {
+enum ResultPlace {
     /// On this machine
-    Host,
+    Client,
     /// On the node, as a file of the cluster
     Node,
 }
@@ -117,7 +117,7 @@ fn ratio(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| "a ratio is a number, zero or more".to_owned())
 }
 
-fn power(text: &str) -> Result<Power, String> {
+fn power(text: &str) -> Result<CorePower, String> {
     let (busy, idle) = text
         .split_once(',')
         .ok_or("two powers with a comma between them, as 20 W,5 W")?;
@@ -128,14 +128,14 @@ fn power(text: &str) -> Result<Power, String> {
             "{idle} when idle is above {busy} when busy; give the busy power first"
         ));
     }
-    Ok(Power { busy, idle })
+    Ok(CorePower { busy, idle })
 }
 
 /// Returns the power of both sides, if the flags give it.
 fn powers(args: &Args) -> Option<Powers> {
     Some(Powers {
         node: args.node_power?,
-        host: args.host_power?,
+        client: args.client_power?,
         link: args.link_energy.unwrap_or(JoulesPerByte::new(0.0)),
     })
 }
@@ -143,7 +143,7 @@ fn powers(args: &Args) -> Option<Powers> {
 /// Built-in kernels whose results of parts make the result of the whole: the greatest, the least, sums.
 const SPLITTABLE: [&str; 4] = ["grep", "max", "min", "wordcount"];
 
-pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.hook.hook {
         return hook::run(name, &args, context).await;
     }
@@ -164,23 +164,23 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         true => Loads::none(calibration.cores, cluster.as_ref()),
         false => Loads::look(calibration.cores, cluster.as_ref()).await?,
     };
-    let known = Known::gather(&args, measured, &calibration, cluster.as_ref(), &loads)?;
+    let known = CaseFacts::gather(&args, measured, &calibration, cluster.as_ref(), &loads)?;
     let splittable = args.splittable || SPLITTABLE.contains(&args.kernel());
     let case = Case {
         input: known.input,
         output_ratio: known.output_ratio,
         splittable,
         result: match args.result {
-            Wanted::Host => Place::Host,
-            Wanted::Node => Place::Node,
+            ResultPlace::Client => ExecutionSide::Client,
+            ResultPlace::Node => ExecutionSide::Node,
         },
         node: known.node,
-        host: known.host,
+        client: known.client,
         link: known.link,
         powers: powers(&args),
     };
     let advice = advise(&case)?;
-    context.output.show(&Advised {
+    context.output.show(&AdvisedKernel {
         kernel: args.kernel(),
         case: &case,
         advice: &advice,
@@ -190,14 +190,14 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 }
 
 /// The cluster, if one is needed or there.
-async fn cluster(args: &Args, context: &Context) -> anyhow::Result<Option<Cluster>> {
+async fn cluster(args: &Args, context: &CommandContext) -> anyhow::Result<Option<ClusterNode>> {
     if let Some(file) = &args.file {
-        return Ok(Some(Cluster::of_file(context, file).await?));
+        return Ok(Some(ClusterNode::of_file(context, file).await?));
     }
     if args.node.is_none() && args.node_speed.is_some() && args.link.is_some() {
         return Ok(None);
     }
-    let found = Cluster::of_node(context, args.node).await;
+    let found = ClusterNode::of_node(context, args.node).await;
     ensure!(
         args.node.is_none() || !matches!(found, Ok(None)),
         "there is no storage node {} that is up: `tidemill status` shows them",
@@ -226,16 +226,16 @@ fn per_second(rate: BytesPerSecond) -> String {
 }
 
 /// The answer.
-struct Advised<'a> {
+struct AdvisedKernel<'a> {
     kernel: &'a str,
     case: &'a Case,
     advice: &'a Advice,
-    known: &'a Known,
+    known: &'a CaseFacts,
 }
 
-const CHOICES: [Choice; 3] = [Choice::Node, Choice::Host, Choice::Split];
+const CHOICES: [RunChoice; 3] = [RunChoice::Node, RunChoice::Client, RunChoice::Both];
 
-impl View for Advised<'_> {
+impl View for AdvisedKernel<'_> {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let (input, result) = (self.case.input, self.case.input * self.case.output_ratio);
         writeln!(
@@ -246,7 +246,9 @@ impl View for Advised<'_> {
             size(result),
             self.case.result
         )?;
-        let header = ["CHOICE", "TIME", "WAIT", "MOVE", "RUN", "MOVED", "ENERGY"];
+        let header = [
+            "CHOICE", "TIME", "WAIT", "TRANSFER", "RUN", "BYTES", "ENERGY",
+        ];
         let mut rows = table(&header, &[1, 2, 3, 4, 5, 6]);
         let mut notes = Vec::new();
         for choice in CHOICES {
@@ -256,9 +258,9 @@ impl View for Advised<'_> {
                         choice.to_string(),
                         one.time.to_string(),
                         one.waiting.to_string(),
-                        one.moving.to_string(),
-                        (one.on_node + one.on_host).to_string(),
-                        size(one.moved),
+                        one.transferring.to_string(),
+                        (one.on_node + one.on_client).to_string(),
+                        size(one.transferred),
                         one.energy
                             .map_or_else(|| "?".to_owned(), |energy| energy.to_string()),
                     ]),
@@ -267,10 +269,10 @@ impl View for Advised<'_> {
             }
         }
         write_table(out, &rows)?;
-        if let Ok(split) = self.advice.split {
-            let share = significant((split.node_share * 1e3).round() / 10.0);
+        if let Ok(both) = self.advice.both {
+            let share = significant((both.node_share * 1e3).round() / 10.0);
             notes.push(format!(
-                "split: best with {share} % of the input on the node"
+                "both: best with {share} % of the input on the node"
             ));
         }
         for note in notes {
@@ -302,9 +304,9 @@ impl View for Advised<'_> {
             "result": self.case.result,
             "node_bytes_per_sec": self.case.node.rate,
             "node_start_seconds": self.case.node.start,
-            "host_bytes_per_sec": self.case.host.rate,
-            "host_start_seconds": self.case.host.start,
-            "host_processor_share": self.case.host.load.share,
+            "client_bytes_per_sec": self.case.client.rate,
+            "client_start_seconds": self.case.client.start,
+            "client_processor_share": self.case.client.load.share,
             "node_processor_share": self.case.node.load.share,
             "link_bytes_per_sec": self.case.link.bandwidth,
             "link_latency_seconds": self.case.link.latency,
@@ -326,7 +328,7 @@ mod tests {
         assert!(ratio("-1").is_err() && ratio("0").is_ok());
         assert_eq!(
             power("20 W,500 mW"),
-            Ok(Power {
+            Ok(CorePower {
                 busy: Watts::new(20.0),
                 idle: Watts::new(0.5)
             })

@@ -12,7 +12,7 @@ use crate::time::{Span, Time};
 use super::analysis::{Analysis, Mode, Pending};
 use super::host::RangeError;
 use super::timeline::{Timeline, time_of};
-use crate::flash::ftl::{Counts, Ftl};
+use crate::flash::ftl::{FlashCounters, Ftl};
 
 /// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +128,7 @@ pub(crate) struct Report {
     /// Time at which the last work was done.
     pub(crate) ended: Time,
     /// Counters of the translation layer during the run.
-    pub(crate) counts: Counts,
+    pub(crate) counts: FlashCounters,
 }
 
 /// Serves `requests` (by arrival; simultaneous ones in the order given) on `ftl`, with or without an analysis at the same time. Each
@@ -458,7 +458,7 @@ impl<'a> Run<'a> {
         end
     }
 
-    fn report(mut self, before: Counts, after: Counts) -> Report {
+    fn report(mut self, before: FlashCounters, after: FlashCounters) -> Report {
         self.latencies.sort_unstable();
         let requests = self.latencies.len() as u64;
         let mean = |total: u64, count: u64| Span(total.checked_div(count).unwrap_or(0));

@@ -1,9 +1,9 @@
 //! Host of the translation layer: writes and trims ranges of bytes, and counts their costs.
 
-use crate::flash::blocks::State;
-use crate::flash::ftl::{Counts, Ftl, Operation};
-use crate::flash::geometry::{Geometry, NONE, Spec};
-use crate::flash::snapshot::{Reader, SnapshotError, VERSION, Writer};
+use crate::flash::blocks::BlockState;
+use crate::flash::ftl::{FlashCounters, FlashOperation, Ftl};
+use crate::flash::geometry::{DeviceSpec, Geometry, NONE};
+use crate::flash::snapshot::{SnapshotError, SnapshotReader, SnapshotWriter, VERSION};
 use crate::time::Span;
 
 /// Range that is not inside the device.
@@ -45,7 +45,7 @@ impl Ftl {
         &mut self,
         offset: u64,
         bytes: u64,
-        observe: &mut impl FnMut(Operation),
+        observe: &mut impl FnMut(FlashOperation),
     ) -> Result<(), RangeError> {
         if bytes == 0 {
             return self.pages_of(offset, bytes).map(|_| ());
@@ -107,10 +107,10 @@ impl Ftl {
         u32::try_from(page).map_or(last, |page| page.min(last))
     }
 
-    fn read_part(&mut self, logical: u32, observe: &mut impl FnMut(Operation)) {
+    fn read_part(&mut self, logical: u32, observe: &mut impl FnMut(FlashOperation)) {
         if let Some(page) = self.locate(logical) {
             self.counts.partial_reads += 1;
-            observe(Operation::Read { page });
+            observe(FlashOperation::Read { page });
         }
     }
 
@@ -124,7 +124,7 @@ impl Ftl {
         let closed = self
             .blocks
             .iter()
-            .filter(|(_, block)| block.state == State::Closed)
+            .filter(|(_, block)| block.state == BlockState::Closed)
             .count() as u64;
         (closed * pages_per_block + open) as f64 / f64::from(self.geometry.logical_pages())
     }
@@ -148,12 +148,12 @@ impl Ftl {
                 .map(|(block, _)| block)
                 .collect::<Vec<_>>()
         };
-        assert_eq!(open, in_state(State::Open), "open blocks");
+        assert_eq!(open, in_state(BlockState::Open), "open blocks");
         let victims: Vec<u32> = self.victim.iter().map(|slot| slot.block).collect();
-        assert_eq!(victims, in_state(State::Victim), "victims");
+        assert_eq!(victims, in_state(BlockState::Victim), "victims");
         for (block, entry) in self.blocks.iter() {
             assert_eq!(entry.valid, valid[block as usize], "valid in block {block}");
-            assert!(entry.state != State::Free || entry.valid == 0);
+            assert!(entry.state != BlockState::Free || entry.valid == 0);
         }
     }
 
@@ -164,7 +164,7 @@ impl Ftl {
 
     /// Returns its state as bytes.
     pub(crate) fn save(&self) -> Vec<u8> {
-        let mut writer = Writer::default();
+        let mut writer = SnapshotWriter::default();
         writer.put(VERSION);
         self.encode(&mut writer);
         writer.into_bytes()
@@ -175,7 +175,7 @@ impl Ftl {
     /// # Errors
     /// [`SnapshotError`] if the bytes are no result of `save` of this version.
     pub(crate) fn restore(bytes: &[u8]) -> Result<Self, SnapshotError> {
-        let mut reader = Reader::new(bytes);
+        let mut reader = SnapshotReader::new(bytes);
         reader.version()?;
         let ftl = Self::decode(&mut reader, NONE)?;
         reader.end()?;
@@ -183,7 +183,7 @@ impl Ftl {
     }
 }
 
-impl Counts {
+impl FlashCounters {
     /// Returns the number of pages programmed in all.
     pub(crate) fn flash_pages(&self) -> u64 {
         self.host_pages + self.collected_pages + self.levelled_pages
@@ -203,7 +203,7 @@ impl Counts {
     }
 }
 
-impl Spec {
+impl DeviceSpec {
     /// Returns the prototype of the Active Flash paper (§6, Table 6): 64 GiB and reads of 32 KiB. One read takes 0.75 ms, as in Table 7
     /// (100 MB in 2.4 s). The paper publishes neither the division of this time between chip and channel nor the numbers of chips and
     /// blocks: they are ours.

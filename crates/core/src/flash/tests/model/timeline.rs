@@ -3,8 +3,8 @@
 
 use crate::time::{Span, Time};
 
-use crate::flash::ftl::Operation;
-use crate::flash::geometry::{Geometry, Spec};
+use crate::flash::ftl::FlashOperation;
+use crate::flash::geometry::{DeviceSpec, Geometry};
 
 /// Scheduled times of a device's chips and channels.
 #[derive(Clone, Debug)]
@@ -56,23 +56,28 @@ impl Timeline {
     }
 
     /// Schedules an operation of the translation layer that begins at `now` or later. Returns the time at which it is done.
-    pub(crate) fn book(&mut self, operation: Operation, geometry: &Geometry, now: Time) -> Time {
+    pub(crate) fn book(
+        &mut self,
+        operation: FlashOperation,
+        geometry: &Geometry,
+        now: Time,
+    ) -> Time {
         match operation {
-            Operation::Read { page } => {
+            FlashOperation::Read { page } => {
                 self.part = self.read(geometry.chip_of(page), now);
                 self.part
             }
-            Operation::Program { page, .. } => {
+            FlashOperation::Program { page, .. } => {
                 let from = now.max(std::mem::take(&mut self.part));
                 self.program(geometry.chip_of(page), from)
             }
-            Operation::Copy { from, to } => {
+            FlashOperation::Copy { from, to } => {
                 let read = self.read(geometry.chip_of(from), now);
                 let done = self.program(geometry.chip_of(to), read);
                 self.copied = self.copied.max(done);
                 done
             }
-            Operation::Erase { block } => {
+            FlashOperation::Erase { block } => {
                 let chip = (block % geometry.chips()) as usize;
                 let start = now.max(self.chips[chip]).max(self.copied);
                 self.chips[chip] = start + self.erase;
@@ -90,11 +95,11 @@ pub(crate) fn time_of(bytes: u64, rate: u64) -> Span {
 
 #[test]
 fn flash_operations_wait_for_their_chip_and_channel() {
-    let geometry = Geometry::new(Spec {
+    let geometry = Geometry::new(DeviceSpec {
         channels: 1,
         chips_per_channel: 2,
         channel_bytes_per_s: 8192 * 10_000,
-        ..Spec::default()
+        ..DeviceSpec::default()
     })
     .unwrap();
     let mut line = Timeline::new(&geometry);
@@ -103,13 +108,17 @@ fn flash_operations_wait_for_their_chip_and_channel() {
     assert_eq!(line.read(1, Time(0)), Time(275_000));
     // The first chip is free at 175, the channel at 275; then move and program.
     let page = 0;
-    let done = line.book(Operation::Program { page, logical: 0 }, &geometry, Time(0));
+    let done = line.book(
+        FlashOperation::Program { page, logical: 0 },
+        &geometry,
+        Time(0),
+    );
     assert_eq!(done, Time(1_125_000));
     // An erase waits for the copies out of its block to be safe on the other chip.
     let to = geometry.spec().pages_per_block;
-    let copied = line.book(Operation::Copy { from: 1, to }, &geometry, Time(0));
+    let copied = line.book(FlashOperation::Copy { from: 1, to }, &geometry, Time(0));
     assert_eq!(copied, Time(1_125_000 + 175_000 + 100_000 + 750_000));
-    let erased = line.book(Operation::Erase { block: 0 }, &geometry, Time(0));
+    let erased = line.book(FlashOperation::Erase { block: 0 }, &geometry, Time(0));
     assert_eq!(erased, copied + Span(3_800_000));
 }
 

@@ -1,11 +1,11 @@
 //! Seeded requests for a device: uniform random pages, arrivals of a Poisson process.
 
-use crate::random::Source;
+use crate::random::RandomSource;
 use crate::time::{Span, Time};
 
 use super::device::{Kind, Request};
 
-impl Source {
+impl RandomSource {
     /// Returns an exponentially distributed span with the given mean, to the nanosecond.
     pub(crate) fn exponential(&mut self, mean: Span) -> Span {
         #[expect(
@@ -28,7 +28,7 @@ impl Source {
 /// Returns `count` requests of one page each to uniformly random pages of the first `pages`, as a Poisson process with the given mean gap
 /// from `start` on. `kind` decides whether each is a read or a write.
 pub(crate) fn poisson(
-    source: &mut Source,
+    source: &mut RandomSource,
     kind: Kind,
     count: usize,
     (start, mean_gap): (Time, Span),
@@ -50,7 +50,7 @@ pub(crate) fn poisson(
 
 #[test]
 fn exponential_draws_have_the_requested_mean() {
-    let mut source = Source::seeded(7);
+    let mut source = RandomSource::seeded(7);
     let mean = Span(1_000_000);
     let total: u64 = (0..100_000).map(|_| source.exponential(mean).0).sum();
     let found = total / 100_000;

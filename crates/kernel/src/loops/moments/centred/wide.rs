@@ -34,13 +34,13 @@ pub(super) fn singles(products: bool, values: &[u8], centre: f64) -> Centred<f32
 
 /// Sums, in two vectors each.
 #[derive(Clone, Copy)]
-struct Sums {
+struct WideSums {
     distances: [__m512d; 2],
     squares: [__m512d; 2],
     products: [__m512d; 2],
 }
 
-impl Sums {
+impl WideSums {
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn new() -> Self {
@@ -64,26 +64,26 @@ impl Sums {
 }
 
 /// State of a pass, without its extremes.
-struct Around<const P: bool> {
+struct CentredPass<const P: bool> {
     minus_centre: __m512d,
     /// The number 1, hidden from the compiler, which would turn some of the sums into plain additions again. These sums add products with
     /// 1, which gives the same result, so that they run on the units for products. Most processors have as many units for products as for
     /// additions, minima and maxima together.
     one: __m512d,
-    all: Sums,
-    rows: Sums,
+    all: WideSums,
+    rows: WideSums,
     index: [__m512d; 2],
 }
 
-impl<const P: bool> Around<P> {
+impl<const P: bool> CentredPass<P> {
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn new(centre: f64) -> Self {
         Self {
             minus_centre: _mm512_set1_pd(-centre),
             one: _mm512_set1_pd(std::hint::black_box(1.0)),
-            all: Sums::new(),
-            rows: Sums::new(),
+            all: WideSums::new(),
+            rows: WideSums::new(),
             index: [
                 _mm512_setr_pd(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0),
                 _mm512_setr_pd(8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0),
@@ -115,7 +115,7 @@ impl<const P: bool> Around<P> {
     #[target_feature(enable = "avx512f")]
     fn end_of_rows(&mut self) {
         self.all.add(&self.rows);
-        self.rows = Sums::new();
+        self.rows = WideSums::new();
     }
 
     #[inline]
@@ -155,10 +155,10 @@ fn masks(count: usize) -> [__mmask8; 2] {
 
 #[target_feature(enable = "avx512f,avx512dq")]
 fn doubles_pass<const P: bool>(values: &[u8], centre: f64) -> Centred<f64> {
-    let mut around = Around::<P>::new(centre);
+    let mut around = CentredPass::<P>::new(centre);
     let mut least = [_mm512_set1_pd(f64::INFINITY); 2];
     let mut greatest = [_mm512_set1_pd(f64::NEG_INFINITY); 2];
-    let mut row = |around: &mut Around<P>, values: [__m512d; 2], masks: [__mmask8; 2]| {
+    let mut row = |around: &mut CentredPass<P>, values: [__m512d; 2], masks: [__mmask8; 2]| {
         for half in 0..2 {
             // If a value is NaN, these operations keep the old value.
             let (value, mask) = (values[half], masks[half]);
@@ -196,10 +196,10 @@ fn doubles_pass<const P: bool>(values: &[u8], centre: f64) -> Centred<f64> {
 
 #[target_feature(enable = "avx512f,avx512dq")]
 fn singles_pass<const P: bool>(values: &[u8], centre: f64) -> Centred<f32> {
-    let mut around = Around::<P>::new(centre);
+    let mut around = CentredPass::<P>::new(centre);
     let mut least = _mm512_set1_ps(f32::INFINITY);
     let mut greatest = _mm512_set1_ps(f32::NEG_INFINITY);
-    let mut row = |around: &mut Around<P>, values: __m512, masks: [__mmask8; 2]| {
+    let mut row = |around: &mut CentredPass<P>, values: __m512, masks: [__mmask8; 2]| {
         let mask = u16::from_le_bytes(masks);
         least = _mm512_mask_min_ps(least, mask, values, least);
         greatest = _mm512_mask_max_ps(greatest, mask, values, greatest);

@@ -19,16 +19,16 @@ use std::arch::x86_64::{
 };
 
 use super::super::quick;
-use super::{Lanes, Network};
-use crate::loops::simd::Pass;
+use super::{KeyLanes, SortNetwork};
+use crate::loops::simd::SimdPass;
 
 #[target_feature(enable = "avx2,popcnt,bmi1,bmi2")]
-fn avx2<P: Pass>(pass: P) -> P::Output {
+fn avx2<P: SimdPass>(pass: P) -> P::Output {
     pass.run()
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,popcnt,bmi1,bmi2")]
-fn avx512<P: Pass>(pass: P) -> P::Output {
+fn avx512<P: SimdPass>(pass: P) -> P::Output {
     pass.run()
 }
 
@@ -52,12 +52,12 @@ pub(in super::super) struct Wide32(__m512i);
 
 #[allow(clippy::cast_possible_truncation, reason = "masks have a bit a lane")]
 // SAFETY: the caller of each method has AVX-512 F, BW, DQ and VL, as the trait demands.
-unsafe impl Lanes for Wide32 {
+unsafe impl KeyLanes for Wide32 {
     type Key = i32;
     const WIDTH: usize = 16;
     const LOWEST: i32 = i32::MIN;
 
-    fn within<P: Pass>(pass: P) -> P::Output {
+    fn within<P: SimdPass>(pass: P) -> P::Output {
         // SAFETY: as the trait demands.
         unsafe { avx512(pass) }
     }
@@ -105,7 +105,7 @@ unsafe impl Lanes for Wide32 {
 
 #[allow(clippy::cast_possible_truncation, reason = "masks have a bit a lane")]
 // SAFETY: as above.
-unsafe impl Network for Wide32 {
+unsafe impl SortNetwork for Wide32 {
     const ROWS: usize = 16;
     const HIGHEST: i32 = i32::MAX;
 
@@ -208,12 +208,12 @@ pub(in super::super) struct Wide64(__m512i);
 
 #[allow(clippy::cast_possible_truncation, reason = "masks have a bit a lane")]
 // SAFETY: the caller of each method has AVX-512 F, BW, DQ and VL, as the trait demands.
-unsafe impl Lanes for Wide64 {
+unsafe impl KeyLanes for Wide64 {
     type Key = i64;
     const WIDTH: usize = 8;
     const LOWEST: i64 = i64::MIN;
 
-    fn within<P: Pass>(pass: P) -> P::Output {
+    fn within<P: SimdPass>(pass: P) -> P::Output {
         // SAFETY: as the trait demands.
         unsafe { avx512(pass) }
     }
@@ -261,7 +261,7 @@ unsafe impl Lanes for Wide64 {
 
 #[allow(clippy::cast_possible_truncation, reason = "masks have a bit a lane")]
 // SAFETY: as above.
-unsafe impl Network for Wide64 {
+unsafe impl SortNetwork for Wide64 {
     const ROWS: usize = 16;
     const HIGHEST: i64 = i64::MAX;
 
@@ -410,12 +410,12 @@ unsafe fn first_8(count: usize) -> __m256i {
 }
 
 // SAFETY: the caller of each method has AVX2, as the trait demands.
-unsafe impl Lanes for Half32 {
+unsafe impl KeyLanes for Half32 {
     type Key = i32;
     const WIDTH: usize = 8;
     const LOWEST: i32 = i32::MIN;
 
-    fn within<P: Pass>(pass: P) -> P::Output {
+    fn within<P: SimdPass>(pass: P) -> P::Output {
         // SAFETY: as the trait demands.
         unsafe { avx2(pass) }
     }
@@ -466,7 +466,7 @@ unsafe impl Lanes for Half32 {
 }
 
 // SAFETY: as above.
-unsafe impl Network for Half32 {
+unsafe impl SortNetwork for Half32 {
     const ROWS: usize = 8;
     const HIGHEST: i32 = i32::MAX;
 
@@ -534,12 +534,12 @@ unsafe impl Network for Half32 {
 pub(in super::super) struct Half64(__m256i);
 
 // SAFETY: the caller of each method has AVX2, as the trait demands.
-unsafe impl Lanes for Half64 {
+unsafe impl KeyLanes for Half64 {
     type Key = i64;
     const WIDTH: usize = 4;
     const LOWEST: i64 = i64::MIN;
 
-    fn within<P: Pass>(pass: P) -> P::Output {
+    fn within<P: SimdPass>(pass: P) -> P::Output {
         // SAFETY: as the trait demands.
         unsafe { avx2(pass) }
     }
@@ -590,7 +590,7 @@ unsafe impl Lanes for Half64 {
 }
 
 // SAFETY: as above.
-unsafe impl Network for Half64 {
+unsafe impl SortNetwork for Half64 {
     const ROWS: usize = 8;
     const HIGHEST: i64 = i64::MAX;
 

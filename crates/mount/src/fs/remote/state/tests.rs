@@ -1,13 +1,13 @@
 //! All interleavings of programs and network, compared with plain bytes.
 
-use super::{Piece, Sent, State};
+use super::{RequestedBytes, SentWrite, TransferState};
 use bytes::Bytes;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// An operation of one program.
 #[derive(Clone, Debug)]
-enum Op {
+enum TransferOp {
     Write(Range<usize>, u8),
     Read(Range<usize>),
     Ahead(Range<usize>),
@@ -23,20 +23,20 @@ struct Read {
     size: usize,
     /// Values of each byte when the read began, or written since.
     allowed: Vec<Vec<u8>>,
-    piece: Option<Arc<Piece>>,
+    piece: Option<Arc<RequestedBytes>>,
     out: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct Program {
-    ops: Vec<Op>,
+    ops: Vec<TransferOp>,
     done: usize,
     read: Option<Read>,
 }
 
 /// A possible next event.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum TransferStep {
     Program(usize),
     /// The node writes, and answers.
     Apply(usize),
@@ -47,26 +47,26 @@ enum Step {
 }
 
 #[derive(Debug)]
-struct World {
-    state: State,
+struct TransferWorld {
+    state: TransferState,
     node: Vec<u8>,
     good: Vec<u8>,
-    sent: Vec<Sent>,
+    sent: Vec<SentWrite>,
     applied: Vec<u64>,
-    asked: Vec<Arc<Piece>>,
-    fetched: Vec<(Arc<Piece>, Bytes)>,
+    asked: Vec<Arc<RequestedBytes>>,
+    fetched: Vec<(Arc<RequestedBytes>, Bytes)>,
     programs: Vec<Program>,
 }
 
-impl World {
-    fn new(size: usize, programs: Vec<Vec<Op>>) -> Self {
+impl TransferWorld {
+    fn new(size: usize, programs: Vec<Vec<TransferOp>>) -> Self {
         let program = |ops| Program {
             ops,
             done: 0,
             read: None,
         };
         Self {
-            state: State::new(size as u64, 0),
+            state: TransferState::new(size as u64, 0),
             node: vec![0; size],
             good: vec![0; size],
             sent: Vec::new(),
@@ -78,33 +78,33 @@ impl World {
     }
 
     fn is_enabled(&self, program: &Program) -> bool {
-        let can_send = self.state.is_sent() || self.state.has_room();
+        let can_send = self.state.is_sent() || self.state.has_space();
         match (&program.read, program.ops.get(program.done)) {
             (_, None) => false,
             (Some(read), _) => match &read.piece {
                 Some(piece) => piece.data.lock().is_some(),
                 None => self.state.settled(read.mark),
             },
-            (None, Some(Op::Ahead(_))) => true,
-            (None, Some(Op::Write(..) | Op::Read(_))) => can_send,
+            (None, Some(TransferOp::Ahead(_))) => true,
+            (None, Some(TransferOp::Write(..) | TransferOp::Read(_))) => can_send,
         }
     }
 
-    fn steps(&self) -> Vec<Step> {
+    fn steps(&self) -> Vec<TransferStep> {
         let programs = self.programs.iter().enumerate();
         let enabled = programs.filter(|(_, program)| self.is_enabled(program));
-        let mut steps: Vec<_> = enabled.map(|(at, _)| Step::Program(at)).collect();
-        steps.extend((0..self.sent.len()).map(Step::Apply));
-        steps.extend((0..self.applied.len()).map(Step::Arrive));
-        steps.extend((0..self.asked.len()).map(Step::Fetch));
-        steps.extend((0..self.fetched.len()).map(Step::Answer));
+        let mut steps: Vec<_> = enabled.map(|(at, _)| TransferStep::Program(at)).collect();
+        steps.extend((0..self.sent.len()).map(TransferStep::Apply));
+        steps.extend((0..self.applied.len()).map(TransferStep::Arrive));
+        steps.extend((0..self.asked.len()).map(TransferStep::Fetch));
+        steps.extend((0..self.fetched.len()).map(TransferStep::Answer));
         steps
     }
 
-    fn step(&mut self, step: Step) {
+    fn step(&mut self, step: TransferStep) {
         match step {
-            Step::Program(at) => self.run(at),
-            Step::Apply(at) => {
+            TransferStep::Program(at) => self.run(at),
+            TransferStep::Apply(at) => {
                 let sent = self.sent.remove(at);
                 let start = usize::try_from(sent.start).unwrap();
                 let end = start + sent.bytes.len();
@@ -112,11 +112,11 @@ impl World {
                 self.node[start..end].copy_from_slice(&sent.bytes);
                 self.applied.push(sent.number);
             }
-            Step::Arrive(at) => {
+            TransferStep::Arrive(at) => {
                 let number = self.applied.remove(at);
                 self.state.arrived(number, None);
             }
-            Step::Fetch(at) => {
+            TransferStep::Fetch(at) => {
                 let piece = self.asked.remove(at);
                 let range =
                     usize::try_from(piece.start).unwrap()..usize::try_from(piece.end).unwrap();
@@ -124,7 +124,7 @@ impl World {
                 let bytes = self.node.get(range.start..end).unwrap_or_default();
                 self.fetched.push((piece, Bytes::copy_from_slice(bytes)));
             }
-            Step::Answer(at) => {
+            TransferStep::Answer(at) => {
                 let (piece, bytes) = self.fetched.remove(at);
                 piece.answer(Ok(bytes));
             }
@@ -134,7 +134,7 @@ impl World {
     fn run(&mut self, at: usize) {
         let op = self.programs[at].ops[self.programs[at].done].clone();
         match op {
-            Op::Ahead(range) => {
+            TransferOp::Ahead(range) => {
                 let end = (range.end as u64).min(self.state.size);
                 if self.state.is_clean() && (range.start as u64) < end {
                     let (_, asked) = self.state.piece(range.start as u64, end);
@@ -142,7 +142,7 @@ impl World {
                 }
                 self.programs[at].done += 1;
             }
-            Op::Write(range, value) => {
+            TransferOp::Write(range, value) => {
                 let bytes = vec![value; range.len()];
                 if !self.state.take(range.start as u64, &bytes) {
                     self.sent.push(self.state.dispatch());
@@ -159,7 +159,7 @@ impl World {
                 }
                 self.programs[at].done += 1;
             }
-            Op::Read(range) => self.read(at, &range),
+            TransferOp::Read(range) => self.read(at, &range),
         }
     }
 
@@ -206,10 +206,10 @@ impl World {
 }
 
 /// Runs all events in every order. Returns the number of orders.
-fn all_orders(size: usize, programs: &[Vec<Op>]) -> usize {
+fn all_orders(size: usize, programs: &[Vec<TransferOp>]) -> usize {
     let mut choices: Vec<(usize, usize)> = Vec::new();
     for orders in 1.. {
-        let mut world = World::new(size, programs.to_vec());
+        let mut world = TransferWorld::new(size, programs.to_vec());
         for at in 0.. {
             let steps = world.steps();
             if steps.is_empty() {
@@ -232,13 +232,26 @@ fn all_orders(size: usize, programs: &[Vec<Op>]) -> usize {
 
 #[test]
 fn read_sees_every_earlier_write_in_every_order() {
-    let write = |range, value| Op::Write(range, value);
-    let programs: [&[Vec<Op>]; 5] = [
-        &[vec![Op::Ahead(0..8)], vec![write(2..4, 1), Op::Read(0..8)]],
-        &[vec![Op::Read(0..8)], vec![write(2..4, 1), Op::Read(2..3)]],
-        &[vec![write(0..2, 1), Op::Read(0..4)], vec![write(1..3, 2)]],
-        &[vec![Op::Ahead(0..8), write(8..10, 1), Op::Read(4..12)]],
-        &[vec![write(0..4, 1), write(6..8, 2), Op::Read(0..8)]],
+    let write = |range, value| TransferOp::Write(range, value);
+    let programs: [&[Vec<TransferOp>]; 5] = [
+        &[
+            vec![TransferOp::Ahead(0..8)],
+            vec![write(2..4, 1), TransferOp::Read(0..8)],
+        ],
+        &[
+            vec![TransferOp::Read(0..8)],
+            vec![write(2..4, 1), TransferOp::Read(2..3)],
+        ],
+        &[
+            vec![write(0..2, 1), TransferOp::Read(0..4)],
+            vec![write(1..3, 2)],
+        ],
+        &[vec![
+            TransferOp::Ahead(0..8),
+            write(8..10, 1),
+            TransferOp::Read(4..12),
+        ]],
+        &[vec![write(0..4, 1), write(6..8, 2), TransferOp::Read(0..8)]],
     ];
     for programs in programs {
         assert!(all_orders(8, programs) > 10, "{programs:?}");
@@ -261,15 +274,15 @@ fn read_sees_every_earlier_write_in_long_random_orders() {
                 let start = below(SIZE);
                 let range = start..start + 1 + below(5_000);
                 match below(4) {
-                    0 => Op::Ahead(range),
-                    1 => Op::Read(range),
-                    _ => Op::Write(range, u8::try_from(below(255)).unwrap() + 1),
+                    0 => TransferOp::Ahead(range),
+                    1 => TransferOp::Read(range),
+                    _ => TransferOp::Write(range, u8::try_from(below(255)).unwrap() + 1),
                 }
             };
             (0..30).map(op).collect::<Vec<_>>()
         };
         let programs = (0..4).map(|_| program()).collect();
-        let mut world = World::new(SIZE, programs);
+        let mut world = TransferWorld::new(SIZE, programs);
         loop {
             let steps = world.steps();
             if steps.is_empty() {

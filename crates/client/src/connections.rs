@@ -1,0 +1,396 @@
+//! The connections of a listener, limited so that no peer's connections keep others out. Unauthenticated clients have to authenticate soon, and the
+//! number of unauthenticated clients and the number of connections of each user are limited. Beyond the limit, the connection that has been silent for
+//! longest is closed.
+//!
+//! Daemons of the cluster, which may act for any user, have no limit.
+
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tonic::transport::server::Connected;
+
+/// Maximum number of unauthenticated connections.
+const UNAUTHENTICATED_MAX: usize = 256;
+
+/// Time in which an unauthenticated client has to authenticate, however many bytes it sends.
+const AUTHENTICATION_MAX: Duration = Duration::from_secs(15);
+
+/// Interval of the search for slow unauthenticated clients.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Identity of a connection's peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// Not authenticated yet.
+    Unauthenticated,
+    /// An ordinary user.
+    User(u32),
+    /// A daemon of the cluster, or an administrator.
+    Daemon,
+}
+
+/// All connections of a listener. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Guests(Arc<OpenGuests>);
+
+#[derive(Debug)]
+struct OpenGuests {
+    each_max: usize,
+    since: Instant,
+    all: Mutex<All>,
+}
+
+#[derive(Debug, Default)]
+struct All {
+    last: u64,
+    guests: BTreeMap<u64, Arc<Seat>>,
+}
+
+/// One connection's place.
+#[derive(Debug)]
+struct Seat {
+    who: Mutex<Who>,
+    /// Time of the connection, in milliseconds from the start of the listener.
+    came: u64,
+    heard: AtomicU64,
+    asked_to_go: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl Seat {
+    fn ask_to_go(&self) {
+        self.asked_to_go.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+}
+
+/// One connection, for the code that serves it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct GuestConnection {
+    seat: Arc<Seat>,
+    open: Arc<OpenGuests>,
+}
+
+impl Guests {
+    /// Returns the places of a listener with up to `each_max` connections of each ordinary user.
+    #[must_use]
+    pub fn new(each_max: usize) -> Self {
+        Self(Arc::new(OpenGuests {
+            each_max,
+            since: Instant::now(),
+            all: Mutex::default(),
+        }))
+    }
+
+    /// Closes the connections of slow unauthenticated clients, for as long as the listener exists. Call it on a runtime.
+    pub fn watch(&self) {
+        let open = Arc::downgrade(&self.0);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(LOOK).await;
+                let Some(open) = open.upgrade() else { return };
+                open.send_slow_away(AUTHENTICATION_MAX);
+            }
+        });
+    }
+
+    /// Gives a connection a place.
+    #[must_use]
+    pub fn seat<S>(&self, stream: S, who: Who) -> Seated<S> {
+        let now = self.0.now();
+        let seat = Arc::new(Seat {
+            who: Mutex::new(who),
+            came: now,
+            heard: AtomicU64::new(now),
+            asked_to_go: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+        });
+        let mut all = self.0.all.lock();
+        all.last += 1;
+        let number = all.last;
+        all.guests.insert(number, seat.clone());
+        self.0.make_space(&all, who);
+        drop(all);
+        let guest = GuestConnection {
+            seat,
+            open: self.0.clone(),
+        };
+        let place = GuestSlot { guest, number };
+        Seated { stream, place }
+    }
+}
+
+impl OpenGuests {
+    fn now(&self) -> u64 {
+        u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Asks the connection that has been silent for longest to close, if there are too many of a kind.
+    fn make_space(&self, all: &All, who: Who) {
+        let most = match who {
+            Who::Daemon => return,
+            Who::Unauthenticated => UNAUTHENTICATED_MAX,
+            Who::User(_) => self.each_max,
+        };
+        let asked = |seat: &Seat| seat.asked_to_go.load(Ordering::Acquire);
+        let alike = || {
+            let seats = all.guests.values();
+            seats.filter(|seat| *seat.who.lock() == who && !asked(seat))
+        };
+        if alike().count() <= most {
+            return;
+        }
+        let silent = alike().min_by_key(|seat| seat.heard.load(Ordering::Relaxed));
+        if let Some(seat) = silent {
+            seat.ask_to_go();
+        }
+    }
+
+    fn send_slow_away(&self, after: Duration) {
+        let after = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
+        let now = self.now();
+        for seat in self.all.lock().guests.values() {
+            if *seat.who.lock() == Who::Unauthenticated && now.saturating_sub(seat.came) > after {
+                seat.ask_to_go();
+            }
+        }
+    }
+}
+
+impl GuestConnection {
+    /// Notes the authenticated identity of the connection. After several authentications the last one counts, but a connection of a daemon of
+    /// the cluster keeps that identity.
+    pub fn introduce(&self, who: Who) {
+        {
+            let mut known = self.seat.who.lock();
+            if *known == who || *known == Who::Daemon {
+                return;
+            }
+            *known = who;
+        }
+        let all = self.open.all.lock();
+        self.open.make_space(&all, who);
+    }
+}
+
+/// A connection that has a place.
+#[derive(Debug)]
+pub struct Seated<S> {
+    // The connection is closed before its place is free.
+    stream: S,
+    place: GuestSlot,
+}
+
+/// A place, free when it is dropped.
+#[derive(Debug)]
+struct GuestSlot {
+    guest: GuestConnection,
+    number: u64,
+}
+
+impl Drop for GuestSlot {
+    fn drop(&mut self) {
+        self.guest.open.all.lock().guests.remove(&self.number);
+    }
+}
+
+impl<S> Seated<S> {
+    /// Returns the handle for the code that serves the connection.
+    pub fn guest(&self) -> &GuestConnection {
+        &self.place.guest
+    }
+
+    /// Moves the place to the stream that the connection has become.
+    pub fn with<T>(self, stream: T) -> Seated<T> {
+        let place = self.place;
+        Seated { stream, place }
+    }
+
+    /// Waits until others need the place.
+    pub async fn asked_to_go(&self) {
+        std::future::poll_fn(|cx| match self.check(cx) {
+            Ok(()) => Poll::Pending,
+            Err(_) => Poll::Ready(()),
+        })
+        .await;
+    }
+
+    /// Returns an error if the connection has to close. The task is woken when that happens.
+    fn check(&self, cx: &Context<'_>) -> io::Result<()> {
+        let seat = &self.guest().seat;
+        seat.waker.register(cx.waker());
+        if seat.asked_to_go.load(Ordering::Acquire) {
+            return Err(io::Error::new(
+                io::ErrorKind::ConnectionAborted,
+                "others need the place of this connection",
+            ));
+        }
+        Ok(())
+    }
+
+    fn heard<T>(&self, done: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if matches!(done, Poll::Ready(Ok(_))) {
+            let now = self.guest().open.now();
+            self.guest().seat.heard.store(now, Ordering::Relaxed);
+        }
+        done
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Seated<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.check(cx)?;
+        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
+        this.heard(read)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Seated<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.check(cx)?;
+        let written = Pin::new(&mut this.stream).poll_write(cx, buf);
+        this.heard(written)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.check(cx)?;
+        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
+        this.heard(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.check(cx)?;
+        Pin::new(&mut this.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}
+
+/// A connection as a service of tonic sees it: its place, and information of the connection itself.
+#[derive(Clone, Debug)]
+pub struct Met<I> {
+    /// Its place.
+    pub guest: GuestConnection,
+    /// Information of the connection.
+    pub info: I,
+}
+
+impl<S: Connected> Connected for Seated<S> {
+    type ConnectInfo = Met<S::ConnectInfo>;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        Met {
+            guest: self.guest().clone(),
+            info: self.stream.connect_info(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+    const EACH_MAX: usize = 2;
+
+    fn seated(guests: &Guests, who: Who) -> (DuplexStream, Seated<DuplexStream>) {
+        let (near, far) = duplex(64);
+        (near, guests.seat(far, who))
+    }
+
+    async fn lives(seated: &mut Seated<DuplexStream>, near: &mut DuplexStream) -> bool {
+        let _ = near.write_all(b"a").await;
+        seated.read_u8().await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn guests_evict_longest_silent_unauthenticated_client() {
+        let guests = Guests::new(EACH_MAX);
+        let mut all: Vec<_> = (0..UNAUTHENTICATED_MAX)
+            .map(|_| seated(&guests, Who::Unauthenticated))
+            .collect();
+        let (mut known_near, mut known) = seated(&guests, Who::User(7));
+        let (mut daemon_near, mut daemon) = seated(&guests, Who::Daemon);
+        // All except one send bytes after it.
+        let before = guests.0.now();
+        while guests.0.now() == before {
+            tokio::task::yield_now().await;
+        }
+        for (near, seated) in all.iter_mut().skip(1) {
+            assert!(lives(seated, near).await);
+        }
+        let (mut near, mut newcomer) = seated(&guests, Who::Unauthenticated);
+        let (first_near, first) = &mut all[0];
+        assert!(!lives(first, first_near).await);
+        let (last_near, last) = all.last_mut().unwrap();
+        assert!(lives(last, last_near).await && lives(&mut newcomer, &mut near).await);
+        assert!(
+            lives(&mut known, &mut known_near).await && lives(&mut daemon, &mut daemon_near).await
+        );
+    }
+
+    #[tokio::test]
+    async fn user_has_bounded_connections_however_introduced() {
+        let guests = Guests::new(EACH_MAX);
+        let mut own: Vec<_> = (0..EACH_MAX)
+            .map(|_| seated(&guests, Who::User(7)))
+            .collect();
+        let (mut other_near, mut other) = seated(&guests, Who::User(8));
+        let (mut near, mut newcomer) = seated(&guests, Who::Unauthenticated);
+        newcomer.guest().introduce(Who::User(7));
+        let mut left = 0;
+        for (near, seated) in &mut own {
+            left += usize::from(lives(seated, near).await);
+        }
+        left += usize::from(lives(&mut newcomer, &mut near).await);
+        assert_eq!(left, EACH_MAX);
+        assert!(lives(&mut other, &mut other_near).await);
+    }
+
+    #[tokio::test]
+    async fn slow_guest_waiting_for_bytes_is_woken_and_closed() {
+        let guests = Guests::new(EACH_MAX);
+        let (_near, mut slow) = seated(&guests, Who::Unauthenticated);
+        let (_daemon_near, daemon) = seated(&guests, Who::Unauthenticated);
+        daemon.guest().introduce(Who::Daemon);
+        let reading = tokio::spawn(async move { slow.read_u8().await });
+        tokio::task::yield_now().await;
+        while guests.0.now() == 0 {
+            tokio::task::yield_now().await;
+        }
+        guests.0.send_slow_away(Duration::ZERO);
+        assert!(reading.await.unwrap().is_err());
+        // The other one is authenticated, and both places are accounted for.
+        assert!(!daemon.guest().seat.asked_to_go.load(Ordering::Acquire));
+        assert_eq!(guests.0.all.lock().guests.len(), 1);
+    }
+}

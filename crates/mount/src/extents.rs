@@ -1,0 +1,247 @@
+//! A mount's state of a version that several mounts write, or have written: which bytes of the file are where. It has neither clock nor
+//! network: its user passes in the server's answers, and moves the bytes (next: `mount/src/fs/multi_writer.rs`;
+//! `docs/decisions/0025-concurrent-writers.md`).
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_core::layout::{Extent, Extents, LayoutError, Part, PartPosition, encode_extents};
+use tidemill_wire::v1;
+
+/// Whether others have published writes since the server was last asked. The state stays stale until the answer is adopted: a concurrent
+/// reader asks, too.
+#[derive(Debug, Default)]
+pub struct Freshness {
+    /// Number of times that others may have published writes.
+    marks: AtomicU64,
+    /// Number of these marks that an adopted answer covers.
+    answered: AtomicU64,
+}
+
+impl Freshness {
+    /// Notes that others have published writes.
+    pub fn mark(&self) {
+        self.marks.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Returns the mark of a question that is asked now, for [`Self::answered`].
+    pub fn asks(&self) -> u64 {
+        self.marks.load(Ordering::Acquire)
+    }
+
+    /// Notes that the answer is adopted.
+    pub fn answered(&self, asked: u64) {
+        self.answered.fetch_max(asked, Ordering::AcqRel);
+    }
+
+    /// Whether there may be unknown writes.
+    pub fn is_stale(&self) -> bool {
+        self.answered.load(Ordering::Acquire) < self.marks.load(Ordering::Acquire)
+    }
+}
+
+/// Returns the extent that covers all of a file of `size` bytes, which one mount has written.
+#[must_use]
+pub fn all_of(size: u64) -> Option<Extent> {
+    let at = PartPosition { part: 0, offset: 0 };
+    (size > 0).then_some(Extent {
+        offset: 0,
+        length: size,
+        at,
+    })
+}
+
+/// Writes of this mount to a version that may not be published yet. Bytes that were reported are never written again.
+#[derive(Debug)]
+pub struct WriteLog {
+    /// Index of the part.
+    pub index: usize,
+    /// Time of the last write, in nanoseconds since the epoch.
+    pub mtime: i64,
+    /// End of the object in bytes.
+    end: u64,
+    /// Written, and not reported.
+    pending: Extents,
+    /// Reported, and not answered: they are reported again.
+    publications: Vec<(v1::MountPublication, Extents)>,
+    /// Number of the last report.
+    number: u64,
+}
+
+/// Returns an empty list of extents of a part.
+fn pending(index: usize) -> Extents {
+    let part = Part::on(ObjectId(0), 0, NodeId(0));
+    Extents::with_parts(vec![part; index + 1])
+}
+
+impl WriteLog {
+    /// Returns an empty log; the part's object has `end` bytes.
+    #[must_use]
+    pub fn new(index: usize, end: u64, mtime: i64) -> Self {
+        Self {
+            index,
+            mtime,
+            end,
+            pending: pending(index),
+            publications: Vec::new(),
+            number: 0,
+        }
+    }
+
+    /// Returns the number of extents that the server may not know.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        let publications = self.publications.iter().map(|(_, extents)| extents.count());
+        publications.sum::<usize>() + self.pending.count()
+    }
+
+    /// Whether these bytes of the file would have another offset in the part than in the file.
+    #[must_use]
+    pub fn moves(&self, range: &Range<u64>) -> bool {
+        match self.pending.covering(range) {
+            Some(extent) => extent.at.offset != extent.offset,
+            None => self.end != range.start,
+        }
+    }
+
+    /// Returns the offset in the part at which to write these bytes of the file, and whether [`Self::written`] has to be called for them.
+    pub fn place(&mut self, range: &Range<u64>) -> (u64, bool) {
+        if let Some(extent) = self.pending.covering(range) {
+            return (extent.at.offset + (range.start - extent.offset), false);
+        }
+        let at = self.end;
+        self.end += range.end - range.start;
+        (at, true)
+    }
+
+    /// Notes that these bytes of the file were written at `at`.
+    ///
+    /// # Errors
+    /// There are too many extents, or the range is invalid.
+    pub fn written(&mut self, range: &Range<u64>, at: u64) -> Result<(), LayoutError> {
+        let part = self.index;
+        self.pending.put(Extent {
+            offset: range.start,
+            length: range.end - range.start,
+            at: PartPosition { part, offset: at },
+        })
+    }
+
+    /// Turns the writes since the last report into a new report; with `cut` the file has that length then.
+    pub fn tell(&mut self, cut: Option<u64>) {
+        if self.pending.count() == 0 && cut.is_none() {
+            return;
+        }
+        let mut extents = std::mem::replace(&mut self.pending, pending(self.index));
+        self.number += 1;
+        let publication = v1::MountPublication {
+            number: self.number,
+            extents: encode_extents(extents.extents()),
+            cut,
+            mtime: self.mtime,
+        };
+        if let Some(cut) = cut {
+            extents.set_size(cut);
+        }
+        self.publications.push((publication, extents));
+    }
+
+    /// Returns the unanswered reports.
+    #[must_use]
+    pub fn publications(&self) -> Vec<v1::MountPublication> {
+        self.publications
+            .iter()
+            .map(|(publication, _)| publication.clone())
+            .collect()
+    }
+
+    /// Notes that the server has received these reports, and that its answer is adopted.
+    pub fn heard(&mut self, publications: &[v1::MountPublication]) {
+        let last = publications.last().map(|publication| publication.number);
+        self.publications
+            .retain(|(publication, _)| Some(publication.number) > last);
+    }
+
+    /// Notes that the part is sealed, and that the state published since then is adopted.
+    pub fn all_heard(&mut self) {
+        self.publications.clear();
+    }
+
+    /// Returns the writes over the published bytes of a range, in order: each entry first sets the length of the file, then has extents.
+    #[must_use]
+    pub fn over(&self, range: &Range<u64>) -> Vec<(Option<u64>, Vec<Extent>)> {
+        let publications = self.publications.iter();
+        let publications = publications.map(|(publication, extents)| (publication.cut, extents));
+        let all = publications.chain([(None, &self.pending)]);
+        let within = |(cut, extents): (Option<u64>, &Extents)| {
+            (cut, extents.within(range.clone()).collect())
+        };
+        all.map(within).collect()
+    }
+
+    /// Returns the length of the file for writers here, if all others see the length `seen`.
+    #[must_use]
+    pub fn size_over(&self, seen: u64) -> u64 {
+        let mut size = seen;
+        for (publication, extents) in &self.publications {
+            size = publication.cut.unwrap_or_else(|| size.max(extents.size));
+        }
+        size.max(self.pending.size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Freshness, WriteLog};
+
+    fn write(log: &mut WriteLog, range: std::ops::Range<u64>) {
+        let (at, is_new) = log.place(&range);
+        if is_new {
+            log.written(&range, at).unwrap();
+        }
+    }
+
+    #[test]
+    fn range_moves_unless_part_has_same_offset() {
+        let mut log = WriteLog::new(0, 100, 0);
+        assert!(log.moves(&(0..10)), "what the file has lies there already");
+        assert!(log.moves(&(110..120)));
+        assert!(!log.moves(&(100..110)));
+        write(&mut log, 100..110);
+        assert!(!log.moves(&(102..105)), "it is written over in its place");
+        assert!(!log.moves(&(110..120)) && log.moves(&(105..120)));
+        write(&mut log, 0..10);
+        assert!(log.moves(&(2..5)) && log.moves(&(110..120)));
+    }
+
+    #[test]
+    fn extents_count_until_server_has_heard_them() {
+        let mut log = WriteLog::new(1, 0, 0);
+        write(&mut log, 0..1);
+        write(&mut log, 5..6);
+        log.tell(None);
+        write(&mut log, 9..10);
+        assert_eq!(log.count(), 3);
+        log.heard(&log.publications());
+        assert_eq!(log.count(), 1);
+    }
+
+    #[test]
+    fn freshness_stays_stale_if_marked_during_question() {
+        let freshness = Freshness::default();
+        assert!(!freshness.is_stale());
+        freshness.mark();
+        let asked = freshness.asks();
+        assert!(freshness.is_stale(), "nothing is adopted yet");
+        freshness.mark();
+        freshness.answered(asked);
+        assert!(freshness.is_stale(), "more was made visible meanwhile");
+        freshness.answered(freshness.asks());
+        assert!(!freshness.is_stale());
+        freshness.answered(asked);
+        assert!(
+            !freshness.is_stale(),
+            "an answer that comes late takes nothing back"
+        );
+    }
+}

@@ -1,0 +1,145 @@
+//! Open directories of stores, read one page of names at a time, however many names exist (next: `mount/src/stores.rs`).
+
+use super::RemoteStores;
+use super::vnodes::InodeMeaning;
+use crate::error::Error;
+use crate::fs::{Caller, LookupResult};
+use crate::stores::{DirectoryEntry, EntryPages, PathContent};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tokio::sync::Mutex;
+
+/// Number of names in one request to a store.
+const PAGE_ENTRIES: usize = 1000;
+
+#[derive(Debug)]
+pub(super) struct AttachedListing {
+    place: InodeMeaning,
+    /// Id of the store that the names are from.
+    store: u64,
+    source: Option<Box<dyn EntryPages>>,
+    /// Number of the first name that is in memory.
+    base: u64,
+    here: VecDeque<DirectoryEntry>,
+    ended: bool,
+}
+
+impl AttachedListing {
+    fn new(place: InodeMeaning) -> Self {
+        Self {
+            place,
+            store: 0,
+            source: None,
+            base: 0,
+            here: VecDeque::new(),
+            ended: false,
+        }
+    }
+}
+
+/// A range of names, and their directory.
+#[derive(Debug)]
+pub(crate) struct NameRange {
+    place: InodeMeaning,
+    store: u64,
+    /// Number of the first name.
+    pub(crate) from: u64,
+    pub(crate) entries: Vec<DirectoryEntry>,
+}
+
+impl RemoteStores {
+    pub(crate) fn opendir(&self, caller: Caller, number: u64) -> Result<u64, Error> {
+        Self::check(caller)?;
+        let place = self.vnodes.lock().place(number)?;
+        if matches!(place, InodeMeaning::File(_)) {
+            return Err(Errno::NOTDIR.into());
+        }
+        let handle = self.number();
+        let listing = Arc::new(Mutex::new(AttachedListing::new(place)));
+        self.listings.lock().insert(handle, listing);
+        Ok(handle)
+    }
+
+    pub(crate) fn releasedir(&self, handle: u64) {
+        self.listings.lock().remove(&handle);
+    }
+
+    /// Returns up to `most` names from number `from` on; none at the end.
+    pub(crate) async fn list(
+        &self,
+        handle: u64,
+        from: u64,
+        most: usize,
+    ) -> Result<NameRange, Error> {
+        let listing = self.listings.lock().get(&handle).cloned();
+        let listing = listing.ok_or(Errno::BADF)?;
+        let mut listing = listing.lock().await;
+        if from < listing.base || from == 0 {
+            // Back to the beginning: the store is asked again.
+            *listing = AttachedListing::new(listing.place.clone());
+        }
+        loop {
+            while listing.base < from && listing.here.pop_front().is_some() {
+                listing.base += 1;
+            }
+            if listing.base == from && !listing.here.is_empty() || listing.ended {
+                break;
+            }
+            if let Err(error) = self.page(&mut listing).await {
+                *listing = AttachedListing::new(listing.place.clone());
+                return Err(error);
+            }
+        }
+        Ok(NameRange {
+            place: listing.place.clone(),
+            store: listing.store,
+            from: listing.base,
+            entries: listing.here.iter().take(most).cloned().collect(),
+        })
+    }
+
+    async fn page(&self, listing: &mut AttachedListing) -> Result<(), Error> {
+        let InodeMeaning::Directory(remote, path) = &listing.place else {
+            let remotes = self.remotes().await?;
+            let directory = |name: &String| DirectoryEntry {
+                name: name.clone(),
+                seen: PathContent::Directory,
+            };
+            listing.here.extend(remotes.keys().map(directory));
+            listing.ended = true;
+            return Ok(());
+        };
+        let at = (remote.as_str(), path.as_str());
+        let mut source = match listing.source.take() {
+            Some(source) => source,
+            None => {
+                let opened = self.store(remote).await?;
+                listing.store = opened.id;
+                self.within(at, opened.store.entries(path)).await?
+            }
+        };
+        let page = self.within(at, source.next(PAGE_ENTRIES)).await?;
+        listing.ended = page.is_empty();
+        listing.here.extend(page);
+        listing.source = Some(source);
+        Ok(())
+    }
+
+    /// Returns the attributes of a listed name for the kernel's cache. `None`: the kernel has to ask for them.
+    pub(crate) fn listed(&self, names: &NameRange, entry: &DirectoryEntry) -> Option<LookupResult> {
+        let mut vnodes = self.vnodes.lock();
+        match &names.place {
+            InodeMeaning::Directory(remote, path) => {
+                vnodes.listed((remote, path), names.store, entry)
+            }
+            _ => {
+                let whole = DirectoryEntry {
+                    name: String::new(),
+                    seen: PathContent::Directory,
+                };
+                vnodes.listed((&entry.name, ""), 0, &whole)
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Open files of stores. An open file reads the version that exists at the open, or fails (next: `mount/src/stores.rs`).
+
+use super::known::OpenedStore;
+use super::vnodes::StoreVersion;
+use super::{RemoteStores, remote_error};
+use crate::error::Error;
+use crate::fs::Caller;
+use crate::stores::{Content, PathContent, StoreFailure};
+use bytes::Bytes;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidemill_client::blocks::{BLOCK_BYTES, BlockKey};
+
+/// Number of blocks that are read ahead for sequential reads.
+const BLOCKS_AHEAD: u64 = 2;
+/// Time that a read may wait for its turn, as a multiple of the store's time limit.
+const TURN_PATIENCES: u32 = 4;
+/// No block has been read yet.
+const NONE: u64 = u64::MAX;
+
+#[derive(Debug)]
+pub(super) struct RemoteReader {
+    store: Arc<OpenedStore>,
+    remote: String,
+    path: Arc<str>,
+    tag: Arc<str>,
+    content: Content,
+    /// The block that was read last.
+    last: AtomicU64,
+}
+
+impl RemoteReader {
+    fn key(&self, index: u64) -> BlockKey {
+        BlockKey {
+            store: self.store.id,
+            path: self.path.clone(),
+            tag: self.tag.clone(),
+            index,
+        }
+    }
+
+    fn blocks(&self) -> u64 {
+        self.content.size.div_ceil(BLOCK_BYTES)
+    }
+
+    /// Returns the end of a range, limited by the size of the file.
+    fn end(&self, offset: u64, length: usize) -> u64 {
+        self.content.size.min(offset.saturating_add(length as u64))
+    }
+
+    /// Returns the bytes of a range. `None`: `block` does not have one of its blocks.
+    fn cut(offset: u64, end: u64, mut block: impl FnMut(u64) -> Option<Bytes>) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let index = at / BLOCK_BYTES;
+            let begin = index * BLOCK_BYTES;
+            let block = block(index)?;
+            let from = usize::try_from(at - begin).ok()?;
+            let to = usize::try_from(end.min(begin + BLOCK_BYTES) - begin).ok()?;
+            bytes.extend_from_slice(block.get(from..to)?);
+            at = begin + BLOCK_BYTES;
+        }
+        Some(bytes)
+    }
+}
+
+impl RemoteStores {
+    /// Opens the version of an inode, if its name still has this version. Otherwise the kernel looks the name up again.
+    pub(crate) async fn open(
+        &self,
+        caller: Caller,
+        number: u64,
+        write: bool,
+    ) -> Result<u64, Error> {
+        Self::check(caller)?;
+        if write {
+            return Err(Errno::ROFS.into());
+        }
+        let (version, content) = self.vnodes.lock().file(number)?;
+        let StoreVersion { remote, path, .. } = &version;
+        let store = match self.store(remote).await {
+            Err(error) if error.is(Errno::NOENT) => return Err(Errno::STALE.into()),
+            store => store?,
+        };
+        if store.id != version.store {
+            return Err(Errno::STALE.into());
+        }
+        let asked = async {
+            let seen = store.store.look(path).await?;
+            let same = matches!(&seen, PathContent::File(now) if now.tag == version.tag);
+            if same {
+                store.store.read(path, &content, (0, 0)).await?;
+            }
+            Ok(same)
+        };
+        match self.within((remote, path), asked).await {
+            Ok(true) => {}
+            Ok(false) => return Err(Errno::STALE.into()),
+            Err(error) if error.is(Errno::NOENT) => return Err(Errno::STALE.into()),
+            Err(error) => return Err(error),
+        }
+        let handle = self.number();
+        let file = RemoteReader {
+            store,
+            remote: version.remote,
+            path: version.path.into(),
+            tag: version.tag.into(),
+            content,
+            last: AtomicU64::new(NONE),
+        };
+        self.files.lock().insert(handle, Arc::new(file));
+        Ok(handle)
+    }
+
+    fn file(&self, handle: u64) -> Result<Arc<RemoteReader>, Error> {
+        let files = self.files.lock();
+        files
+            .get(&handle)
+            .cloned()
+            .ok_or_else(|| Errno::BADF.into())
+    }
+
+    pub(crate) fn release(&self, handle: u64) {
+        self.files.lock().remove(&handle);
+    }
+
+    /// Returns a range whose blocks are all cached.
+    pub(crate) fn read_now(&self, handle: u64, offset: u64, length: usize) -> Option<Vec<u8>> {
+        let file = self.file(handle).ok()?;
+        // The first read of a block may start the read-ahead.
+        if offset < file.content.size && file.last.load(Ordering::Relaxed) != offset / BLOCK_BYTES {
+            return None;
+        }
+        let block = |index| self.blocks.now(&file.key(index));
+        RemoteReader::cut(offset, file.end(offset, length), block)
+    }
+
+    pub(crate) async fn read(
+        self: &Arc<Self>,
+        handle: u64,
+        offset: u64,
+        length: usize,
+    ) -> Result<Vec<u8>, Error> {
+        let file = self.file(handle)?;
+        let end = file.end(offset, length);
+        let mut blocks = Vec::new();
+        if offset < end {
+            for index in offset / BLOCK_BYTES..=(end - 1) / BLOCK_BYTES {
+                let before = file.last.swap(index, Ordering::Relaxed);
+                if before != NONE && index == before.wrapping_add(1) {
+                    self.read_ahead(&file, index);
+                }
+                let block = self.block(&file, index).await;
+                let failed =
+                    |failure: StoreFailure| remote_error(&failure, &file.remote, &file.path);
+                blocks.push((index, block.map_err(failed)?));
+            }
+        }
+        let block = |index| {
+            let found = blocks.iter().find(|(at, _)| *at == index);
+            found.map(|(_, block)| block.clone())
+        };
+        RemoteReader::cut(offset, end, block).ok_or_else(|| Errno::IO.into())
+    }
+
+    /// Requests the blocks that follow a block.
+    fn read_ahead(self: &Arc<Self>, file: &Arc<RemoteReader>, index: u64) {
+        for ahead in index + 1..(index + 1 + BLOCKS_AHEAD).min(file.blocks()) {
+            let (remote_stores, file) = (self.clone(), file.clone());
+            self.backend.runtime.spawn(async move {
+                // A reader of the block gets the error.
+                let _ = remote_stores.block(&file, ahead).await;
+            });
+        }
+    }
+
+    async fn block(&self, file: &RemoteReader, index: u64) -> Result<Bytes, StoreFailure> {
+        let from = index * BLOCK_BYTES;
+        let count = BLOCK_BYTES.min(file.content.size - from);
+        let store = &file.store;
+        let ask = async {
+            let turn = tokio::time::timeout(self.patience * TURN_PATIENCES, store.turns.acquire());
+            let _turn = turn.await.map_err(|_| StoreFailure {
+                errno: Errno::IO,
+                reason: "too many wait for it".into(),
+            })?;
+            let read = store.store.read(&file.path, &file.content, (from, count));
+            let bytes = self.bounded(&file.remote, read).await?;
+            match bytes.len() as u64 == count {
+                true => Ok(bytes),
+                false => Err(StoreFailure {
+                    errno: Errno::IO,
+                    reason: format!("{} bytes came, not {count}", bytes.len()),
+                }),
+            }
+        };
+        self.blocks.get(&file.key(index), ask).await
+    }
+
+    /// Returns where data or a hole begins: the only hole is at the end.
+    pub(crate) fn seek(&self, handle: u64, offset: u64, data: bool) -> Result<u64, Error> {
+        let size = self.file(handle)?.content.size;
+        match offset < size {
+            true => Ok(if data { offset } else { size }),
+            false => Err(Errno::NXIO.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cut_joins_range_from_all_touched_blocks() {
+        let block = |index: u64| {
+            let length = if index == 2 { 10 } else { BLOCK_BYTES };
+            let bytes = vec![u8::try_from(index).ok()?; usize::try_from(length).ok()?];
+            Some(Bytes::from(bytes))
+        };
+        let cut = |from, to| RemoteReader::cut(from, to, block).unwrap();
+        assert_eq!(cut(BLOCK_BYTES - 1, BLOCK_BYTES + 2), [0, 1, 1]);
+        assert_eq!(cut(2 * BLOCK_BYTES - 1, 2 * BLOCK_BYTES + 3), [1, 2, 2, 2]);
+        assert!(cut(5, 5).is_empty());
+        assert!(RemoteReader::cut(2 * BLOCK_BYTES, 2 * BLOCK_BYTES + 11, block).is_none());
+        assert!(RemoteReader::cut(0, 1, |_| None).is_none());
+    }
+}

@@ -1,0 +1,733 @@
+//! Files that programs hand over (`tidemill preload --async`): this process stores them after their close (next: `mount/src/fs/seal.rs`).
+//!
+//! Until then their bytes are in `spool`. This module decides which files are stored again, by which thread and for how long. If a node
+//! or the server is offline, the file waits. If the file is refused, it is tried again as well, and `tidemill preload --wait` reports the
+//! reason. A file is abandoned only if another client has written it since.
+
+use super::copies::LocalFile;
+use super::open_files::{OpenFile, OpenFiles, is_closed};
+use super::path_resolution::Walker;
+use super::spool::{ShelfRecord, ShelvedFile, Spool};
+use crate::error::Error;
+use crate::fs::file::OpenHow;
+use crate::fs::unsealed::CloseOutcome;
+use crate::fs::{InodeKey, WaitPolicy, deadline};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemill_wire::v1::Kind;
+
+/// Number of threads that store: an offline node blocks one of them for a while.
+pub(super) const WORKERS: usize = 4;
+/// Maximum number of handed-over files that are not stored: each is open here.
+const FILES_MAX: usize = 1024;
+/// Part of these files, and of the space for their bytes, that each user may have, except root and the serving user.
+const SHARE_OF_OTHERS: usize = 4;
+/// Pause before a file is tried again, doubled up to [`PAUSE_MAX`].
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Interval at which the module checks whether a version is sealed.
+const SEAL_PAUSE: Duration = Duration::from_millis(20);
+/// Time that a worker waits for work before it checks again.
+const REST: Duration = Duration::from_millis(500);
+/// Time that a request on behalf of other clients waits for the bytes of a file.
+const OTHERS_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Content to store.
+#[derive(Clone, Debug)]
+enum UnstoredContent {
+    /// The handle that is open for it.
+    Open(Arc<OpenFile>),
+    /// A file on the spool: no handle is open for it any more, or not yet.
+    Left(Arc<(ShelfRecord, File)>),
+}
+
+#[derive(Debug)]
+struct BacklogItem {
+    what: UnstoredContent,
+    ino: u64,
+    uid: u32,
+    bytes: u64,
+    /// Whether a worker stores it now.
+    busy: bool,
+    /// Whether a program still has the file open, from before the file system was killed.
+    held: bool,
+    /// Error of the last failed attempt.
+    why: Option<(Errno, String)>,
+    /// Whether it is not tried any more.
+    ended: bool,
+    due: Instant,
+    pause: Duration,
+}
+
+/// File whose bytes are all at its node, and which is being sealed as that object.
+#[derive(Debug)]
+struct Sealing {
+    copy: Arc<LocalFile>,
+    object: u64,
+    ino: u64,
+    uid: u32,
+    bytes: u64,
+}
+
+/// Outcome of an attempt.
+#[derive(Debug)]
+enum AttemptOutcome {
+    /// No work is left.
+    Done,
+    Sealing(Arc<LocalFile>, u64),
+    Held,
+    /// The error, and the content to store next, if that has changed.
+    Failed(Option<UnstoredContent>, Error),
+}
+
+/// All files to store.
+#[derive(Debug)]
+pub(super) struct WriteBehind {
+    pub(super) spool: Spool,
+    space_bytes: u64,
+    items: Mutex<Items>,
+    /// Signalled when there is work, or when work was done.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Items {
+    by_number: BTreeMap<u64, BacklogItem>,
+    last: u64,
+    sealing: Vec<Sealing>,
+    /// Time of the last check of those seals.
+    looked: Option<Instant>,
+}
+
+/// Report about a file that is not stored.
+#[derive(Debug)]
+pub(super) struct Failed {
+    /// Whether the file waits for a node or the server.
+    pub(super) waits: bool,
+    pub(super) path: Vec<u8>,
+    pub(super) why: String,
+    /// Path of the file with its bytes.
+    pub(super) file: Vec<u8>,
+}
+
+impl Items {
+    fn enter(&mut self, item: BacklogItem) {
+        self.last += 1;
+        self.by_number.insert(self.last, item);
+    }
+
+    /// Returns the numbers of files and bytes of a user, or of all users.
+    fn of(&self, user: Option<u32>) -> (usize, u64) {
+        let items = self.by_number.values().map(|item| (item.uid, item.bytes));
+        let sealing = self.sealing.iter().map(|one| (one.uid, one.bytes));
+        let of = items
+            .chain(sealing)
+            .filter(|(uid, _)| user.is_none_or(|user| user == *uid));
+        of.fold((0, 0_u64), |(files, all), (_, bytes)| {
+            (files + 1, all.saturating_add(bytes))
+        })
+    }
+
+    /// Whether there is space for one more file; for an `other_user` within that user's share, too.
+    fn have_space(&self, space_bytes: u64, other_user: Option<u32>) -> bool {
+        let within = |user, share: usize| {
+            let (files, bytes) = self.of(user);
+            files < FILES_MAX / share && bytes < space_bytes / share as u64
+        };
+        within(None, 1) && (other_user.is_none() || within(other_user, SHARE_OF_OTHERS))
+    }
+
+    /// Checks whether programs have closed the files that were open when the file system was killed.
+    fn look_at_held(&mut self) {
+        for item in self.by_number.values_mut().filter(|item| item.held) {
+            if let UnstoredContent::Left(left) = &item.what
+                && is_closed(&left.1)
+            {
+                (item.held, item.due) = (false, Instant::now());
+            }
+        }
+    }
+
+    /// Marks the first `wanted` file as busy, and returns it.
+    fn begin(&mut self, wanted: impl Fn(&BacklogItem) -> bool) -> Option<(u64, UnstoredContent)> {
+        let mut all = self.by_number.iter_mut();
+        let (&number, item) = all.find(|(_, item)| !item.busy && !item.ended && wanted(item))?;
+        item.busy = true;
+        Some((number, item.what.clone()))
+    }
+}
+
+impl BacklogItem {
+    fn new(what: UnstoredContent, (ino, uid): (u64, u32), bytes: u64) -> Self {
+        Self {
+            what,
+            ino,
+            uid,
+            bytes,
+            busy: false,
+            held: false,
+            why: None,
+            ended: false,
+            due: Instant::now(),
+            pause: PAUSE_MIN,
+        }
+    }
+
+    /// Whether the file was refused, not only delayed.
+    fn is_refused(&self) -> bool {
+        self.why.as_ref().is_some_and(|(why, _)| !is_passing(*why))
+    }
+}
+
+/// Whether an error means that a node or the server is offline: the present attempt then continues later, and does not start over.
+fn is_passing(errno: Errno) -> bool {
+    [
+        Errno::HOSTUNREACH,
+        Errno::TIMEDOUT,
+        Errno::NOTCONN,
+        Errno::CONNREFUSED,
+        Errno::CONNRESET,
+        Errno::AGAIN,
+        Errno::INTR,
+        Errno::TXTBSY,
+        Errno::BUSY,
+    ]
+    .contains(&errno)
+}
+
+fn errno_of(error: &Error) -> Errno {
+    Errno::from_raw_os_error(error.errno())
+}
+
+fn mtime_of(file: &File) -> Result<i64, Error> {
+    let stat = file.metadata()?;
+    Ok(stat.mtime() * 1_000_000_000 + stat.mtime_nsec())
+}
+
+impl WriteBehind {
+    pub(super) fn new(spool: Spool, space_bytes: u64) -> Self {
+        Self {
+            spool,
+            space_bytes,
+            items: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Returns the number of files that will be stored.
+    pub(super) fn count(&self) -> usize {
+        let items = self.items.lock();
+        let live = items.by_number.values().filter(|item| !item.ended);
+        live.count() + items.sealing.len()
+    }
+
+    /// Waits until another file may be handed over, as long as that can help and there is time. Returns whether it may. An `other_user` is a
+    /// user who only has a share.
+    pub(super) fn has_space(&self, other_user: Option<u32>) -> bool {
+        let deadline = deadline::deadline();
+        let mut items = self.items.lock();
+        loop {
+            if items.have_space(self.space_bytes, other_user) {
+                return true;
+            }
+            let hopeless = |user: Option<u32>| {
+                let whose = |uid: u32| user.is_none_or(|user| user == uid);
+                let mut tried = items.by_number.values().filter(|item| whose(item.uid));
+                let sealing = items.sealing.iter().any(|one| whose(one.uid));
+                !sealing && tried.all(|item| item.why.is_some())
+            };
+            let share = other_user.filter(|_| items.have_space(self.space_bytes, None));
+            let hopeless = hopeless(share);
+            if hopeless || deadline::wait(&self.changed, &mut items, deadline) {
+                return false;
+            }
+        }
+    }
+
+    /// Whether there is space for the bytes of a file that is about to be closed.
+    pub(super) fn takes(&self, copy: &LocalFile, other_user: Option<u32>) -> bool {
+        let bytes = copy.file.metadata().map_or(0, |stat| stat.len());
+        let items = self.items.lock();
+        let fits = |user, share| items.of(user).1.saturating_add(bytes) <= self.space_bytes / share;
+        fits(None, 1) && (other_user.is_none() || fits(other_user, SHARE_OF_OTHERS as u64))
+    }
+
+    /// Adds an open file that was closed, to be stored from now on.
+    pub(super) fn give(&self, open_file: &Arc<OpenFile>) {
+        let size = open_file
+            .written_copy()
+            .and_then(|copy| copy.file.metadata().ok());
+        let bytes = size.map_or(0, |stat| stat.len());
+        let of = (open_file.key.ino, open_file.caller.uid);
+        let item = BacklogItem::new(UnstoredContent::Open(open_file.clone()), of, bytes);
+        self.items.lock().enter(item);
+        self.changed.notify_all();
+    }
+
+    /// Takes over the files of an earlier process.
+    pub(super) fn take_up(&self) -> Result<(), Error> {
+        for found in self.spool.find()? {
+            let ShelvedFile {
+                record,
+                file,
+                foreign,
+            } = found;
+            let bytes = file.metadata()?.len();
+            let of = (record.inode, record.uid);
+            let mut item =
+                BacklogItem::new(UnstoredContent::Left(Arc::new((record, file))), of, bytes);
+            if let Some(why) = foreign {
+                item.ended = true;
+                item.why = Some((Errno::STALE, why.to_owned()));
+            }
+            self.items.lock().enter(item);
+        }
+        Ok(())
+    }
+
+    /// Whether an earlier process has left the file with this device and inode.
+    pub(super) fn has_left(&self, (device, inode): (u64, u64)) -> bool {
+        let items = self.items.lock();
+        items.by_number.values().any(|item| match &item.what {
+            UnstoredContent::Left(left) => {
+                let stat = left.1.metadata();
+                stat.is_ok_and(|stat| (stat.dev(), stat.ino()) == (device, inode))
+            }
+            UnstoredContent::Open(_) => false,
+        })
+    }
+
+    /// Returns the file with the bytes that an earlier process has left of an inode.
+    pub(super) fn left_of(&self, ino: u64) -> Option<Metadata> {
+        let items = self.items.lock();
+        let mut of = items
+            .by_number
+            .values()
+            .rev()
+            .filter(|item| item.ino == ino && !item.ended);
+        of.find_map(|item| match &item.what {
+            UnstoredContent::Left(left) => left.1.metadata().ok(),
+            UnstoredContent::Open(_) => None,
+        })
+    }
+
+    /// Returns a user's files, or all, that are not stored: the number of files on their way, and reports about failed files. `again`:
+    /// refused files are tried once more before they are reported.
+    pub(super) fn standing(&self, uid: u32, again: bool) -> (u64, Vec<Failed>) {
+        let mut items = self.items.lock();
+        items.look_at_held();
+        // A user who removed the bytes does not want reports about them.
+        items.by_number.retain(|_, item| match &item.what {
+            UnstoredContent::Left(left) => !item.ended || self.spool.path(left.0.number).exists(),
+            UnstoredContent::Open(_) => true,
+        });
+        let own = |other: u32| uid == 0 || other == uid;
+        let refused = |item: &&mut BacklogItem| own(item.uid) && !item.ended && item.is_refused();
+        for item in items
+            .by_number
+            .values_mut()
+            .filter(|_| again)
+            .filter(refused)
+        {
+            (item.why, item.due, item.pause) = (None, Instant::now(), PAUSE_MIN);
+        }
+        self.changed.notify_all();
+        let all = || items.by_number.values().filter(|item| own(item.uid));
+        let waits = |item: &&BacklogItem| !item.ended && !item.held && !item.is_refused();
+        let sealing = items.sealing.iter().filter(|one| own(one.uid));
+        let waiting = all().filter(waits).count() + sealing.count();
+        let failed = all().filter_map(|item| {
+            let (_, why) = item.why.as_ref()?;
+            let record = match &item.what {
+                UnstoredContent::Open(open_file) => {
+                    open_file.copy.as_ref().and_then(|copy| copy.record())
+                }
+                UnstoredContent::Left(left) => Some(left.0.clone()),
+            }?;
+            Some(Failed {
+                waits: waits(&item),
+                file: super::spool::shown(&self.spool.path(record.number)),
+                path: record.path,
+                why: why.clone(),
+            })
+        });
+        (waiting as u64, failed.collect())
+    }
+
+    /// Notes the outcome of an attempt.
+    fn end(&self, number: u64, outcome: AttemptOutcome) {
+        let mut items = self.items.lock();
+        let Some(item) = items.by_number.get_mut(&number) else {
+            return;
+        };
+        item.busy = false;
+        item.due = Instant::now() + item.pause;
+        item.held = matches!(outcome, AttemptOutcome::Held);
+        match outcome {
+            AttemptOutcome::Done => {
+                items.by_number.remove(&number);
+            }
+            AttemptOutcome::Sealing(copy, object) => {
+                let (ino, uid, bytes) = (item.ino, item.uid, item.bytes);
+                items.by_number.remove(&number);
+                items.sealing.push(Sealing {
+                    copy,
+                    object,
+                    ino,
+                    uid,
+                    bytes,
+                });
+            }
+            AttemptOutcome::Held => {}
+            AttemptOutcome::Failed(what, error) => {
+                if item.why.is_none() {
+                    tracing::warn!("an asynchronously written file can't be stored now: {error}");
+                }
+                item.why = Some((errno_of(&error), error.to_string()));
+                item.ended = matches!(error, Error::Overtaken);
+                item.pause = (item.pause * 2).min(PAUSE_MAX);
+                if let Some(what) = what {
+                    item.what = what;
+                }
+            }
+        }
+        drop(items);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the present bytes of a file are at its node, or returns the error of the file's last attempt.
+    fn wait(&self, ino: u64, store: impl Fn(u64, UnstoredContent)) -> Result<(), Error> {
+        let deadline = deadline::deadline();
+        let mut items = self.items.lock();
+        items.look_at_held();
+        let (last, mut tried) = (items.last, false);
+        let ours = |item: &BacklogItem| item.ino == ino && !item.ended && !item.held;
+        loop {
+            let wanted = |item: &BacklogItem| ours(item) && (!tried || item.due <= Instant::now());
+            if let Some((number, what)) = items.begin(wanted) {
+                tried = true;
+                MutexGuard::unlocked(&mut items, || store(number, what));
+                continue;
+            }
+            let mut all = items.by_number.range(..=last).map(|(_, item)| item);
+            let Some(item) = all.find(|item| ours(item)) else {
+                return Ok(());
+            };
+            if tried && !item.busy && item.is_refused() {
+                let why = item.why.as_ref().map_or(Errno::IO, |(errno, _)| *errno);
+                return Err(why.into());
+            }
+            if deadline::wait(&self.changed, &mut items, deadline) {
+                return Err(Errno::HOSTUNREACH.into());
+            }
+        }
+    }
+
+    /// Prepares an open: bytes that an earlier process has left are stored first, if possible. An open for writing ends files that failed.
+    fn clear(&self, ino: u64, write: bool, store: impl Fn(u64, UnstoredContent)) {
+        let deadline = deadline::deadline();
+        let mut items = self.items.lock();
+        let left = |item: &BacklogItem| {
+            item.ino == ino
+                && !item.ended
+                && !item.held
+                && matches!(item.what, UnstoredContent::Left(_))
+        };
+        items.look_at_held();
+        loop {
+            let due = |item: &BacklogItem| {
+                item.why.is_none() || !item.is_refused() && item.due <= Instant::now()
+            };
+            if let Some((number, what)) = items.begin(|item| left(item) && due(item)) {
+                MutexGuard::unlocked(&mut items, || store(number, what));
+                continue;
+            }
+            let mut waits = false;
+            for item in items.by_number.values_mut().filter(|item| left(item)) {
+                waits |= item.busy && write || !item.is_refused();
+                if write && !item.busy && item.is_refused() {
+                    item.ended = true;
+                    item.why = Some((Errno::STALE, Error::Overtaken.to_string()));
+                }
+            }
+            if !waits || deadline::wait(&self.changed, &mut items, deadline) {
+                return;
+            }
+        }
+    }
+}
+
+impl OpenFiles {
+    /// Stores handed-over files, for as long as `goes_on`.
+    pub(super) fn keep_storing(&self, goes_on: impl Fn() -> bool) {
+        while goes_on() {
+            self.look_at_seals();
+            self.make_ready();
+            let mut items = self.write_behind.items.lock();
+            let now = Instant::now();
+            let Some((number, what)) = items.begin(|item| item.due <= now) else {
+                let rest = if items.sealing.is_empty() {
+                    REST
+                } else {
+                    SEAL_PAUSE
+                };
+                let idle = items.by_number.values();
+                let idle = idle.filter(|item| !item.busy && !item.ended);
+                let next = idle.map(|item| item.due).min().unwrap_or(now + rest);
+                let until = next.min(now + rest);
+                self.write_behind.changed.wait_until(&mut items, until);
+                continue;
+            };
+            drop(items);
+            deadline::serve(|| self.store(number, what));
+        }
+    }
+
+    /// Prepares a file for the next open.
+    fn make_ready(&self) {
+        if self.write_behind.spool.wants_one()
+            && let Err(error) = self.write_behind.spool.prepare()
+        {
+            tracing::debug!("no file can be made ready: {error}");
+        }
+    }
+
+    fn store(&self, number: u64, what: UnstoredContent) {
+        let outcome = match what {
+            UnstoredContent::Open(open_file) => self.store_open(&open_file),
+            UnstoredContent::Left(left) => self.store_left(&left.0, &left.1),
+        };
+        self.write_behind.end(number, outcome);
+    }
+
+    /// Sends the bytes written to a closed file to its node.
+    fn store_open(&self, open_file: &Arc<OpenFile>) -> AttemptOutcome {
+        let Some(copy) = open_file.written_copy() else {
+            return AttemptOutcome::Done;
+        };
+        let handed = self.hand_over(open_file, copy);
+        let handed = handed.and_then(|()| self.fs.flush(open_file.handle, WaitPolicy::MayWait));
+        match handed {
+            Ok(()) => {
+                if let Ok(mtime) = mtime_of(&copy.file) {
+                    // If this fails, the file has the time at which it was stored.
+                    let _ = self.fs.date(open_file.handle, mtime);
+                }
+                self.leave(open_file);
+                AttemptOutcome::Sealing(copy.clone(), open_file.object)
+            }
+            Err(error) if is_passing(errno_of(&error)) || self.is_written_elsewhere(open_file) => {
+                AttemptOutcome::Failed(None, error)
+            }
+            Err(error) => {
+                // The open handle can transfer no more bytes: the file starts over, for all handles that have closed it.
+                let left = self.spooled(copy);
+                self.leave(open_file);
+                match left {
+                    Some(left) => AttemptOutcome::Failed(Some(left), error),
+                    None => AttemptOutcome::Done,
+                }
+            }
+        }
+    }
+
+    /// Whether a program has the same copy open for writing.
+    fn is_written_elsewhere(&self, open_file: &OpenFile) -> bool {
+        let open = self.of_inode(open_file.key.ino);
+        let mut others = open.iter().filter(|other| other.handle != open_file.handle);
+        others.any(|other| other.write && !other.is_given())
+    }
+
+    /// Removes the spool's file from a copy, and returns it.
+    fn spooled(&self, copy: &LocalFile) -> Option<UnstoredContent> {
+        let record = copy.give_up_record()?;
+        let file = copy.file.try_clone().ok()?;
+        Some(UnstoredContent::Left(Arc::new((record, file))))
+    }
+
+    /// Drops the bytes of versions that are sealed.
+    fn look_at_seals(&self) {
+        let mut items = self.write_behind.items.lock();
+        let looked = items.looked.is_some_and(|at| at.elapsed() < SEAL_PAUSE);
+        if items.sealing.is_empty() || looked {
+            return;
+        }
+        items.looked = Some(Instant::now());
+        let before = items.sealing.len();
+        let mut lost = Vec::new();
+        let fates = std::mem::take(&mut items.sealing).into_iter();
+        let fates = fates.map(|one| (self.fs.fate(one.object), one));
+        for (fate, one) in fates.collect::<Vec<_>>() {
+            match fate {
+                CloseOutcome::Unsealed => items.sealing.push(one),
+                CloseOutcome::Done => one.copy.leave(&self.write_behind.spool),
+                CloseOutcome::Lost(why) => lost.push((why, one)),
+            }
+        }
+        for (why, one) in lost {
+            if let Some(left) = self.spooled(&one.copy) {
+                let mut item = BacklogItem::new(left, (one.ino, one.uid), one.bytes);
+                item.why = Some((Errno::IO, why));
+                items.enter(item);
+            }
+        }
+        let fewer = items.sealing.len() < before;
+        drop(items);
+        if fewer {
+            self.write_behind.changed.notify_all();
+        }
+    }
+
+    /// Stores a file of the spool, in a version that is begun for it.
+    fn store_left(&self, record: &ShelfRecord, file: &File) -> AttemptOutcome {
+        if !is_closed(file) {
+            return AttemptOutcome::Held;
+        }
+        let mut begun = record.clone();
+        match self.store_again(&mut begun, file) {
+            Ok(None) => {
+                self.write_behind.spool.remove(record.number);
+                AttemptOutcome::Done
+            }
+            Ok(Some((copy, object))) => AttemptOutcome::Sealing(copy, object),
+            Err(error) => {
+                let left = file.try_clone().ok();
+                let left = left.map(|file| UnstoredContent::Left(Arc::new((begun, file))));
+                AttemptOutcome::Failed(left, error)
+            }
+        }
+    }
+
+    /// Returns the copy and the object that is being sealed; `None` if the file is deleted.
+    fn store_again(
+        &self,
+        record: &mut ShelfRecord,
+        file: &File,
+    ) -> Result<Option<(Arc<LocalFile>, u64)>, Error> {
+        let caller = record.caller();
+        let key = InodeKey {
+            ino: record.inode,
+            alias: 0,
+        };
+        let found = match Walker::at(&self.fs, caller, key) {
+            Err(error) if error.is(Errno::NOENT) || error.is(Errno::STALE) => return Ok(None),
+            found => found?,
+        };
+        if found.attr.kind() != Kind::File || found.attr.nlink == 0 {
+            return Ok(None);
+        }
+        if self
+            .of_inode(record.inode)
+            .iter()
+            .any(|open_file| open_file.write)
+        {
+            return Err(Errno::TXTBSY.into());
+        }
+        if !record.follows.contains(&found.attr.object) {
+            return Err(Error::Overtaken);
+        }
+        let how = OpenHow {
+            write: true,
+            update: true,
+            truncate: true,
+            follows: false,
+        };
+        let opened = match self.fs.open(caller, found.key, how, WaitPolicy::MayWait) {
+            // The file is open with another way of access.
+            Err(error) if error.is(Errno::STALE) => return Err(Errno::TXTBSY.into()),
+            opened => opened?,
+        };
+        let stored = (|| {
+            record.follows.push(opened.object);
+            self.write_behind.spool.keep(record)?;
+            let copy = LocalFile::taken_up(file.try_clone()?, record.clone());
+            let to = (caller, found.key, opened.handle);
+            self.copies.hand_over(&self.fs, to, &copy)?;
+            self.fs.flush(opened.handle, WaitPolicy::MayWait)?;
+            self.fs.date(opened.handle, mtime_of(file)?)?;
+            Ok(copy)
+        })();
+        self.fs.release(caller, opened.handle);
+        stored.map(|copy| Some((Arc::new(copy), opened.object)))
+    }
+
+    /// Waits until the closed bytes of a file are at its node; fails if that is impossible.
+    pub(super) fn settle_stored(&self, ino: u64) -> Result<(), Error> {
+        self.settle(ino);
+        self.write_behind
+            .wait(ino, |number, what| self.store(number, what))
+    }
+
+    /// As `settle_stored`, on behalf of other clients.
+    pub(super) fn settle_for_others(&self, ino: u64) {
+        let stored = deadline::at_most(OTHERS_PATIENCE, || self.settle_stored(ino));
+        if let Err(error) = stored {
+            tracing::debug!(
+                ino,
+                "an asynchronously written file is not stored yet: {error}"
+            );
+        }
+    }
+
+    /// Prepares the open of a file, perhaps to `write`.
+    pub(super) fn settle_to_open(&self, ino: u64, write: bool) {
+        self.settle(ino);
+        let store = |number, what| self.store(number, what);
+        self.write_behind.clear(ino, write, store);
+    }
+
+    /// Waits until all closed bytes are at their nodes, as far as possible.
+    pub(super) fn store_all(&self) {
+        self.settle_all();
+        let inodes: BTreeSet<_> = {
+            let items = self.write_behind.items.lock();
+            let live = items.by_number.values().filter(|item| !item.ended);
+            live.map(|item| item.ino).collect()
+        };
+        for ino in inodes {
+            if let Err(error) = self.settle_stored(ino) {
+                tracing::warn!(ino, "an asynchronously closed file is not stored: {error}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_over_share_leaves_space_of_others() {
+        let record = ShelfRecord {
+            number: 1,
+            inode: 1,
+            uid: 5,
+            gid: 5,
+            follows: Vec::new(),
+            path: Vec::new(),
+        };
+        let left = Arc::new((record, File::open("/dev/null").unwrap()));
+        let item =
+            |uid, bytes| BacklogItem::new(UnstoredContent::Left(left.clone()), (1, uid), bytes);
+        let mut items = Items::default();
+        items.enter(item(5, 25));
+        assert!(!items.have_space(100, Some(5)));
+        assert!(items.have_space(100, Some(6)) && items.have_space(100, None));
+        items.enter(item(0, 74));
+        assert!(items.have_space(100, Some(6)) && items.have_space(100, None));
+        items.enter(item(0, 1));
+        assert!(!items.have_space(100, Some(6)) && !items.have_space(100, None));
+        let mut items = Items::default();
+        for _ in 0..FILES_MAX / SHARE_OF_OTHERS {
+            assert!(items.have_space(100, Some(5)));
+            items.enter(item(5, 0));
+        }
+        assert!(!items.have_space(100, Some(5)));
+        assert!(items.have_space(100, Some(6)) && items.have_space(100, None));
+    }
+}

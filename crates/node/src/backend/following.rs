@@ -1,0 +1,239 @@
+//! Attached directories of the cluster, which mirror a part of the external store in both directions. The follower that scans the store and creates
+//! files asks this module which objects are known, and records new versions here.
+
+use super::rows::{self, FileOrigin};
+use super::uploading::beside_what;
+use super::{Backend, BackendFailure, BackendFile, Far as _};
+use crate::db::DbError;
+use crate::records;
+use crate::store::{Store as _, StoreError};
+use rusqlite::Connection;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tidemill_core::id::ObjectId;
+
+/// Key of the attached directories in the table `identity`.
+const ATTACHED: &str = "backend attached";
+/// Maximum number of remembered, removed objects that one call compares with the store.
+const REMEMBERED_MAX: u32 = 100;
+
+/// Attached directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachedDirectory {
+    /// Full path of the directory in the cluster.
+    pub directory: String,
+    /// Path of the directory in the store; empty: the whole store.
+    pub prefix: String,
+}
+
+impl AttachedDirectory {
+    /// Returns the name in the directory of a path of the store; `None` if the path is not below the prefix.
+    #[must_use]
+    pub fn name<'a>(&self, path: &'a str) -> Option<&'a str> {
+        match self.prefix.as_str() {
+            "" => Some(path),
+            prefix => path.strip_prefix(prefix)?.strip_prefix('/'),
+        }
+    }
+
+    /// Returns the path in the store of a file of the directory.
+    fn inside(&self, path: &str) -> Option<String> {
+        let name = path.strip_prefix(&self.directory)?.strip_prefix('/')?;
+        Some(self.at(name))
+    }
+
+    /// Returns the path in the store of a name in the directory.
+    #[must_use]
+    pub fn at(&self, name: &str) -> String {
+        match self.prefix.as_str() {
+            "" => name.to_owned(),
+            prefix => format!("{prefix}/{name}"),
+        }
+    }
+}
+
+/// Returns the directories that were attached when the node stopped.
+pub(super) fn kept(db: &Connection) -> rusqlite::Result<Vec<AttachedDirectory>> {
+    let kept = records::identity(db, ATTACHED)?.unwrap_or_default();
+    Ok(serde_json::from_slice(&kept).unwrap_or_default())
+}
+
+/// Knowledge of the node about a file of its store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KnownFile {
+    /// Version that the node itself wrote to this file.
+    pub ours: Option<ObjectId>,
+    /// Versions whose content is this file.
+    pub versions: Vec<ObjectId>,
+    /// Versions whose content was at this path before.
+    pub before: Vec<ObjectId>,
+}
+
+/// Interface to a node's store for the follower that scans it.
+#[derive(Clone, Debug)]
+pub struct Follower(Arc<Backend>);
+
+impl Follower {
+    pub(crate) fn new(backend: Arc<Backend>) -> Self {
+        Self(backend)
+    }
+
+    /// Attaches exactly these directories. New files of the directories are written to their paths in the store.
+    ///
+    /// # Errors
+    /// If the database can't store the list.
+    pub async fn attach(&self, attached: Vec<AttachedDirectory>) -> Result<(), DbError> {
+        if *self.0.attached.read() == attached {
+            return Ok(());
+        }
+        let kept = serde_json::to_vec(&attached).unwrap_or_default();
+        let put = move |db: &Connection| records::set_identity(db, ATTACHED, &kept);
+        self.0.db.write(true, put).await?;
+        *self.0.attached.write() = attached;
+        Ok(())
+    }
+
+    /// Returns the knowledge about a file of the store. Blocks until concurrent writes to this path end. Do not call it on a runtime
+    /// thread.
+    ///
+    /// # Errors
+    /// If the database can't be read.
+    pub fn known(&self, placed: &BackendFile) -> Result<KnownFile, DbError> {
+        let _turn = self.0.turn(&placed.path);
+        let held = self.0.db.read(|db| rows::at(db, &placed.path))?;
+        let mut known = KnownFile::default();
+        if let Some((path, object)) = beside_what(&placed.path) {
+            // The object is at this path or is being moved there. In a file system, the move gives the file another tag.
+            let moving = self.0.db.read(|db| rows::at(db, path))?;
+            let moved = |held: &rows::StoredObject| held.object == object;
+            known.ours = moving.iter().chain(&held).any(moved).then_some(object);
+        }
+        for held in held {
+            if (held.placed.size, &held.placed.tag) != (placed.size, &placed.tag) {
+                if !held.deleted && held.how != FileOrigin::Stub {
+                    known.before.push(held.object);
+                }
+                continue;
+            }
+            if held.how == FileOrigin::Put && known.ours.is_none() {
+                known.ours = Some(held.object);
+            }
+            if !held.deleted {
+                known.versions.push(held.object);
+            }
+        }
+        Ok(known)
+    }
+
+    /// Returns whether the node itself may have given a file this name. The node may also remove such a file, so that a listed name
+    /// may no longer exist.
+    #[must_use]
+    pub fn may_be_own(path: &str) -> bool {
+        beside_what(path).is_some()
+    }
+
+    /// Makes a file of the store the content of this version. Do not call it on a thread of a runtime.
+    ///
+    /// # Errors
+    /// If the cache or the database fails.
+    pub fn follow(&self, object: ObjectId, placed: BackendFile) -> Result<(), StoreError> {
+        self.0.writable(object)?;
+        self.0.keep(object, placed, FileOrigin::Followed)?;
+        self.0.cache.remove(object).map(drop)
+    }
+
+    /// Checks that the store is the one that holds the node's files. Call it before you treat missing files as deleted. If the node
+    /// has put no file into the store, the check can't tell and succeeds.
+    ///
+    /// # Errors
+    /// If the store is another one or does not answer.
+    pub async fn is_there(&self) -> Result<(), BackendFailure> {
+        let any = self.0.db.read(rows::any_put);
+        match any.map_err(|error| BackendFailure::Other(error.to_string()))? {
+            true => self.0.reach.far.look().await,
+            false => Ok(()),
+        }
+    }
+
+    /// Returns whether a version is on its way to the store.
+    #[must_use]
+    pub fn is_waiting(&self, object: ObjectId) -> bool {
+        let waits = {
+            let known = self.0.known.lock();
+            known.waiting.contains(&object) || known.unnamed.contains(&object)
+        };
+        waits || (self.0.cache.stat(object).is_ok() && !self.0.is_far(object))
+    }
+
+    /// Returns the paths of the store where a read found another file than the version, since the last call.
+    #[must_use]
+    pub fn changed(&self) -> BTreeSet<String> {
+        self.0.reach.take_changed()
+    }
+
+    /// Sets the reason why the content of a remote is unknown; empty if it is known.
+    pub fn say(&self, remote: &str, trouble: &str) {
+        let unseen = &mut self.0.known.lock().unseen;
+        match trouble {
+            "" => drop(unseen.remove(remote)),
+            trouble => drop(unseen.insert(remote.to_owned(), trouble.to_owned())),
+        }
+    }
+
+    /// Removes the reasons of remotes that are no longer attached.
+    pub fn say_only_of(&self, is_attached: impl Fn(&str) -> bool) {
+        let mut known = self.0.known.lock();
+        known.unseen.retain(|remote, _| is_attached(remote));
+    }
+
+    /// Forgets some remembered rows of removed versions whose files no longer exist in the store. Returns the start of the next call. Do
+    /// not call it on a thread of a runtime.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn forget_some(&self, after: ObjectId) -> Result<ObjectId, DbError> {
+        let backend = &self.0;
+        let some = backend
+            .db
+            .read(|db| rows::remembered(db, after, REMEMBERED_MAX))?;
+        let last = some.last().map_or(ObjectId(0), |held| held.object);
+        let mut deleted = Vec::new();
+        for held in some {
+            match backend
+                .reach
+                .wait(backend.reach.far.stat(&held.placed.path))
+            {
+                Ok(now) if now == held.placed => {}
+                Ok(_) | Err(BackendFailure::Missing | BackendFailure::Changed) => {
+                    deleted.push(held.object)
+                }
+                Err(BackendFailure::Silent | BackendFailure::Other(_)) => {}
+            }
+        }
+        if !deleted.is_empty() {
+            let forget = move |db: &Connection| {
+                let mut removed = deleted.iter();
+                removed.try_for_each(|object| rows::removed(db, *object))
+            };
+            backend.db.write_blocking(false, forget)?;
+        }
+        Ok(last)
+    }
+}
+
+impl Backend {
+    /// Returns the path in the store of a file of the cluster, if its directory is attached.
+    pub(super) fn inside(&self, path: &str) -> Option<String> {
+        let attached = self.attached.read();
+        attached.iter().find_map(|attached| attached.inside(path))
+    }
+
+    /// Returns whether a path of the store belongs to an attached directory.
+    pub(super) fn is_attached(&self, path: &str) -> bool {
+        let attached = self.attached.read();
+        attached
+            .iter()
+            .any(|attached| attached.name(path).is_some())
+    }
+}

@@ -1,0 +1,708 @@
+//! Store of a node whose files are kept in a backend: in an external file system or in an object store. The module uses the
+//! node's directory, its database and the external store.
+//!
+//! New data first becomes a file of the node's directory: it is in the **cache**. An object is **durable** when the backend holds it, under
+//! the name of its file. Durable objects stay in the cache as long as the limit of cached bytes allows. Other reads use the backend.
+//!
+//! ```text
+//!    written, fetched ─► cache (directory) ──upload──► far
+//!    readers ◄──────────── cache, else blocks ◄────── far
+//! ```
+//!
+//! The table `backend` has a row for each object in the external store, from the moment the object is complete. Other programs use the
+//! external store, too: this module overwrites and removes only files that it wrote itself.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `packs` | files as chunks in packs |
+//! | `attempts` | writes that were started in the external store |
+//! | `following` | directories of the cluster that mirror the external store |
+//! | `presence` | whether the external store is reachable and mounted |
+//! | `reading` | bytes of objects that are not in the cache |
+//! | `rows` | the table |
+//! | `uploading` | writing objects to the store, in the foreground and in the background |
+
+mod attempts;
+mod following;
+pub mod packs;
+mod presence;
+mod reading;
+mod rows;
+#[cfg(test)]
+mod tests;
+mod uploading;
+
+pub use following::{AttachedDirectory, Follower, KnownFile};
+pub(crate) use uploading::keep_uploading;
+
+use crate::db::Db;
+use crate::directory::DirectoryStore;
+use crate::records;
+use crate::store::{
+    ObjectFile, ObjectStat, ReadableObject, Store, StoreEntry, StoreError, StoreSpace,
+};
+use bytes::Bytes;
+use packs::{Packing, Packs};
+use parking_lot::{Mutex, RwLock};
+use presence::Guarded;
+use reading::{BackendLocation, BackendObject, Reach};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+use tidemill_core::id::ObjectId;
+use tidemill_kernel::PrivateFile;
+use tidemill_kernel::locks::ProcFile;
+use tidemill_wire::{condition, v1};
+
+/// Capacity of a node whose external store has no configured limit: 1 PiB.
+const CAPACITY_BYTES_DEFAULT: u64 = 1 << 50;
+
+/// Default limit of durable bytes that are kept in the cache.
+pub const CACHE_BYTES_MAX_DEFAULT: u64 = 4 << 30;
+
+/// Linux's identifier of the current boot of the host.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// Key of the last seen boot identifier in the table `identity`.
+const BOOT: &str = "backend boot";
+
+/// Time for which a refusal of the store is reported. The store is retried sooner.
+const REFUSED: Duration = Duration::from_secs(60);
+
+/// Number of locks for names. Objects with the same name are uploaded one after the other.
+const TURNS: usize = 64;
+
+/// Pending answer of a store.
+pub type BackendFuture<'a, T> =
+    Pin<Box<dyn Future<Output = Result<T, BackendFailure>> + Send + 'a>>;
+
+/// Source of the next bytes to write. It returns `None` at the end.
+pub type BackendBytes<'a> = Box<dyn FnMut() -> std::io::Result<Option<Bytes>> + Send + 'a>;
+
+/// File of an external store, as the last `stat` saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendFile {
+    /// Path below the root of the store.
+    pub path: String,
+    /// Size in bytes.
+    pub size: u64,
+    /// Tag that changes when the file changes.
+    pub tag: String,
+    /// Whether the store itself refuses to read a file with another tag.
+    pub checked: bool,
+}
+
+/// Files that a write may replace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BackendOverwrite {
+    /// Any file: no other program uses the name.
+    Anything,
+    /// No file: the write fails if the name is taken.
+    Nothing,
+    /// Only this file.
+    This(BackendFile),
+}
+
+/// Reason why an external store did not execute a request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BackendFailure {
+    /// The store has no such file.
+    #[error("it does not exist")]
+    Missing,
+    /// The store has another file of that name.
+    #[error("it has been replaced by another file")]
+    Changed,
+    /// The store does not answer.
+    #[error("the store did not answer within one minute")]
+    Silent,
+    /// Any other failure, as human-readable text.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl BackendFailure {
+    /// Returns whether the expected file certainly no longer exists.
+    fn is_loss(&self) -> bool {
+        matches!(self, Self::Missing | Self::Changed)
+    }
+}
+
+/// External store. Each request ends, with a failure if necessary.
+pub trait Far: Debug + Send + Sync {
+    /// Returns the file at `path`.
+    fn stat<'a>(&'a self, path: &'a str) -> BackendFuture<'a, BackendFile>;
+    /// Reads `count` bytes from offset `from` of exactly this file.
+    fn read<'a>(&'a self, of: &'a BackendFile, from: u64, count: u64) -> BackendFuture<'a, Bytes>;
+    /// Writes a file of `size` bytes if `over` permits it. Readers never see an incomplete file.
+    fn write<'a>(
+        &'a self,
+        path: &'a str,
+        size: u64,
+        pieces: BackendBytes<'a>,
+        over: BackendOverwrite,
+    ) -> BackendFuture<'a, BackendFile>;
+    /// Makes `other` another file with the bytes of `path`, in place of a file that exists at `other`.
+    fn also<'a>(&'a self, path: &'a str, other: &'a str) -> BackendFuture<'a, BackendFile>;
+    /// Removes a file. A missing file is no error.
+    fn remove<'a>(&'a self, path: &'a str) -> BackendFuture<'a, ()>;
+    /// Returns whether an interrupted write of that size may leave data in the store that only [`Self::abandon`] finds.
+    fn leaves(&self, _size: u64) -> bool {
+        false
+    }
+    /// Removes the data of interrupted writes to `_path` that started at or after `_since`, by the store's clock.
+    fn abandon<'a>(&'a self, _path: &'a str, _since: SystemTime) -> BackendFuture<'a, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+    /// Opens the store again. A file system may have been mounted since the store was opened.
+    fn renew(&self) {}
+}
+
+/// External location of a node's files.
+#[derive(Clone, Debug)]
+pub struct BackendSettings {
+    /// External store.
+    pub far: Arc<dyn Far>,
+    /// Human-readable address of the store.
+    pub uri: String,
+    /// Storage format of new objects.
+    pub packing: Packing,
+    /// Limit of durable bytes that are kept in the cache.
+    pub cache_bytes_max: u64,
+}
+
+/// Store that combines the node's directory with an external store; see the module.
+#[derive(Debug)]
+pub(crate) struct Backend {
+    cache: DirectoryStore,
+    reach: Arc<Reach>,
+    uri: String,
+    packing: Packing,
+    packs: Packs,
+    cache_bytes_max: u64,
+    capacity_bytes: u64,
+    db: Db,
+    known: Mutex<BackendState>,
+    turns: Vec<Mutex<()>>,
+    /// Names that a thread works on and that may have data of interrupted writes.
+    claimed: Mutex<HashSet<String>>,
+    attached: RwLock<Vec<AttachedDirectory>>,
+}
+
+/// State in memory, for questions that need no query of the database.
+#[derive(Debug, Default)]
+struct BackendState {
+    /// Objects that are durable in the backend.
+    far: HashSet<ObjectId>,
+    /// Bytes of all durable files, bytes of those files that are in packs, and bytes of the packs.
+    far_bytes: u64,
+    packed_bytes: u64,
+    pack_bytes: u64,
+    /// Durable objects that are in the cache, oldest first, and their total bytes.
+    cached: VecDeque<(ObjectId, u64)>,
+    cached_bytes: u64,
+    /// Objects that wait to be uploaded in the background.
+    waiting: BTreeSet<ObjectId>,
+    /// Objects that are uploaded when a note of the server has named their file.
+    unnamed: BTreeSet<ObjectId>,
+    /// Objects that are being uploaded, each with the number of concurrent attempts and whether it was removed during them.
+    going: HashMap<ObjectId, (usize, bool)>,
+    /// Reason why the background cannot upload objects; empty if it can.
+    trouble: String,
+    /// Reason and time of the last refusal of an upload that a caller waited for.
+    refused: Option<(String, Instant)>,
+    /// Reason why the content of the store is unknown, for each remote.
+    unseen: BTreeMap<String, String>,
+}
+
+impl BackendState {
+    /// Returns the bytes that the store holds.
+    fn sent_bytes(&self) -> u64 {
+        self.far_bytes.saturating_sub(self.packed_bytes) + self.pack_bytes
+    }
+}
+
+/// Returns whether the host has not been restarted since the last call.
+fn is_same_boot(db: &Db) -> Result<bool, crate::Error> {
+    let now = std::fs::read(BOOT_ID).unwrap_or_default();
+    let before = db.read(|db| records::identity(db, BOOT))?;
+    if !now.is_empty() && before.as_ref() == Some(&now) {
+        return Ok(true);
+    }
+    db.write_blocking(false, move |db| records::set_identity(db, BOOT, &now))?;
+    Ok(false)
+}
+
+impl Backend {
+    /// Opens the store and resumes the work of an earlier process.
+    ///
+    /// # Errors
+    /// If the directory or the database can't be read.
+    pub(crate) fn open(
+        cache: DirectoryStore,
+        at: &BackendSettings,
+        capacity_bytes: Option<u64>,
+        (db, runtime): (Db, tokio::runtime::Handle),
+    ) -> Result<Self, crate::Error> {
+        let mut known = BackendState::default();
+        for (object, size, packed) in db.read(rows::all)? {
+            known.far.insert(object);
+            known.far_bytes += size;
+            known.packed_bytes += if packed { size } else { 0 };
+        }
+        known.waiting = db.read(rows::not_durable)?.into_iter().collect();
+        let attached = db.read(following::kept)?;
+        // Cached files of durable objects were never synced. After a crash of the host they may have any content.
+        let same_boot = is_same_boot(&db)?;
+        for directory in 0..=u8::MAX {
+            for entry in cache.list(directory)? {
+                match known.far.contains(&entry.object) {
+                    true if same_boot => {
+                        known.cached.push_back((entry.object, entry.size));
+                        known.cached_bytes += entry.size;
+                    }
+                    true => drop(cache.remove(entry.object)?),
+                    false => {}
+                }
+            }
+        }
+        let far = Guarded::new(Arc::clone(&at.far), db.clone());
+        let backend = Self {
+            cache,
+            reach: Arc::new(Reach::new(far, db.clone(), runtime)),
+            uri: at.uri.clone(),
+            packing: at.packing,
+            packs: Packs::default(),
+            cache_bytes_max: at.cache_bytes_max,
+            capacity_bytes: capacity_bytes.unwrap_or(CAPACITY_BYTES_DEFAULT),
+            db,
+            known: Mutex::new(known),
+            claimed: Mutex::default(),
+            turns: (0..TURNS).map(|_| Mutex::default()).collect(),
+            attached: RwLock::new(attached),
+        };
+        backend.count_packs();
+        Ok(backend)
+    }
+
+    /// Returns the progress of uploads, for the node's status.
+    pub(crate) fn reported(&self) -> v1::Backend {
+        let known = self.known.lock();
+        v1::Backend {
+            uri: self.uri.clone(),
+            files: known.far.len() as u64,
+            bytes: known.far_bytes,
+            waiting: (known.waiting.len() + known.unnamed.len()) as u64,
+            sent: known.sent_bytes(),
+            packing: self.packing.to_string(),
+        }
+    }
+
+    /// Returns the reason why nothing is uploaded or why the content of the store is unknown; `None` if there is no problem.
+    fn trouble(&self) -> Option<(condition::ConditionKind, String)> {
+        let known = self.known.lock();
+        if let Some(offline) = self.reach.far.trouble() {
+            return Some((condition::STORE_OFFLINE, format!("{}: {offline}", self.uri)));
+        }
+        let refused = known.refused.as_ref();
+        let refused = refused.filter(|(_, since)| since.elapsed() < REFUSED);
+        let failing = match known.trouble.as_str() {
+            "" => refused.map(|(why, _)| why.clone()),
+            trouble => Some(trouble.to_owned()),
+        };
+        let failing = failing.map(|why| (condition::STORE_FAILING, why));
+        let unseen = known.unseen.values().next().cloned();
+        failing.or_else(|| unseen.map(|why| (condition::STORE_UNSEEN, why)))
+    }
+
+    /// Returns the condition of the store, for the server.
+    pub(crate) fn condition(&self, node: u32) -> Option<v1::Condition> {
+        let (kind, why) = self.trouble()?;
+        Some(kind.of(Some(node), why))
+    }
+
+    fn is_far(&self, object: ObjectId) -> bool {
+        self.known.lock().far.contains(&object)
+    }
+
+    /// Returns the location of an object in the external store.
+    fn placed(&self, object: ObjectId) -> Result<Option<BackendLocation>, StoreError> {
+        if !self.is_far(object) {
+            return Ok(None);
+        }
+        let row = self.db.read(|db| rows::find(db, object));
+        row.map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &crate::db::DbError) -> StoreError {
+        StoreError::Backend {
+            path: self.uri.clone(),
+            why: BackendFailure::Other(error.to_string()),
+        }
+    }
+
+    /// Fails if an object is durable in the backend. A durable object can't be written, even if it has no cached file.
+    fn writable(&self, object: ObjectId) -> Result<(), StoreError> {
+        match self.is_far(object) {
+            true => Err(StoreError::Sealed { object }),
+            false => Ok(()),
+        }
+    }
+
+    /// Records that an object was created or recreated. The background uploads it.
+    fn made(&self, object: ObjectId) {
+        let mut known = self.known.lock();
+        if known.far.contains(&object) {
+            drop(known);
+            // The next upload replaces the file in the external store.
+            self.forget(object);
+            known = self.known.lock();
+        }
+        known.waiting.insert(object);
+    }
+
+    /// Forgets the external location of an object. Its external file is removed later, unless another object takes the name.
+    fn forget(&self, object: ObjectId) {
+        let left = self
+            .db
+            .write_blocking(false, move |db| rows::leave(db, object));
+        let mut known = self.known.lock();
+        match left {
+            Ok(there) if known.far.remove(&object) => {
+                let packed = there.as_ref().is_some_and(|there| there.packed);
+                let size = there.map_or(0, |there| there.placed.size);
+                known.far_bytes -= size;
+                known.packed_bytes -= if packed { size } else { 0 };
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, %object, "can't remove an object in the backend"),
+        }
+        self.reach.clear(object);
+        if let Some(at) = known
+            .cached
+            .iter()
+            .position(|(cached, _)| *cached == object)
+            && let Some((_, size)) = known.cached.remove(at)
+        {
+            known.cached_bytes -= size;
+        }
+    }
+
+    /// Removes cached files of durable objects, oldest first, while they exceed the limit.
+    fn make_space(&self) {
+        loop {
+            let mut known = self.known.lock();
+            if known.cached_bytes <= self.cache_bytes_max {
+                return;
+            }
+            let Some((object, size)) = known.cached.pop_front() else {
+                return;
+            };
+            known.cached_bytes -= size;
+            drop(known);
+            if let Err(error) = self.cache.remove(object) {
+                tracing::warn!(%error, %object, "a file that the external store has can't be removed from the directory");
+            }
+        }
+    }
+
+    /// Records the store's refusal. It is reported until the store accepts an object.
+    fn note_refused(&self, uploaded: &[Result<(), StoreError>]) {
+        let refused = uploaded.iter().find_map(|uploaded| match uploaded {
+            Err(error @ StoreError::Backend { .. }) => Some(error.to_string()),
+            _ => None,
+        });
+        if refused.is_some() || uploaded.iter().any(Result::is_ok) {
+            self.known.lock().refused = refused.map(|why| (why, Instant::now()));
+        }
+    }
+
+    /// Records that the upload of these objects starts. A caller that uploads a removed object makes it exist again.
+    fn go(&self, objects: &[(ObjectId, ObjectFile)]) {
+        let mut known = self.known.lock();
+        for (object, _) in objects {
+            let (times, removed) = known.going.entry(*object).or_default();
+            (*times, *removed) = (*times + 1, false);
+        }
+    }
+
+    /// Records that the upload of these objects ended, with any result. Objects removed during this time are also removed from the store.
+    fn gone(&self, objects: &[(ObjectId, ObjectFile)]) {
+        for (object, _) in objects {
+            let mut known = self.known.lock();
+            let Some((times, removed)) = known.going.get_mut(object) else {
+                continue;
+            };
+            *times -= 1;
+            if *times > 0 {
+                continue;
+            }
+            let removed = *removed;
+            known.going.remove(object);
+            let far = removed && known.far.contains(object);
+            drop(known);
+            if far {
+                self.forget(*object);
+            }
+        }
+    }
+
+    fn upload_each(&self, objects: &[(ObjectId, ObjectFile)]) -> Vec<Result<(), StoreError>> {
+        let Packing::Chunks { compress } = self.packing else {
+            return self.upload_at_once(objects);
+        };
+        // In an attached directory, each file is stored in the backend under its own name.
+        let attached: Vec<bool> = objects
+            .iter()
+            .map(|(_, named)| self.inside(&named.path).is_some())
+            .collect();
+        let those = |wanted: bool| -> Vec<(ObjectId, ObjectFile)> {
+            let all = objects.iter().zip(&attached);
+            let those = all.filter(|(_, attached)| **attached == wanted);
+            those.map(|(one, _)| one.clone()).collect()
+        };
+        let mut files = self.upload_at_once(&those(true)).into_iter();
+        let mut packed = self.pack(compress, those(false)).into_iter();
+        let ended = objects
+            .iter()
+            .zip(&attached)
+            .map(|((object, _), attached)| {
+                let ended = match attached {
+                    true => files.next(),
+                    false => packed.next(),
+                };
+                ended.unwrap_or(Err(StoreError::NotFound { object: *object }))
+            });
+        ended.collect()
+    }
+
+    /// Returns the result of the cache for an object. If the object is not in the cache, the result for its external location.
+    fn cached_or<T>(
+        &self,
+        object: ObjectId,
+        cached: Result<T, StoreError>,
+        far: impl FnOnce(BackendLocation) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        match cached {
+            Err(StoreError::NotFound { .. }) => match self.placed(object)? {
+                Some(there) => far(there),
+                None => Err(StoreError::NotFound { object }),
+            },
+            cached => cached,
+        }
+    }
+}
+
+impl Store for Backend {
+    fn create(&self, object: ObjectId) -> Result<(), StoreError> {
+        self.writable(object)?;
+        self.cache.create(object)
+    }
+
+    fn write_at(&self, object: ObjectId, offset: u64, data: &[u8]) -> Result<(), StoreError> {
+        self.writable(object)?;
+        self.cache.write_at(object, offset, data)
+    }
+
+    fn truncate(&self, object: ObjectId, size: u64) -> Result<(), StoreError> {
+        self.writable(object)?;
+        self.cache.truncate(object, size)
+    }
+
+    fn copy(&self, object: ObjectId, from: ObjectId, bytes: u64) -> Result<(), StoreError> {
+        let copied = self.cache.copy(object, from, bytes);
+        self.cached_or(from, copied, |there| {
+            self.fetch(object, from, &there, bytes)
+        })
+    }
+
+    fn allocate(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        length: u64,
+        mode: u32,
+    ) -> Result<u64, StoreError> {
+        self.writable(object)?;
+        self.cache.allocate(object, offset, length, mode)
+    }
+
+    fn reserve(&self, object: ObjectId, size: u64) -> Result<(), StoreError> {
+        self.cache.reserve(object, size)
+    }
+
+    fn take_space(&self, bytes: u64) -> Result<(), StoreError> {
+        self.cache.take_space(bytes)
+    }
+
+    fn count_space(&self, bytes: u64) {
+        self.cache.count_space(bytes);
+    }
+
+    fn give_space(&self, bytes: u64) {
+        self.cache.give_space(bytes);
+    }
+
+    fn sync(&self, object: ObjectId) -> Result<(), StoreError> {
+        let synced = self.cache.sync(object);
+        self.cached_or(object, synced, |_| Ok(()))
+    }
+
+    fn seal(&self, object: ObjectId, durable: bool) -> Result<u64, StoreError> {
+        let size = self.cache.seal(object, durable);
+        self.sealed(object, size)
+    }
+
+    fn allocated(&self, object: ObjectId) -> u64 {
+        self.cache.allocated(object)
+    }
+
+    fn seal_lost(
+        &self,
+        object: ObjectId,
+        durable: bool,
+        shown: ProcFile<'_>,
+    ) -> Result<u64, StoreError> {
+        let size = self.cache.seal_lost(object, durable, shown);
+        self.sealed(object, size)
+    }
+
+    fn adopt(&self, object: ObjectId, made: &PrivateFile) -> Result<u64, StoreError> {
+        let size = self.cache.adopt(object, made)?;
+        self.made(object);
+        Ok(size)
+    }
+
+    fn adopt_in_memory(
+        &self,
+        object: ObjectId,
+        made: &PrivateFile,
+    ) -> Result<Option<u64>, StoreError> {
+        self.cache.adopt_in_memory(object, made)
+    }
+
+    fn put(&self, object: ObjectId, bytes: &[u8]) -> Result<(), StoreError> {
+        self.cache.put(object, bytes)?;
+        self.made(object);
+        Ok(())
+    }
+
+    fn make_durable(&self, objects: &[(ObjectId, ObjectFile)]) -> Vec<Result<(), StoreError>> {
+        self.go(objects);
+        let uploaded = self.upload_each(objects);
+        self.gone(objects);
+        self.note_refused(&uploaded);
+        uploaded
+    }
+
+    fn make_stub(&self, object: ObjectId, path: &str) -> Result<u64, StoreError> {
+        self.make_stub_at(object, path)
+    }
+
+    fn vouch(&self, object: ObjectId) -> Option<Result<(), StoreError>> {
+        if self.cache.stat(object).is_ok() {
+            return None;
+        }
+        let there = match self.placed(object) {
+            Ok(there) => there?,
+            Err(error) => return Some(Err(error)),
+        };
+        Some(self.still(object, &there))
+    }
+
+    fn open(&self, object: ObjectId) -> Result<ReadableObject, StoreError> {
+        self.cached_or(object, self.cache.open(object), |there| {
+            if self.reach.is_suspect(object) {
+                self.still(object, &there)?;
+            }
+            let stat = ObjectStat {
+                size: there.placed.size,
+                sealed: true,
+            };
+            let bytes = Box::new(BackendObject::new(Arc::clone(&self.reach), object, there));
+            Ok(ReadableObject { stat, bytes })
+        })
+    }
+
+    fn open_cold(&self, object: ObjectId) -> Result<ReadableObject, StoreError> {
+        let cached = self.cache.open_cold(object);
+        match cached {
+            Err(StoreError::NotFound { .. }) => self.open(object),
+            cached => cached,
+        }
+    }
+
+    fn set_aside(&self, object: ObjectId) -> Result<(), StoreError> {
+        // A cached file that is corrupt is read from the external store.
+        if self.cache.stat(object).is_err() {
+            self.forget(object);
+        }
+        self.cache.set_aside(object)
+    }
+
+    fn open_corrupt(&self, object: ObjectId) -> Result<ReadableObject, StoreError> {
+        self.cache.open_corrupt(object)
+    }
+
+    fn forget_corrupt(&self, object: ObjectId) -> Result<(), StoreError> {
+        self.cache.forget_corrupt(object)
+    }
+
+    fn stat(&self, object: ObjectId) -> Result<ObjectStat, StoreError> {
+        self.cached_or(object, self.cache.stat(object), |there| {
+            Ok(ObjectStat {
+                size: there.placed.size,
+                sealed: true,
+            })
+        })
+    }
+
+    fn list(&self, directory: u8) -> Result<Vec<StoreEntry>, StoreError> {
+        let mut entries = self.cache.list(directory)?;
+        let here: HashSet<ObjectId> = entries.iter().map(|entry| entry.object).collect();
+        let rows = self.db.read(|db| rows::of_directory(db, directory));
+        for (object, size) in rows.map_err(|error| self.failed(&error))? {
+            if !here.contains(&object) {
+                entries.push(StoreEntry {
+                    object,
+                    size,
+                    sealed: true,
+                    // Sealed objects have no time of modification that matters.
+                    modified: SystemTime::UNIX_EPOCH,
+                });
+            }
+        }
+        Ok(entries)
+    }
+
+    fn remove(&self, object: ObjectId) -> Result<bool, StoreError> {
+        let cached = self.cache.remove(object)?;
+        self.known.lock().unnamed.remove(&object);
+        if let Some((_, removed)) = self.known.lock().going.get_mut(&object) {
+            *removed = true;
+        }
+        let far = self.is_far(object);
+        if far {
+            self.forget(object);
+        }
+        Ok(cached || far)
+    }
+
+    /// Always `None`: the cached file of a durable object may be removed at any time. Callers that need a file fetch it.
+    fn local_path(&self, _object: ObjectId) -> Option<PathBuf> {
+        None
+    }
+
+    fn space(&self) -> Result<StoreSpace, StoreError> {
+        let StoreSpace { disk, .. } = self.cache.space()?;
+        let known = self.known.lock();
+        let left = self.capacity_bytes.saturating_sub(known.sent_bytes());
+        let here = disk.free_bytes.saturating_add(known.cached_bytes);
+        Ok(StoreSpace {
+            capacity_bytes: self.capacity_bytes,
+            free_bytes: left.min(here),
+            disk,
+        })
+    }
+}

@@ -1,0 +1,200 @@
+//! Recovery of the files of a store whose node is lost. Packs list their content, so nothing else is needed. The module only reads the
+//! store.
+
+use super::super::{BackendFailure, BackendFile, Far};
+use super::format::{self, ChunkSpot, Directory, Hash, ManifestPart};
+use bytes::Bytes;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Reason why a pack can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum PackUnreadable {
+    /// The store does not return it.
+    #[error("{0}")]
+    Far(#[from] BackendFailure),
+    /// The bytes are not a pack, or a corrupt one.
+    #[error("{0}")]
+    Malformed(#[from] format::Malformed),
+}
+
+/// Content of the packs of a store.
+#[derive(Debug, Default)]
+pub struct Contents {
+    packs: Vec<BackendFile>,
+    /// Packs and locations of each chunk. A chunk with a bad location was written again to another pack.
+    chunks: HashMap<Hash, Vec<(usize, ChunkSpot)>>,
+    /// Parts by version and time of the write, and by their offset in the file. A write may have started several times.
+    versions: BTreeMap<(u64, u64), BTreeMap<u64, ManifestPart>>,
+}
+
+/// Version of a file that packs contain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recovered {
+    /// Number of the version.
+    pub object: u64,
+    /// Name of the file, relative to the store.
+    pub name: String,
+    /// Length in bytes.
+    pub size: u64,
+    /// Time of the write in nanoseconds since 1970.
+    pub time_ns: u64,
+    /// Whether the packs contain all of its bytes.
+    pub whole: bool,
+}
+
+/// Reader of a version's bytes, from the first to the last.
+#[derive(Debug)]
+pub struct VersionReader<'a> {
+    contents: &'a Contents,
+    far: Arc<dyn Far>,
+    parts: Vec<&'a ManifestPart>,
+    /// Next chunk.
+    next: (usize, usize),
+    hasher: blake3::Hasher,
+    /// Last read frame.
+    frame: Option<(usize, format::Frame, Bytes)>,
+}
+
+impl Contents {
+    /// Adds the content that a pack lists.
+    ///
+    /// # Errors
+    /// If the pack can't be read or is invalid: then nothing is added.
+    pub async fn add(&mut self, far: &dyn Far, placed: BackendFile) -> Result<(), PackUnreadable> {
+        let short = PackUnreadable::Malformed(format::Malformed("it is too short"));
+        let from = placed.size.checked_sub(format::TAIL_BYTES as u64);
+        let from = from.ok_or(short)?;
+        let tail = far.read(&placed, from, format::TAIL_BYTES as u64).await?;
+        let tail = format::PackTail::read(&tail, placed.size)?;
+        let directory = far.read(&placed, tail.at, u64::from(tail.stored)).await?;
+        let Directory { chunks, parts } = tail.directory(&directory)?;
+        let pack = self.packs.len();
+        self.packs.push(placed);
+        for (hash, spot) in chunks {
+            self.chunks.entry(hash).or_default().push((pack, spot));
+        }
+        for part in parts {
+            let version = self.versions.entry((part.object, part.time)).or_default();
+            version.insert(part.at, part);
+        }
+        Ok(())
+    }
+
+    /// Returns all versions of files, sorted by name and then by time, the newest last. Recently removed files may be among them.
+    #[must_use]
+    pub fn files(&self) -> Vec<Recovered> {
+        let mut files: Vec<Recovered> = self
+            .versions
+            .keys()
+            .filter_map(|version| self.file(*version))
+            .collect();
+        files.sort_by(|one, other| (&one.name, one.time_ns).cmp(&(&other.name, other.time_ns)));
+        files
+    }
+
+    fn file(&self, version: (u64, u64)) -> Option<Recovered> {
+        let first = self.versions.get(&version)?.values().next()?;
+        Some(Recovered {
+            object: first.object,
+            name: first.name.clone(),
+            size: first.size,
+            time_ns: first.time,
+            whole: self.parts(version).is_some(),
+        })
+    }
+
+    /// Returns the parts of a version, if they cover it without gap and the packs have all of their chunks.
+    fn parts(&self, version: (u64, u64)) -> Option<Vec<&ManifestPart>> {
+        let parts: Vec<&ManifestPart> = self.versions.get(&version)?.values().collect();
+        let first = parts.first()?;
+        let mut at = 0;
+        for part in &parts {
+            let same = (&part.name, part.size) == (&first.name, first.size);
+            let there = |(hash, size): &(Hash, u32)| {
+                let found = self.chunks.get(hash);
+                let same = |(_, spot): &(usize, ChunkSpot)| spot.size == *size;
+                found.is_some_and(|found| found.iter().any(same))
+            };
+            if part.at != at || !same || !part.chunks.iter().all(there) {
+                return None;
+            }
+            at = part.end();
+        }
+        (at == first.size).then_some(parts)
+    }
+
+    /// Starts to read a version; `None`: it is not complete.
+    #[must_use]
+    pub fn read(&self, far: Arc<dyn Far>, file: &Recovered) -> Option<VersionReader<'_>> {
+        Some(VersionReader {
+            contents: self,
+            far,
+            parts: self.parts((file.object, file.time_ns))?,
+            next: (0, 0),
+            hasher: blake3::Hasher::new(),
+            frame: None,
+        })
+    }
+}
+
+impl VersionReader<'_> {
+    /// Returns the next bytes; `None` at the end, if the hash of the whole file is right.
+    ///
+    /// # Errors
+    /// If the store does not return them, or they differ from the written bytes.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, BackendFailure> {
+        while let Some(part) = self.parts.get(self.next.0) {
+            let Some((hash, _)) = part.chunks.get(self.next.1) else {
+                self.next = (self.next.0 + 1, 0);
+                continue;
+            };
+            let chunk = self.chunk(hash).await?;
+            self.hasher.update(&chunk);
+            self.next.1 += 1;
+            return Ok(Some(chunk));
+        }
+        // The hash of the whole file was known when the last part was written.
+        let hash = self.parts.last().map(|part| part.hash);
+        match hash == Some(self.hasher.finalize().into()) {
+            true => Ok(None),
+            false => Err(BackendFailure::Changed),
+        }
+    }
+
+    /// Returns a chunk from any location where it is intact.
+    async fn chunk(&mut self, hash: &Hash) -> Result<Bytes, BackendFailure> {
+        let contents = self.contents;
+        let mut failure = BackendFailure::Missing;
+        for (pack, spot) in contents.chunks.get(hash).into_iter().flatten() {
+            match self.frame_of(*pack, spot.frame).await {
+                Ok(frame) => match spot.of(&frame, hash) {
+                    Some(chunk) => return Ok(chunk),
+                    None => failure = BackendFailure::Changed,
+                },
+                Err(why) => failure = why,
+            }
+        }
+        Err(failure)
+    }
+
+    async fn frame_of(
+        &mut self,
+        pack: usize,
+        frame: format::Frame,
+    ) -> Result<Bytes, BackendFailure> {
+        if let Some((of, was, bytes)) = &self.frame
+            && (*of, *was) == (pack, frame)
+        {
+            return Ok(bytes.clone());
+        }
+        let placed = &self.contents.packs[pack];
+        let bytes = self
+            .far
+            .read(placed, frame.at, frame.end() - frame.at)
+            .await?;
+        let bytes = frame.opened(bytes)?;
+        self.frame = Some((pack, frame, bytes.clone()));
+        Ok(bytes)
+    }
+}

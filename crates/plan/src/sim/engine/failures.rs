@@ -1,0 +1,89 @@
+//! Failures of runs in the simulation, and reports of nodes whose devices have a bound.
+
+use super::{Engine, EngineMessage, id_of, node_at, view};
+use tidemill_core::event::{Event, NodeView};
+use tidemill_core::id::{LabelId, NodeId};
+use tidemill_core::label::{Failure, FailureKind, Outcome};
+use tidemill_core::layout::RESERVE_BYTES;
+use tidemill_core::time::Span;
+
+/// Interval of reports of free space by nodes whose devices have a bound.
+const STATUS_PERIOD: Span = Span::from_secs(1);
+
+impl Engine<'_> {
+    /// Reports a label that failed, aborts the labels that waited for it, and gives its core to the next label.
+    pub(super) fn on_failed(&mut self, label: u32) {
+        let now = self.clock.now();
+        let run = &mut self.runs[label as usize];
+        let (station, kind, start) = (run.station, run.kind, run.times.start);
+        let node = run.times.node;
+        let cores = run.times.cores.clone();
+        let followers = std::mem::take(&mut run.followers);
+        let remote = std::mem::take(&mut run.remote);
+        let needs = &self.workflow.tasks[run.task as usize].needs;
+        let stations = &mut self.stations[station as usize];
+        for (object, ..) in remote.into_iter().take(run.fetched) {
+            stations.input_cache.give_back(object);
+        }
+        stations.end(needs, &cores);
+        self.counts.failed += 1;
+        let lost = &mut self.lost[station as usize];
+        lost.runs += 1;
+        lost.time = lost.time + Span(now.since(start).0 * cores.len() as u64);
+        let message = String::new();
+        let outcome = Outcome {
+            start,
+            ..Outcome::at(now, Err(Failure { kind, message }))
+        };
+        self.send(EngineMessage::Report(Event::Finished {
+            node,
+            label: LabelId(label.into()),
+            outcome: Box::new(outcome),
+        }));
+        for follower in followers {
+            self.abandon(follower, FailureKind::Dependency);
+        }
+        self.tell_space(station);
+        self.begin(station);
+    }
+
+    /// Returns a node's report of its device, if the device has a bound.
+    pub(super) fn status(&self, station: u32) -> Option<Event> {
+        let free = self.stations[station as usize].free()?;
+        let (node, role) = id_of(self.platform, station as usize);
+        let platform = node_at(self.platform, station as usize);
+        let view = NodeView {
+            capacity_bytes: platform.capacity?,
+            free_bytes: free,
+            ..view(platform, role)
+        };
+        Some(Event::NodeStatus { node, view })
+    }
+
+    /// Reports free space once per period.
+    pub(super) fn tell_space(&mut self, station: u32) {
+        let now = self.clock.now();
+        if now.since(self.reported[station as usize]) < STATUS_PERIOD {
+            return;
+        }
+        if let Some(status) = self.status(station) {
+            self.reported[station as usize] = now;
+            self.send(EngineMessage::Report(status));
+        }
+    }
+
+    /// Returns a message about a node that gets no work since its device is full, for people.
+    pub(super) fn first_full(&self) -> Option<String> {
+        let full =
+            |station: &super::Station| station.free().is_some_and(|free| free < RESERVE_BYTES);
+        let station = self.stations.iter().position(full)?;
+        let (node, _) = id_of(self.platform, station);
+        Some(format!("the device of node {node} is full"))
+    }
+}
+
+/// Returns the reason for which an output was not written, for people.
+pub(super) fn full(node: NodeId, bytes: u64) -> String {
+    let needed = tidemill_core::display::bytes(bytes);
+    format!("the device of node {node} is full, {needed} did not fit")
+}

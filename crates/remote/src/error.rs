@@ -1,0 +1,120 @@
+//! Errors of stores, as texts for users.
+
+/// Maximum length of a store's own message in an error.
+const REASON_CHARS: usize = 300;
+
+/// Returns the first characters of a store's message.
+pub(crate) fn cut(reported: &str) -> String {
+    reported.chars().take(REASON_CHARS).collect()
+}
+
+/// Reason why a request failed. No error contains a key.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The address of a store is invalid.
+    #[error("bad address {uri}: {what}")]
+    Place {
+        /// Address as it was given.
+        uri: String,
+        /// Problem, and the remedy.
+        what: String,
+    },
+    /// The file of keys is invalid.
+    #[error("keys in {file}: {what}")]
+    Keys {
+        /// Path of the file.
+        file: String,
+        /// Problem, and the remedy.
+        what: String,
+    },
+    /// The path leads out of the store, or could.
+    #[error("bad path {0:?}: give names with one slash between them, without `.` and `..`")]
+    Path(String),
+    /// The path does not exist.
+    #[error("not there: {0}")]
+    Missing(String),
+    /// The store rejects the keys.
+    #[error(
+        "the store refuses {path}: the keys are wrong, have ended, or may not do this ({reason}); see `--keys`"
+    )]
+    Refused {
+        /// Path of the request.
+        path: String,
+        /// Message of the store.
+        reason: String,
+    },
+    /// The store rejects the time in a signed request.
+    #[error(
+        "the store does not take {path}, since the clocks of this host and of the store differ by too much ({reason}): set this host's clock"
+    )]
+    Clock {
+        /// Path of the request.
+        path: String,
+        /// Message of the store.
+        reason: String,
+    },
+    /// The file changed while it was read.
+    #[error("{0} was changed while it was read: nothing of it was kept, try again")]
+    Changed(String),
+    /// Another writer is writing the file.
+    #[error("{0} is being written by another process: wait until it is closed")]
+    Busy(String),
+    /// The path is no file but a link, a pipe or a directory.
+    #[error("{path} is {what}, no file: it is not followed")]
+    NoFile {
+        /// Path.
+        path: String,
+        /// Type of the file.
+        what: &'static str,
+    },
+    /// The store does not support the operation.
+    #[error("stores of this kind can't {0}")]
+    Unable(&'static str),
+    /// The user lacks the permission.
+    #[error("{path}: {reason}")]
+    Denied {
+        /// Path of the request.
+        path: String,
+        /// Message of the system.
+        reason: String,
+    },
+    /// Any other error.
+    #[error("{path}: {reason}")]
+    Store {
+        /// Path of the request.
+        path: String,
+        /// Message of the store.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// Returns whether the path does not exist.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing(_))
+    }
+
+    pub(crate) fn of(path: &str) -> impl Fn(rustix::io::Errno) -> Self {
+        use rustix::io::Errno;
+        move |errno| match errno {
+            Errno::NOENT => Self::Missing(path.to_owned()),
+            Errno::LOOP => Self::NoFile {
+                path: path.to_owned(),
+                what: "a link, or behind one",
+            },
+            Errno::NOTDIR => Self::NoFile {
+                path: path.to_owned(),
+                what: "below a file",
+            },
+            Errno::ACCESS | Errno::PERM => Self::Denied {
+                path: path.to_owned(),
+                reason: std::io::Error::from(errno).to_string(),
+            },
+            errno => Self::Store {
+                path: path.to_owned(),
+                reason: std::io::Error::from(errno).to_string(),
+            },
+        }
+    }
+}

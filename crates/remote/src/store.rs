@@ -1,0 +1,445 @@
+//! One store, of any kind. The module passes each request to the implementation of the kind.
+
+use crate::address::{RemoteAddress, RemoteKind, checked};
+use crate::directory::LocalStore;
+use crate::object_store::{self, ObjectStore};
+use crate::partial_file::PartialFile;
+use crate::tree::{self, TreeStore};
+use crate::{Error, Keys, sftp, webhdfs};
+use bytes::Bytes;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::time::{Duration, SystemTime};
+use tokio::sync::mpsc;
+
+/// Bytes of a file per read.
+pub(crate) const PIECE_BYTES: u64 = 8 << 20;
+/// Maximum time without an answer of a store.
+pub(crate) const SILENCE: Duration = Duration::from_secs(60);
+/// Maximum number of listed files that wait for the reader of the listing.
+const LISTED_AHEAD: usize = 1000;
+
+/// File of a store, as the last `stat` or listing saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreFile {
+    /// Path below the root of the store.
+    pub path: String,
+    /// Size in bytes.
+    pub size: u64,
+    /// Tag that changes when the file changes: its `ETag`, else its size and time.
+    pub tag: String,
+    /// Whether the store itself refuses to read a file with another tag.
+    pub checked_by_store: bool,
+}
+
+/// Files that a write may replace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Over {
+    /// Any file.
+    #[default]
+    Anything,
+    /// No file: the write fails if the name is taken.
+    Nothing,
+    /// Only this file.
+    This(StoreFile),
+}
+
+/// Item of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListedItem {
+    /// File.
+    Object(StoreFile),
+    /// Skipped path and the reason: the path is no file, or its name is not valid on other systems.
+    Passed(String, &'static str),
+}
+
+/// Connection to a store.
+#[derive(Clone, Debug)]
+pub struct Remote(pub(crate) RemoteStore);
+
+#[derive(Clone, Debug)]
+pub(crate) enum RemoteStore {
+    Directory(LocalStore),
+    ObjectStore(ObjectStore),
+    Tree(TreeStore),
+}
+
+/// Running listing.
+#[derive(Debug)]
+pub struct Lister(mpsc::Receiver<Result<ListedItem, Error>>);
+
+impl Lister {
+    /// Returns the next item; `None` at the end.
+    ///
+    /// # Errors
+    /// If the store can't be listed, or does not continue the listing.
+    pub async fn next(&mut self) -> Result<Option<ListedItem>, Error> {
+        self.0.recv().await.transpose()
+    }
+}
+
+/// Reader of a file, from its start to its end.
+#[derive(Debug)]
+pub struct FileReader {
+    remote: Remote,
+    object: StoreFile,
+    file: Option<File>,
+    done: u64,
+}
+
+/// File that is being written. It is not visible before it is finished.
+pub struct StoreWriter(WriterKind);
+
+impl fmt::Debug for StoreWriter {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Writer").finish_non_exhaustive()
+    }
+}
+
+enum WriterKind {
+    Part(PartialFile),
+    ObjectStore(Box<object_store::ObjectWriter>),
+    Tree(tree::TreeWriter),
+}
+
+/// Runs work that waits for a disk, on a thread that may block.
+pub(crate) async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| {
+        Err(Error::Store {
+            path: "a task".into(),
+            reason: error.to_string(),
+        })
+    })
+}
+
+impl Remote {
+    /// Opens a store. No request is sent yet, except that a directory is opened.
+    ///
+    /// # Errors
+    /// If the address or the keys are invalid, or the directory can't be opened.
+    pub fn open(place: &RemoteAddress, keys: &Keys) -> Result<Self, Error> {
+        Ok(Self(match &place.kind {
+            RemoteKind::Directory(path) => RemoteStore::Directory(LocalStore::open(path)?),
+            RemoteKind::Sftp { host, port, root } => {
+                RemoteStore::Tree(sftp::open((host, *port, root), keys)?)
+            }
+            RemoteKind::WebHdfs(host, root) => RemoteStore::Tree(webhdfs::open(host, root, keys)),
+            #[cfg(feature = "hdfs")]
+            RemoteKind::Hdfs(host, root) => RemoteStore::Tree(crate::hdfs::open(host, root, keys)?),
+            _ => RemoteStore::ObjectStore(ObjectStore::open(place, keys)?),
+        }))
+    }
+
+    /// Returns the present version of a file.
+    ///
+    /// # Errors
+    /// If it does not exist, is no file, or may not be accessed.
+    pub async fn stat(&self, path: &str) -> Result<StoreFile, Error> {
+        let path = checked(path)?.to_owned();
+        match &self.0 {
+            RemoteStore::Directory(directory) => {
+                let directory = directory.clone();
+                aside(move || directory.stat(&path)).await
+            }
+            RemoteStore::ObjectStore(object_store) => object_store.stat(&path).await,
+            RemoteStore::Tree(tree) => tree.stat(&path).await,
+        }
+    }
+
+    /// Returns whether the store can be listed.
+    #[must_use]
+    pub fn lists(&self) -> bool {
+        match &self.0 {
+            RemoteStore::Directory(_) | RemoteStore::Tree(_) => true,
+            RemoteStore::ObjectStore(object_store) => object_store.lists,
+        }
+    }
+
+    /// Lists all files below a directory, at any depth; of the whole store if `directory` is empty. Some stores treat a missing directory as empty.
+    #[must_use]
+    pub fn list(&self, directory: &str) -> Lister {
+        let (sender, listed) = mpsc::channel(LISTED_AHEAD);
+        let below = directory.to_owned();
+        match &self.0 {
+            RemoteStore::Directory(directory) => {
+                let directory = directory.clone();
+                tokio::task::spawn_blocking(move || {
+                    let mut tell = |listed| sender.blocking_send(Ok(listed)).is_ok();
+                    if let Err(error) = directory.list(&below, &mut tell) {
+                        let _ = sender.blocking_send(Err(error));
+                    }
+                });
+            }
+            RemoteStore::ObjectStore(object_store) => {
+                let object_store = object_store.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = object_store.list(&below, &sender).await {
+                        let _ = sender.send(Err(error)).await;
+                    }
+                });
+            }
+            RemoteStore::Tree(tree) => {
+                let tree = tree.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = tree.list(&below, &sender).await {
+                        let _ = sender.send(Err(error)).await;
+                    }
+                });
+            }
+        }
+        Lister(listed)
+    }
+
+    /// Starts to read exactly this version of a file.
+    ///
+    /// # Errors
+    /// If the file does not exist, has changed, or may not be read.
+    pub async fn read(&self, object: &StoreFile) -> Result<FileReader, Error> {
+        let path = checked(&object.path)?.to_owned();
+        let mut file = None;
+        if let RemoteStore::Directory(directory) = &self.0 {
+            let directory = directory.clone();
+            let (opened, now) = aside(move || directory.file(&path)).await?;
+            if now != *object {
+                return Err(Error::Changed(object.path.clone()));
+            }
+            file = Some(opened);
+        }
+        Ok(FileReader {
+            remote: self.clone(),
+            object: object.clone(),
+            file,
+            done: 0,
+        })
+    }
+
+    /// Starts to write a file.
+    ///
+    /// # Errors
+    /// If the store does not accept it, or another process is writing the file.
+    pub async fn write(&self, path: &str) -> Result<StoreWriter, Error> {
+        self.write_over(path, Over::Anything).await
+    }
+
+    /// Starts to write like [`Self::write`]. The file replaces only the files that `over` permits, if the store supports such a condition.
+    ///
+    /// # Errors
+    /// As those of [`Self::write`]; also, at the start or at the end, [`Error::Changed`].
+    pub async fn write_over(&self, path: &str, over: Over) -> Result<StoreWriter, Error> {
+        let path = checked(path)?.to_owned();
+        Ok(StoreWriter(match &self.0 {
+            RemoteStore::Directory(directory) => {
+                let directory = directory.clone();
+                WriterKind::Part(aside(move || directory.create(&path)).await?.over(over))
+            }
+            RemoteStore::ObjectStore(object_store) => {
+                WriterKind::ObjectStore(Box::new(object_store.write(&path, &over).await?))
+            }
+            RemoteStore::Tree(tree) => WriterKind::Tree(tree.write(&path, over).await?),
+        }))
+    }
+
+    /// Writes a whole file, if `over` permits it.
+    ///
+    /// # Errors
+    /// If the store does not accept it: then an existing file stays.
+    pub async fn put(&self, path: &str, bytes: Bytes, over: Over) -> Result<StoreFile, Error> {
+        if let RemoteStore::ObjectStore(object_store) = &self.0
+            && object_store.puts()
+        {
+            return object_store.put(checked(path)?, bytes, &over).await;
+        }
+        let mut writer = self.write_over(path, over).await?;
+        match writer.write(bytes).await {
+            Ok(()) => writer.finish().await,
+            Err(error) => {
+                writer.abort().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes `other` another file with the bytes of `path`, in place of an existing one: a hard link in a directory, a copy in other stores.
+    ///
+    /// # Errors
+    /// If the store does not support it, or the file does not exist.
+    pub async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
+        let (path, other) = (checked(path)?.to_owned(), checked(other)?.to_owned());
+        match &self.0 {
+            RemoteStore::Directory(directory) => {
+                let directory = directory.clone();
+                aside(move || directory.also(&path, &other)).await
+            }
+            RemoteStore::ObjectStore(object_store) => object_store.also(&path, &other).await,
+            RemoteStore::Tree(tree) => tree.also(&path, &other).await,
+        }
+    }
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// If the file may not be removed.
+    pub async fn remove(&self, path: &str) -> Result<(), Error> {
+        let path = checked(path)?.to_owned();
+        match &self.0 {
+            RemoteStore::Directory(directory) => {
+                let directory = directory.clone();
+                aside(move || directory.remove(&path)).await
+            }
+            RemoteStore::ObjectStore(object_store) => object_store.remove(&path).await,
+            RemoteStore::Tree(tree) => tree.remove(&path).await,
+        }
+    }
+
+    /// Returns whether the end of this process during a write may leave data in the store that only [`Self::abandon`] finds.
+    #[must_use]
+    pub fn leaves(&self) -> bool {
+        matches!(&self.0, RemoteStore::ObjectStore(object_store) if object_store.leaves())
+    }
+
+    /// Removes the data of interrupted writes of a file that were started at or after `since`, by the store's clock. A running write fails.
+    ///
+    /// # Errors
+    /// If the store does not answer or refuses.
+    pub async fn abandon(&self, path: &str, since: SystemTime) -> Result<(), Error> {
+        match &self.0 {
+            RemoteStore::ObjectStore(object_store) => {
+                object_store.abandon(checked(path)?, since).await
+            }
+            RemoteStore::Directory(_) | RemoteStore::Tree(_) => Ok(()),
+        }
+    }
+
+    /// Opens a directory again, which may be missing or may have been replaced. Keeps the old one if this fails.
+    pub fn renew(&self) {
+        if let RemoteStore::Directory(directory) = &self.0 {
+            directory.renew();
+        }
+    }
+
+    /// Checks that the store answers and accepts the keys.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub async fn check(&self) -> Result<(), Error> {
+        match &self.0 {
+            RemoteStore::ObjectStore(object_store) => object_store.check().await,
+            RemoteStore::Tree(tree) => tree.check().await,
+            RemoteStore::Directory(_) => self.list("").next().await.map(|_| ()),
+        }
+    }
+}
+
+impl FileReader {
+    /// Returns the next piece; `None` after the last one, if the file is still the same.
+    ///
+    /// # Errors
+    /// If the file has changed, or can't be read further.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        let left = self.object.size - self.done;
+        if left == 0 {
+            self.is_same().await?;
+            return Ok(None);
+        }
+        let count = left.min(PIECE_BYTES);
+        let piece = match (&self.remote.0, self.file.take()) {
+            (RemoteStore::ObjectStore(object_store), _) => {
+                object_store.read(&self.object, self.done, count).await?
+            }
+            (RemoteStore::Tree(tree), _) => tree.range(&self.object, self.done, count).await?,
+            (RemoteStore::Directory(_), file) => {
+                let path = self.object.path.clone();
+                let (file, piece) = aside(move || piece(file, &path, count)).await?;
+                self.file = Some(file);
+                piece
+            }
+        };
+        if piece.len() as u64 != count {
+            return Err(Error::Changed(self.object.path.clone()));
+        }
+        self.done += count;
+        Ok(Some(piece))
+    }
+
+    async fn is_same(&mut self) -> Result<(), Error> {
+        let path = &self.object.path;
+        let same = match (&self.remote.0, &self.file) {
+            (RemoteStore::ObjectStore(object_store), _)
+                if object_store.checks()
+                    && self.object.checked_by_store
+                    && self.object.size > 0 =>
+            {
+                true
+            }
+            (RemoteStore::ObjectStore(object_store), _) => {
+                object_store.stat(path).await?.tag == self.object.tag
+            }
+            // Each piece was checked when it was read.
+            (RemoteStore::Tree(_), _) if self.object.size > 0 => true,
+            (RemoteStore::Tree(tree), _) => tree.stat(path).await? == self.object,
+            (RemoteStore::Directory(_), None) => false,
+            // The open file is checked: another file may have its name by now.
+            (RemoteStore::Directory(_), Some(file)) => {
+                let stat = rustix::fs::fstat(file).map_err(Error::of(path))?;
+                // Removing the name changes the time of change. So only the content is compared.
+                crate::directory::is_content(&self.object.tag, &stat)
+            }
+        };
+        match same {
+            true => Ok(()),
+            false => Err(Error::Changed(path.clone())),
+        }
+    }
+}
+
+fn piece(file: Option<File>, path: &str, count: u64) -> Result<(File, Bytes), Error> {
+    let failed = |reason: String| Error::Store {
+        path: path.to_owned(),
+        reason,
+    };
+    let mut file = file.ok_or_else(|| failed("an earlier piece could not be read".into()))?;
+    let mut bytes = Vec::with_capacity(usize::try_from(count).unwrap_or_default());
+    let read = (&mut file).take(count).read_to_end(&mut bytes);
+    read.map_err(|error| failed(error.to_string()))?;
+    Ok((file, bytes.into()))
+}
+
+impl StoreWriter {
+    /// Writes the next bytes.
+    ///
+    /// # Errors
+    /// If the store does not accept them: then nothing of the file becomes visible.
+    pub async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
+        match &mut self.0 {
+            // The write only fills the page cache, so it does not block.
+            WriterKind::Part(part) => part.write(&bytes),
+            WriterKind::ObjectStore(writer) => writer.write(bytes).await,
+            WriterKind::Tree(writer) => writer.write(bytes).await,
+        }
+    }
+
+    /// Finishes the file and makes it visible.
+    ///
+    /// # Errors
+    /// If the store refuses: then an existing file stays.
+    pub async fn finish(self) -> Result<StoreFile, Error> {
+        match self.0 {
+            WriterKind::Part(part) => aside(move || part.finish()).await,
+            WriterKind::ObjectStore(writer) => writer.finish().await,
+            WriterKind::Tree(writer) => writer.finish().await,
+        }
+    }
+
+    /// Aborts the write and removes its data.
+    pub async fn abort(self) {
+        match self.0 {
+            WriterKind::Part(_) => {}
+            WriterKind::ObjectStore(writer) => writer.abort().await,
+            WriterKind::Tree(writer) => writer.abort().await,
+        }
+    }
+}

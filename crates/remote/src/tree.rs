@@ -1,0 +1,498 @@
+//! Stores that are trees of directories on a server. OpenDAL does not support these protocols, or its clients show incomplete files. A file is
+//! written under a temporary name and renamed in one step. A protocol implements [`TreeProtocol`]; this module contains everything else.
+
+use crate::Error;
+use crate::address::{DEPTH_MAX, NAME_BYTES_MAX, checked, fresh_part_of, is_name, is_part, join};
+use crate::browse::{ListingEntry, PathType};
+use crate::object_store::endless;
+use crate::store::{ListedItem, Over, PIECE_BYTES, SILENCE, StoreFile};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+use tokio::sync::mpsc;
+
+/// Maximum number of names of one directory, and below it, of consecutive empty pages of a listing.
+const NAMES_MAX: usize = 10_000_000;
+/// Maximum number of names of one listing with all its directories.
+const LISTED_MAX: usize = 100_000_000;
+const EMPTY_PAGES_MAX: usize = 100;
+
+/// Number of attempts of a request with a temporary error.
+const TRIES: u32 = 5;
+/// Pause before the second attempt; it doubles from then on.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Minimum age of a temporary file whose writer must have ended.
+const LEFT: Duration = Duration::from_secs(24 * 3600);
+/// Maximum number of directories in which one process removes such files, and of names in each.
+const SWEPT_DIRECTORIES_MAX: usize = 1000;
+const SWEPT_NAMES_MAX: usize = 10_000;
+
+/// Error of a protocol, and whether it is temporary.
+#[derive(Debug)]
+pub(crate) struct Why {
+    pub(crate) error: Error,
+    pub(crate) passes: bool,
+}
+
+impl From<Error> for Why {
+    fn from(error: Error) -> Self {
+        let passes = false;
+        Self { error, passes }
+    }
+}
+
+impl Why {
+    /// Returns the error for a server that can't be reached or does not answer.
+    pub(crate) fn offline(path: &str, reason: impl Into<String>) -> Self {
+        Self {
+            error: Error::Store {
+                path: path.to_owned(),
+                reason: reason.into(),
+            },
+            passes: true,
+        }
+    }
+}
+
+pub(crate) type TreeFuture<'a, T> = BoxFuture<'a, Result<T, Why>>;
+
+/// Operations of a protocol. Paths are below the store and are [`checked`].
+pub(crate) trait TreeProtocol: Send + Sync {
+    /// Returns the type of a path. For a link, the link itself.
+    fn look<'a>(&'a self, path: &'a str) -> TreeFuture<'a, PathType>;
+    /// Starts to list a directory; the empty path is the whole store.
+    fn names<'a>(&'a self, path: &'a str) -> TreeFuture<'a, Box<dyn TreeNames>>;
+    /// Reads a range of exactly this object.
+    fn range<'a>(&'a self, object: &'a StoreFile, from: u64, count: u64) -> TreeFuture<'a, Bytes>;
+    /// Creates a file that does not exist yet, and its parent directories.
+    fn begin<'a>(&'a self, path: &'a str) -> TreeFuture<'a, Box<dyn TreeUpload>>;
+    /// Renames a file in one step. With `over`, an existing file is replaced; otherwise [`Error::Changed`] is returned for it.
+    fn rename<'a>(&'a self, path: &'a str, other: &'a str, over: bool) -> TreeFuture<'a, ()>;
+    /// Creates a hard link under an unused name. Returns whether the server supports it.
+    fn link<'a>(&'a self, _path: &'a str, _other: &'a str) -> TreeFuture<'a, bool> {
+        Box::pin(async { Ok(false) })
+    }
+    /// Removes a file.
+    fn remove<'a>(&'a self, path: &'a str) -> TreeFuture<'a, ()>;
+}
+
+/// Listing of a directory.
+pub(crate) trait TreeNames: Send {
+    /// Returns further names; `None` at the end.
+    fn next(&mut self) -> TreeFuture<'_, Option<Vec<TreeName>>>;
+}
+
+/// File that is being written.
+pub(crate) trait TreeUpload: Send {
+    fn write(&mut self, bytes: Bytes) -> TreeFuture<'_, ()>;
+    /// Syncs the file to the server's disk, if the protocol supports it.
+    fn finish(self: Box<Self>) -> TreeFuture<'static, ()>;
+}
+
+/// Name in a directory, with its type or the reason for which it is skipped.
+#[derive(Debug)]
+pub(crate) struct TreeName {
+    pub(crate) name: String,
+    pub(crate) seen: Result<PathType, &'static str>,
+}
+
+/// Directory on the server that is the store.
+pub(crate) struct TreeRoot(String);
+
+impl TreeRoot {
+    pub(crate) fn new(path: &str) -> Self {
+        Self(path.trim_end_matches('/').to_owned())
+    }
+
+    /// Returns the server's path of a path below the store.
+    pub(crate) fn full(&self, path: &str) -> String {
+        match (self.0.as_str(), path) {
+            ("", "") => "/".to_owned(),
+            (root, "") => root.to_owned(),
+            (root, path) => format!("{root}/{path}"),
+        }
+    }
+}
+
+/// Store that is a tree.
+#[derive(Clone)]
+pub(crate) struct TreeStore {
+    host: Arc<str>,
+    files: Arc<dyn TreeProtocol>,
+    /// Directories in which this process has removed old temporary files.
+    swept: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl fmt::Debug for TreeStore {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = out.debug_struct("Tree");
+        out.field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
+/// Running listing of one directory.
+pub(crate) struct TreeListing {
+    path: String,
+    names: Option<Box<dyn TreeNames>>,
+    /// Names that the server has returned and the listing has not.
+    left: std::vec::IntoIter<TreeName>,
+    /// Number of returned names, and of consecutive empty pages.
+    listed_names: usize,
+    empty: usize,
+}
+
+/// File that is being written under a temporary name.
+pub(crate) struct TreeWriter {
+    tree: TreeStore,
+    begun: Option<Box<dyn TreeUpload>>,
+    path: String,
+    /// Temporary name; `None` once the file has its own.
+    part: Option<String>,
+    over: Over,
+    written: u64,
+}
+
+/// Repeats a request while its error is temporary.
+async fn again<'a, T>(work: impl Fn() -> TreeFuture<'a, T>) -> Result<T, Error> {
+    let mut pause = FIRST_PAUSE;
+    for _ in 1..TRIES {
+        match work().await {
+            Err(why) if why.passes => tokio::time::sleep(pause).await,
+            done => return done.map_err(|why| why.error),
+        }
+        pause *= 2;
+    }
+    work().await.map_err(|why| why.error)
+}
+
+/// Waits for a server's answer, up to the time limit.
+pub(crate) async fn timely<T>(path: &str, work: impl Future<Output = T>) -> Result<T, Why> {
+    let done = tokio::time::timeout(SILENCE, work).await;
+    done.map_err(|_| Why::offline(path, "no answer in 60 s"))
+}
+
+impl TreeStore {
+    pub(crate) fn new(host: &str, files: impl TreeProtocol + 'static) -> Self {
+        Self {
+            host: host.into(),
+            files: Arc::new(files),
+            swept: Arc::default(),
+        }
+    }
+
+    pub(crate) async fn look(&self, path: &str) -> Result<PathType, Error> {
+        again(|| self.files.look(path)).await
+    }
+
+    pub(crate) async fn stat(&self, path: &str) -> Result<StoreFile, Error> {
+        self.look(path).await?.file(path)
+    }
+
+    pub(crate) async fn level(&self, path: &str) -> Result<TreeListing, Error> {
+        Ok(TreeListing {
+            path: path.to_owned(),
+            names: Some(again(|| self.files.names(path)).await?),
+            left: Vec::new().into_iter(),
+            listed_names: 0,
+            empty: 0,
+        })
+    }
+
+    /// Sends all files below a directory, and all skipped paths, until the receiver is dropped.
+    pub(crate) async fn list(
+        &self,
+        directory: &str,
+        sender: &mpsc::Sender<Result<ListedItem, Error>>,
+    ) -> Result<(), Error> {
+        if !directory.is_empty() {
+            checked(directory)?;
+        }
+        let (mut levels, mut listed) = (vec![self.level(directory).await?], 0);
+        while let Some(level) = levels.last_mut() {
+            let Some(TreeName { name, seen }) = level.one().await? else {
+                levels.pop();
+                continue;
+            };
+            listed += 1;
+            if listed > LISTED_MAX {
+                return Err(endless(directory, LISTED_MAX));
+            }
+            let path = join(&level.path, &name);
+            let listed = match seen {
+                _ if !is_name(&name) => ListedItem::Passed(path, "no name of a file"),
+                Err(why) => ListedItem::Passed(path, why),
+                Ok(PathType::File(object, _)) => ListedItem::Object(object),
+                Ok(PathType::Directory) if levels.len() > DEPTH_MAX => {
+                    ListedItem::Passed(path, "too deep")
+                }
+                Ok(PathType::Directory) => {
+                    match self.level(&path).await {
+                        // The directory was removed during the listing.
+                        Err(Error::Missing(_) | Error::NoFile { .. }) => {}
+                        level => levels.push(level?),
+                    }
+                    continue;
+                }
+            };
+            if sender.send(Ok(listed)).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn range(
+        &self,
+        object: &StoreFile,
+        from: u64,
+        count: u64,
+    ) -> Result<Bytes, Error> {
+        let bytes = again(|| self.files.range(object, from, count)).await?;
+        match bytes.len() as u64 == count {
+            true => Ok(bytes),
+            false => Err(Error::Changed(object.path.clone())),
+        }
+    }
+
+    pub(crate) async fn write(&self, path: &str, over: Over) -> Result<TreeWriter, Error> {
+        if is_part(path) {
+            return Err(Error::Path(path.to_owned()));
+        }
+        // Two concurrent writers have different temporary names.
+        let part = fresh_part_of(path);
+        Ok(TreeWriter {
+            tree: self.clone(),
+            begun: Some(again(|| self.files.begin(&part)).await?),
+            path: path.to_owned(),
+            part: Some(part),
+            over,
+            written: 0,
+        })
+    }
+
+    /// Makes `other` another file with the same bytes, in place of a file that exists there.
+    pub(crate) async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
+        let object = self.stat(path).await?;
+        let part = fresh_part_of(other);
+        if self
+            .files
+            .link(path, &part)
+            .await
+            .map_err(|why| why.error)?
+        {
+            let renamed = self.files.rename(&part, other, true).await;
+            // The temporary name still exists if both were already the same file.
+            let _ = self.files.remove(&part).await;
+            renamed.map_err(|why| why.error)?;
+            return self.stat(other).await;
+        }
+        let mut copy = self.write(other, Over::Anything).await?;
+        let mut done = 0;
+        while done < object.size {
+            let count = PIECE_BYTES.min(object.size - done);
+            copy.write(self.range(&object, done, count).await?).await?;
+            done += count;
+        }
+        copy.finish().await
+    }
+
+    /// Removes temporary files in a directory whose writers were killed long ago, by the server's clock.
+    async fn sweep(&self, directory: &str, now: SystemTime) -> Result<(), Why> {
+        {
+            let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+            if swept.len() >= SWEPT_DIRECTORIES_MAX || !swept.insert(directory.to_owned()) {
+                return Ok(());
+            }
+        }
+        let (mut names, mut seen) = (self.files.names(directory).await?, 0);
+        while seen < SWEPT_NAMES_MAX
+            && let Some(page) = names.next().await?
+        {
+            seen += page.len();
+            for TreeName { name, seen } in page {
+                let time = match seen {
+                    Ok(PathType::File(_, Some(time))) if is_part(&name) => time,
+                    _ => continue,
+                };
+                if now.duration_since(time).is_ok_and(|age| age > LEFT) {
+                    self.files.remove(&join(directory, &name)).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn remove(&self, path: &str) -> Result<(), Error> {
+        again(|| self.files.remove(path)).await
+    }
+
+    pub(crate) async fn check(&self) -> Result<(), Error> {
+        self.level("").await?.one().await.map(drop)
+    }
+}
+
+impl TreeListing {
+    /// Returns the next name, without names of files that are being written.
+    async fn one(&mut self) -> Result<Option<TreeName>, Error> {
+        loop {
+            match (self.left.next(), &mut self.names) {
+                (Some(name), _) if is_part(&name.name) => {}
+                (Some(name), _) => return Ok(Some(name)),
+                (None, None) => return Ok(None),
+                (None, Some(names)) => match names.next().await.map_err(|why| why.error)? {
+                    Some(more) => {
+                        self.listed_names += more.len();
+                        self.empty = if more.is_empty() { self.empty + 1 } else { 0 };
+                        if self.listed_names > NAMES_MAX || self.empty > EMPTY_PAGES_MAX {
+                            return Err(endless(&self.path, NAMES_MAX));
+                        }
+                        self.left = more.into_iter();
+                    }
+                    None => self.names = None,
+                },
+            }
+        }
+    }
+
+    pub(crate) async fn next(&mut self, most: usize) -> Result<Vec<ListingEntry>, Error> {
+        let mut entries = Vec::new();
+        while entries.len() < most
+            && let Some(TreeName { name, seen }) = self.one().await?
+        {
+            if let Ok(seen) = seen
+                && is_name(&name)
+                && name.len() <= NAME_BYTES_MAX
+            {
+                entries.push(ListingEntry { name, seen });
+            }
+        }
+        Ok(entries)
+    }
+}
+
+impl TreeWriter {
+    pub(crate) async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
+        let count = bytes.len() as u64;
+        let begun = self.begun.as_mut().ok_or_else(|| Error::Store {
+            path: self.path.clone(),
+            reason: "an earlier piece could not be written".into(),
+        })?;
+        let written = begun.write(bytes).await;
+        if written.is_err() {
+            self.begun = None;
+        }
+        self.written += count;
+        written.map_err(|why| self.named(why))
+    }
+
+    /// Errors name the file, not its temporary file.
+    fn named(&self, why: Why) -> Error {
+        match why.error {
+            Error::Store { reason, .. } => Error::Store {
+                path: self.path.clone(),
+                reason,
+            },
+            Error::Denied { reason, .. } => Error::Denied {
+                path: self.path.clone(),
+                reason,
+            },
+            Error::Missing(_) => Error::Changed(self.path.clone()),
+            error => error,
+        }
+    }
+
+    pub(crate) async fn finish(mut self) -> Result<StoreFile, Error> {
+        let finished = self.take_name().await;
+        match finished {
+            Ok(_) => self.part = None,
+            Err(_) => self.clean().await,
+        }
+        finished
+    }
+
+    async fn take_name(&mut self) -> Result<StoreFile, Error> {
+        let (Some(begun), Some(part)) = (self.begun.take(), self.part.clone()) else {
+            return Err(Error::Changed(self.path.clone()));
+        };
+        begun.finish().await.map_err(|why| self.named(why))?;
+        let PathType::File(mut object, time) = self.tree.look(&part).await? else {
+            return Err(Error::Changed(self.path.clone()));
+        };
+        object.path.clone_from(&self.path);
+        let there = match &self.over {
+            Over::This(wanted) => match self.tree.stat(&self.path).await {
+                Err(Error::Missing(_)) => false,
+                now => now? == *wanted,
+            },
+            _ => true,
+        };
+        if !there || object.size != self.written {
+            return Err(Error::Changed(self.path.clone()));
+        }
+        let over = self.over != Over::Nothing;
+        let renamed = self.tree.files.rename(&part, &self.path, over).await;
+        renamed.map_err(|why| self.named(why))?;
+        if let Some(time) = time {
+            let directory = self
+                .path
+                .rsplit_once('/')
+                .map_or("", |(directory, _)| directory);
+            // The next process repeats this.
+            let _ = self.tree.sweep(directory, time).await;
+        }
+        Ok(object)
+    }
+
+    async fn clean(&mut self) {
+        self.begun = None;
+        if let Some(part) = self.part.take() {
+            // The caller reports the first error.
+            let _ = self.tree.files.remove(&part).await;
+        }
+    }
+
+    pub(crate) async fn abort(mut self) {
+        self.clean().await;
+    }
+}
+
+impl Drop for TreeWriter {
+    fn drop(&mut self) {
+        let (tree, part) = (self.tree.clone(), self.part.take());
+        if let (Some(part), Ok(runtime)) = (part, tokio::runtime::Handle::try_current()) {
+            self.begun = None;
+            runtime.spawn(async move { tree.files.remove(&part).await });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Listing that never ends and returns no names.
+    struct Endless;
+
+    impl TreeNames for Endless {
+        fn next(&mut self) -> TreeFuture<'_, Option<Vec<TreeName>>> {
+            Box::pin(async { Ok(Some(Vec::new())) })
+        }
+    }
+
+    #[tokio::test]
+    async fn listing_without_end_is_an_error() {
+        let mut level = TreeListing {
+            path: "d".into(),
+            names: Some(Box::new(Endless)),
+            left: Vec::new().into_iter(),
+            listed_names: 0,
+            empty: 0,
+        };
+        let error = level.one().await.unwrap_err().to_string();
+        assert!(error.contains("no end"), "{error}");
+    }
+}

@@ -1,0 +1,702 @@
+//! Directories of the cluster that are attached to a store: the attachments, the known objects of each store, and the objects that were deleted. A
+//! node reads the store itself ([0067](../../../docs/decisions/0067-attached-directories.md)).
+
+use crate::names::attribute::DIRECTORY_NODE;
+use crate::names::shared::NamesShared;
+use crate::names::transaction::{Change, Tx};
+use crate::names::vnode::InodeRecord;
+use crate::names::{Caller, Changed, Fault, SqliteNames};
+use crate::remotes;
+use parking_lot::Mutex;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use std::collections::BTreeMap;
+use tidemill_core::follow::directory_mode;
+use tidemill_core::id::Inode;
+use tidemill_wire::v1;
+
+/// Path at which remotes are visible, and prefix by which scripts name their stores.
+const SEEN: &str = "/remotes";
+const BELOW: &str = "/remotes/";
+/// Characters that an attached directory's path must not contain, since they have another meaning in strings and patterns of scripts.
+const SPECIAL: [char; 10] = ['"', '\\', '<', '&', '$', '*', '?', '[', '(', ')'];
+/// Maximum number of a store's objects in one request.
+const PAGE_MAX: usize = 1000;
+/// Maximum length of a node's stored message, in characters.
+const REASON_CHARS_MAX: usize = 500;
+/// Number of a remote's rows that are deleted in one transaction.
+const FORGET_MAX: u32 = 10_000;
+
+/// Reason why an operation on a attachment is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AttachRefusal {
+    #[error("remote {0} does not exist: `tidemill remote list`")]
+    NoRemote(String),
+    #[error("remote {0} is not attached to a directory: `tidemill remote attach {0} /DIRECTORY`")]
+    NotAttached(String),
+    #[error("remote {0} is attached to {1}: `tidemill remote detach {0}` first")]
+    Attached(String, String),
+    #[error(
+        "{0} can't be attached: give the full path of a directory, but not of the root, {SEEN} or a directory below .tidemill, without \" \\ < & $ * ? [ ( )"
+    )]
+    Directory(String),
+    #[error("{0} and {1}, to which remote {2} is attached, are nested: give another directory")]
+    Nested(String, String, String),
+    #[error("the scan is not known: begin it again")]
+    Look,
+    #[error("too many entries in a request: at most {PAGE_MAX}")]
+    Page,
+}
+
+/// One scan of a store by a node.
+#[derive(Debug, Default)]
+struct StoreScan {
+    number: u64,
+    /// Bitmap of the numbers of rows whose objects were found.
+    seen: Vec<u64>,
+}
+
+impl StoreScan {
+    fn mark(&mut self, number: u64) {
+        let word = usize::try_from(number / 64).unwrap_or(0);
+        if self.seen.len() <= word {
+            self.seen.resize(word + 1, 0);
+        }
+        self.seen[word] |= 1 << (number % 64);
+    }
+
+    fn has(&self, number: u64) -> bool {
+        let word = usize::try_from(number / 64).unwrap_or(usize::MAX);
+        self.seen
+            .get(word)
+            .is_some_and(|word| word >> (number % 64) & 1 == 1)
+    }
+}
+
+/// The scans in progress, by the names of their remotes.
+#[derive(Debug, Default)]
+pub(crate) struct StoreScans(Mutex<BTreeMap<String, StoreScan>>);
+
+impl StoreScans {
+    fn begin(&self, remote: &str, number: u64) {
+        let seen = Vec::new();
+        self.0
+            .lock()
+            .insert(remote.to_owned(), StoreScan { number, seen });
+    }
+
+    fn end(&self, remote: &str) {
+        self.0.lock().remove(remote);
+    }
+
+    fn with<T>(
+        &self,
+        (remote, number): (&str, u64),
+        work: impl FnOnce(&mut StoreScan) -> T,
+    ) -> Result<T, AttachRefusal> {
+        let mut looks = self.0.lock();
+        let look = looks.get_mut(remote).filter(|look| look.number == number);
+        look.map(work).ok_or(AttachRefusal::Look)
+    }
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<(String, v1::Attachment)> {
+    let number = |at: usize| row.get::<_, i64>(at).map(i64::cast_unsigned);
+    let attachment = v1::Attachment {
+        directory: row.get(1)?,
+        node: row.get(2)?,
+        every_s: row.get(3)?,
+        uid: row.get(4)?,
+        gid: row.get(5)?,
+        mode: row.get(6)?,
+        asked: number(7)?,
+        answered: number(8)?,
+        looked: row.get(9)?,
+        files: number(10)?,
+        passed: number(11)?,
+        example: row.get(12)?,
+        trouble: row.get(13)?,
+    };
+    Ok((row.get(0)?, attachment))
+}
+
+/// Returns all attachments, by the names of their remotes.
+pub(crate) fn all(db: &Connection) -> Result<BTreeMap<String, v1::Attachment>, Fault> {
+    let mut statement = db.prepare_cached("SELECT * FROM attachment")?;
+    let rows = statement.query_map([], read)?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+pub(crate) fn one(db: &Connection, remote: &str) -> Result<Option<v1::Attachment>, Fault> {
+    let mut statement = db.prepare_cached("SELECT * FROM attachment WHERE remote = ?1")?;
+    let found = statement.query_row([remote], read).optional()?;
+    Ok(found.map(|(_, attachment)| attachment))
+}
+
+fn need(db: &Connection, remote: &str) -> Result<Result<v1::Attachment, AttachRefusal>, Fault> {
+    Ok(one(db, remote)?.ok_or_else(|| AttachRefusal::NotAttached(remote.to_owned())))
+}
+
+/// Replaces remote names in a script, rule or hook: strings that begin with `"/remotes/NAME/…"` name the directory to which the remote is
+/// attached. If the cluster has a directory `/remotes`, the strings mean that directory and stay unchanged.
+pub(crate) fn plain(names: &SqliteNames, text: &mut String) -> Result<(), Fault> {
+    if !text.contains(BELOW) {
+        return Ok(());
+    }
+    let attached = names.database().read(|db| match is_directory(db)? {
+        true => Ok(BTreeMap::new()),
+        false => all(db),
+    })?;
+    if !attached.is_empty() {
+        *text = named(text, |remote| Some(&attached.get(remote)?.directory));
+    }
+    Ok(())
+}
+
+/// Replaces remote names at the beginning of strings with their directories.
+fn named<'a>(text: &str, directory: impl Fn(&str) -> Option<&'a String>) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(BELOW) {
+        let (before, after) = (&rest[..at], &rest[at + BELOW.len()..]);
+        let begins = before.ends_with(['"', '>']);
+        let end = after.find(['/', '"', '<']).filter(|_| begins);
+        let found = end.and_then(|end| Some((directory(&after[..end])?, &after[end..])));
+        let (name, then) = found.map_or((BELOW, after), |(directory, then)| {
+            (directory.as_str(), then)
+        });
+        out.push_str(before);
+        out.push_str(name);
+        rest = then;
+    }
+    out.push_str(rest);
+    out
+}
+
+fn is_directory(db: &Connection) -> Result<bool, Fault> {
+    let name = SEEN.trim_start_matches('/').as_bytes();
+    let found = InodeRecord::child(db, Inode::ROOT.0, name)?;
+    Ok(found.is_some_and(|vnode| vnode.is_dir()))
+}
+
+/// Whether a path is in a directory whose store, on that node, is read-only.
+pub(crate) fn is_read_only(db: &Connection, node: i64, path: &[u8]) -> Result<bool, Fault> {
+    let path = String::from_utf8_lossy(path);
+    let not_written = not_written(db, &path)?;
+    let mut nodes = not_written.iter();
+    Ok(nodes.any(|&not_written| i64::from(not_written) == node))
+}
+
+/// Returns the nodes whose stores must not be written by files of this path.
+pub(crate) fn not_written(db: &Connection, path: &str) -> Result<Vec<u32>, Fault> {
+    let sql = "SELECT directory, node FROM attachment JOIN remote ON name = remote WHERE read_only";
+    let mut statement = db.prepare_cached(sql)?;
+    let attached = statement.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get(1)?)))?;
+    let mut attached = attached.collect::<Result<Vec<_>, _>>()?;
+    attached.retain(|(directory, _)| within(directory, path));
+    Ok(attached.into_iter().map(|(_, node)| node).collect())
+}
+
+/// Returns advice for the first of these paths that is below `/remotes` and in no directory of the cluster.
+pub(crate) fn refusal<'a>(
+    names: &SqliteNames,
+    mut paths: impl Iterator<Item = &'a str>,
+) -> Result<Option<String>, Fault> {
+    let below = |path: &'a str| Some((path, path.strip_prefix(BELOW)?));
+    match paths.find_map(below) {
+        Some(found) => names.database().read(|db| refusal_of(db, found)),
+        None => Ok(None),
+    }
+}
+
+fn refusal_of(db: &Connection, (path, below): (&str, &str)) -> Result<Option<String>, Fault> {
+    if is_directory(db)? {
+        return Ok(None);
+    }
+    let remote = below.split('/').next().unwrap_or(below);
+    Ok(Some(if one(db, remote)?.is_some() {
+        format!(
+            "{path}: name a file of a remote by its full path, in quotation marks, as \"{SEEN}/{remote}/…\""
+        )
+    } else if remotes::one(db, remote)?.is_some() {
+        format!(
+            "{path}: remote {remote} is not attached to a directory of the cluster: attach it (`tidemill remote attach {remote} /DIRECTORY`), or import the files"
+        )
+    } else {
+        format!("{path}: remote {remote} does not exist: `tidemill remote list`")
+    }))
+}
+
+/// Returns a directory's path in its stored form.
+fn directory(path: &str) -> Result<String, AttachRefusal> {
+    let wrong = || AttachRefusal::Directory(path.to_owned());
+    let clean = path.trim_end_matches('/');
+    let parts = clean.strip_prefix('/').ok_or_else(wrong)?;
+    let good = |part: &str| !matches!(part, "" | "." | ".." | ".tidemill");
+    let at_remotes = clean == SEEN || clean.starts_with(BELOW);
+    let special = |one: char| one.is_control() || SPECIAL.contains(&one);
+    match parts.split('/').all(good) && !at_remotes && !parts.chars().any(special) {
+        true => Ok(clean.to_owned()),
+        false => Err(wrong()),
+    }
+}
+
+fn within(above: &str, below: &str) -> bool {
+    let rest = below.strip_prefix(above);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Attaches a remote to a directory, which is created if it does not exist.
+pub(crate) async fn attach(
+    names: &SqliteNames,
+    name: String,
+    mut asked: v1::Attachment,
+) -> Result<Result<v1::Remote, AttachRefusal>, Fault> {
+    // The rows that an earlier attachment of this name has left are deleted first.
+    while forget(names, name.clone()).await? {}
+    let shared = names.shared().clone();
+    let now = crate::clock::now_ns();
+    let work = move |db: &Connection| {
+        asked.directory = match directory(&asked.directory) {
+            Ok(directory) => directory,
+            Err(refusal) => return Ok((Err(refusal), Vec::new())),
+        };
+        if remotes::one(db, &name)?.is_none() {
+            return Ok((Err(AttachRefusal::NoRemote(name)), Vec::new()));
+        }
+        for (other, attachment) in all(db)? {
+            if other == name {
+                return Ok((
+                    Err(AttachRefusal::Attached(name, attachment.directory)),
+                    Vec::new(),
+                ));
+            }
+            if within(&attachment.directory, &asked.directory)
+                || within(&asked.directory, &attachment.directory)
+            {
+                let refusal = AttachRefusal::Nested(asked.directory, attachment.directory, other);
+                return Ok((Err(refusal), Vec::new()));
+            }
+        }
+        let root = Caller::root();
+        let mut tx = Tx::new(db, &shared, &root, 0, now);
+        match tx.resolve(asked.directory.as_bytes(), false) {
+            Ok(vnode) if vnode.is_dir() => {}
+            Ok(_) => return Ok((Err(AttachRefusal::Directory(asked.directory)), Vec::new())),
+            Err(Fault::NotFound(_)) => {
+                let ino = crate::names::ids::reserve(db, "inode", 1)?;
+                tx.create(&v1::Create {
+                    name: asked.directory.clone().into_bytes(),
+                    kind: v1::Kind::Directory.into(),
+                    mode: directory_mode(asked.mode & 0o777),
+                    ino,
+                    make_parents: true,
+                    uid: asked.uid,
+                    gid: asked.gid,
+                    ..v1::Create::default()
+                })?;
+            }
+            Err(fault) => return Err(fault),
+        }
+        let sql = "INSERT INTO attachment(remote, directory, node, every_s, uid, gid, mode) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+        db.prepare_cached(sql)?.execute(params![
+            name,
+            asked.directory,
+            asked.node,
+            asked.every_s,
+            asked.uid,
+            asked.gid,
+            asked.mode & 0o777
+        ])?;
+        Ok((Ok(shown(db, &name)?), tx.changes))
+    };
+    let (attached, changes) = names.database().write(work).await?;
+    tell(names, changes);
+    Ok(attached.and_then(|remote| remote))
+}
+
+/// Returns a remote with its attachment.
+fn shown(db: &Connection, name: &str) -> Result<Result<v1::Remote, AttachRefusal>, Fault> {
+    let Some(mut remote) = remotes::one(db, name)? else {
+        return Ok(Err(AttachRefusal::NoRemote(name.to_owned())));
+    };
+    remote.attachment = one(db, name)?;
+    Ok(Ok(remote))
+}
+
+fn tell(names: &SqliteNames, changes: Vec<Change>) {
+    if !changes.is_empty() {
+        let session = 0;
+        names.tell(Changed { session, changes });
+    }
+}
+
+/// Deletes some of the known objects of a remote that is not attached. Returns whether there are more.
+async fn forget(names: &SqliteNames, remote: String) -> Result<bool, Fault> {
+    let work = move |db: &Connection| {
+        if one(db, &remote)?.is_some() {
+            return Ok(false);
+        }
+        let sql = "DELETE FROM followed WHERE number IN (SELECT number FROM followed WHERE remote = ?1 LIMIT ?2)";
+        let gone = db
+            .prepare_cached(sql)?
+            .execute(params![remote, FORGET_MAX])?;
+        Ok(gone == FORGET_MAX as usize)
+    };
+    names.database().write(work).await
+}
+
+pub(crate) async fn detach(
+    (names, looks): (&SqliteNames, &StoreScans),
+    name: String,
+) -> Result<Result<v1::Remote, AttachRefusal>, Fault> {
+    let remote = name.clone();
+    let (shared, now) = (names.shared().clone(), crate::clock::now_ns());
+    let work = move |db: &Connection| {
+        let attachment = match need(db, &name)? {
+            Ok(attachment) => attachment,
+            Err(refusal) => return Ok((Err(refusal), Vec::new())),
+        };
+        let before = shown(db, &name)?;
+        db.prepare_cached("DELETE FROM attachment WHERE remote = ?1")?
+            .execute([&name])?;
+        // New files are placed like all other files from now on.
+        let root = Caller::root();
+        let mut tx = Tx::new(db, &shared, &root, 0, now);
+        if let Ok(vnode) = tx.resolve(attachment.directory.as_bytes(), false) {
+            let remove = v1::RemoveXattr {
+                ino: vnode.ino,
+                name: DIRECTORY_NODE.to_vec(),
+            };
+            match tx.remove_xattr(&remove) {
+                Ok(_) | Err(Fault::NoAttribute(_)) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        Ok((before, tx.changes))
+    };
+    let (detached, changes) = names.database().write(work).await?;
+    tell(names, changes);
+    looks.end(&remote);
+    if detached.is_ok() {
+        while forget(names, remote.clone()).await? {}
+    }
+    Ok(detached)
+}
+
+/// Orders another scan of a store.
+pub(crate) async fn refresh(
+    names: &SqliteNames,
+    name: String,
+) -> Result<Result<v1::Remote, AttachRefusal>, Fault> {
+    let work = move |db: &Connection| {
+        if let Err(refusal) = need(db, &name)? {
+            return Ok(Err(refusal));
+        }
+        db.prepare_cached("UPDATE attachment SET asked = asked + 1 WHERE remote = ?1")?
+            .execute([&name])?;
+        shown(db, &name)
+    };
+    names.database().write(work).await
+}
+
+/// Returns the remotes whose stores a node is to scan.
+pub(crate) fn of_node(db: &Connection, node: u32) -> Result<Vec<v1::Remote>, Fault> {
+    let mut remotes = remotes::all(db)?;
+    remotes.retain(|remote| {
+        let attachment = remote.attachment.as_ref();
+        attachment.is_some_and(|attachment| attachment.node == node)
+    });
+    Ok(remotes)
+}
+
+/// Returns the objects of a store's page that differ from the known ones, and marks all known objects of the page as found.
+pub(crate) fn look(
+    (db, looks): (&Connection, &StoreScans),
+    request: &v1::LookRequest,
+) -> Result<Result<Vec<v1::Differs>, AttachRefusal>, Fault> {
+    if request.page.len() > PAGE_MAX {
+        return Ok(Err(AttachRefusal::Page));
+    }
+    match need(db, &request.remote)? {
+        Ok(attachment) if attachment.directory == request.directory => {}
+        // The remote was attached to another directory in the meantime.
+        Ok(_) => return Ok(Err(AttachRefusal::Look)),
+        Err(refusal) => return Ok(Err(refusal)),
+    }
+    if request.first {
+        looks.begin(&request.remote, request.look);
+    }
+    let sql = "SELECT number, size, tag, object FROM followed WHERE remote = ?1 AND path = ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    let (mut there, mut differ) = (Vec::new(), Vec::new());
+    for (index, at) in (0_u32..).zip(&request.page) {
+        let found = statement.query_row(params![request.remote, at.path], |row| {
+            let (size, tag): (i64, String) = (row.get(1)?, row.get(2)?);
+            let same = size == at.size.cast_signed() && tag == at.tag;
+            let object = row.get::<_, i64>(3)?.cast_unsigned();
+            Ok((row.get::<_, i64>(0)?.cast_unsigned(), same, object))
+        });
+        let object = match found.optional()? {
+            None => 0,
+            Some((number, same, object)) => {
+                there.push(number);
+                if same {
+                    continue;
+                }
+                object
+            }
+        };
+        differ.push(v1::Differs { index, object });
+    }
+    let mark = |look: &mut StoreScan| there.iter().for_each(|&number| look.mark(number));
+    let marked = looks.with((&request.remote, request.look), mark);
+    Ok(marked.map(|()| differ))
+}
+
+/// Stores the found objects.
+pub(crate) async fn follow(
+    (names, looks): (&SqliteNames, &StoreScans),
+    request: v1::FollowRequest,
+) -> Result<Result<(), AttachRefusal>, Fault> {
+    if request.followed.len() > PAGE_MAX {
+        return Ok(Err(AttachRefusal::Page));
+    }
+    let key = (request.remote.clone(), request.look);
+    let work = move |db: &Connection| {
+        if let Err(refusal) = need(db, &request.remote)? {
+            return Ok(Err(refusal));
+        }
+        let sql = "INSERT INTO followed(remote, path, size, tag, object) VALUES (?1, ?2, ?3, ?4, ?5)
+            ON CONFLICT(remote, path) DO UPDATE SET size = ?3, tag = ?4, object = ?5 RETURNING number";
+        let mut statement = db.prepare_cached(sql)?;
+        let mut numbers = Vec::new();
+        for followed in &request.followed {
+            let at = followed.at.clone().unwrap_or_default();
+            let row = params![
+                request.remote,
+                at.path,
+                at.size.cast_signed(),
+                at.tag,
+                followed.object.cast_signed()
+            ];
+            let number: i64 = statement.query_row(row, |row| row.get(0))?;
+            numbers.push(number.cast_unsigned());
+        }
+        Ok(Ok(numbers))
+    };
+    let numbers = match names.database().write(work).await? {
+        Ok(numbers) => numbers,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let mark = |look: &mut StoreScan| numbers.iter().for_each(|&number| look.mark(number));
+    Ok(looks.with((&key.0, key.1), mark))
+}
+
+/// Returns some of the known objects that were not found.
+pub(crate) fn missing(
+    (db, looks): (&Connection, &StoreScans),
+    request: &v1::MissingRequest,
+) -> Result<Result<v1::MissingReply, AttachRefusal>, Fault> {
+    // This selects by number, instead of all rows of a remote for each page.
+    let sql = "SELECT number, path FROM followed WHERE +remote = ?1 AND number > ?2 ORDER BY number LIMIT ?3";
+    let mut statement = db.prepare_cached(sql)?;
+    let key = params![
+        request.remote,
+        request.after.cast_signed(),
+        i64::try_from(PAGE_MAX).unwrap_or(i64::MAX)
+    ];
+    let rows = statement.query_map(key, |row| {
+        Ok(v1::MissingOne {
+            number: row.get::<_, i64>(0)?.cast_unsigned(),
+            path: row.get(1)?,
+        })
+    })?;
+    let mut missing = rows.collect::<Result<Vec<_>, _>>()?;
+    let end = missing.len() < PAGE_MAX;
+    let last = missing.last().map_or(request.after, |one| one.number);
+    let unseen = looks.with((&request.remote, request.look), |look| {
+        missing.retain(|one| !look.has(one.number));
+    });
+    Ok(unseen.map(|()| v1::MissingReply { missing, end, last }))
+}
+
+/// Returns the directory and the file of a path below a directory, or `None` if a link is on the way.
+fn walk(
+    tx: &Tx<'_>,
+    directory: &str,
+    path: &str,
+) -> Result<Option<(InodeRecord, InodeRecord)>, Fault> {
+    let mut parent = InodeRecord::get(tx.db, Inode::ROOT.0)?;
+    let mut vnode = parent.clone();
+    let parts = directory.split('/').chain(path.split('/'));
+    for part in parts.filter(|part| !part.is_empty()) {
+        if !vnode.is_dir() {
+            return Ok(None);
+        }
+        let next = match tx.child(&vnode, part.as_bytes()) {
+            Err(Fault::NotFound(_)) => return Ok(None),
+            found => found?,
+        };
+        parent = std::mem::replace(&mut vnode, next);
+    }
+    Ok((vnode.kind == v1::Kind::File).then_some((parent, vnode)))
+}
+
+/// Forgets objects that were deleted in the store, and removes the names of their files, unless a client has written other content there.
+pub(crate) async fn leave(
+    (names, looks): (&SqliteNames, &StoreScans),
+    request: v1::LeaveRequest,
+) -> Result<Result<(), AttachRefusal>, Fault> {
+    if request.numbers.len() > PAGE_MAX {
+        return Ok(Err(AttachRefusal::Page));
+    }
+    if let Err(refusal) = looks.with((&request.remote, request.look), |_| ()) {
+        return Ok(Err(refusal));
+    }
+    let (shared, now) = (names.shared().clone(), crate::clock::now_ns());
+    let work = move |db: &Connection| {
+        let attachment = match need(db, &request.remote)? {
+            Ok(attachment) => attachment,
+            Err(refusal) => return Ok((Err(refusal), Vec::new())),
+        };
+        let mut changes = Vec::new();
+        for number in &request.numbers {
+            changes.extend(leave_one(
+                db,
+                &shared,
+                (&attachment.directory, *number),
+                now,
+            )?);
+        }
+        Ok((Ok(()), changes))
+    };
+    let (left, changes) = names.database().write(work).await?;
+    tell(names, changes);
+    Ok(left)
+}
+
+fn leave_one(
+    db: &Connection,
+    shared: &NamesShared,
+    (directory, number): (&str, u64),
+    now: i64,
+) -> Result<Vec<Change>, Fault> {
+    let mut statement = db.prepare_cached("SELECT path, object FROM followed WHERE number = ?1")?;
+    let found = statement.query_row([number.cast_signed()], |row| {
+        Ok((
+            row.get::<_, String>(0)?,
+            row.get::<_, i64>(1)?.cast_unsigned(),
+        ))
+    });
+    let Some((path, object)) = found.optional()? else {
+        return Ok(Vec::new());
+    };
+    let root = Caller::root();
+    let mut tx = Tx::new(db, shared, &root, 0, now);
+    if let Some((parent, vnode)) = walk(&tx, directory, &path)?
+        && vnode.object == object
+        && object != 0
+    {
+        if vnode.writing != 0 {
+            // The content that is being written may be the next version: the next scan examines it again.
+            return Ok(Vec::new());
+        }
+        let name = path.rsplit('/').next().unwrap_or(&path);
+        tx.unlink(&v1::Unlink {
+            parent: parent.ino,
+            name: name.as_bytes().to_vec(),
+            directory: false,
+            time: now,
+        })?;
+    }
+    db.prepare_cached("DELETE FROM followed WHERE number = ?1")?
+        .execute([number.cast_signed()])?;
+    Ok(tx.changes)
+}
+
+/// Records the end of a scan.
+pub(crate) async fn looked(
+    (names, looks): (&SqliteNames, &StoreScans),
+    request: v1::LookedRequest,
+) -> Result<Result<(), AttachRefusal>, Fault> {
+    looks.end(&request.remote);
+    let now = crate::clock::now_ns();
+    let short = |text: &str| text.chars().take(REASON_CHARS_MAX).collect::<String>();
+    let work = move |db: &Connection| {
+        let before = match need(db, &request.remote)? {
+            Ok(attachment) => attachment,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let well = request.trouble.is_empty();
+        let sql = "UPDATE attachment SET answered = ?2, looked = ?3, passed = ?4, example = ?5, trouble = ?6,
+            files = (SELECT count(*) FROM followed WHERE remote = ?1) WHERE remote = ?1";
+        let row = params![
+            request.remote,
+            request.asked.cast_signed(),
+            if well { now } else { before.looked },
+            request.passed.cast_signed(),
+            short(&request.example),
+            short(&request.trouble)
+        ];
+        db.prepare_cached(sql)?.execute(row)?;
+        Ok(Ok(()))
+    };
+    names.database().write(work).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attached_directory_accepts_valid_paths_only() {
+        for good in ["/a", "/a/b", "/a b/", "/remotes-2"] {
+            assert_eq!(directory(good).unwrap(), good.trim_end_matches('/'));
+        }
+        for bad in [
+            "",
+            "/",
+            "a",
+            "/a//b",
+            "/a/../b",
+            "/.tidemill/x",
+            "/remotes",
+            "/remotes/x",
+            "/a\nb",
+            "/data (old)",
+            "/a\"b",
+            "/a*",
+        ] {
+            assert!(directory(bad).is_err(), "{bad}");
+        }
+        assert!(within("/a", "/a/b") && within("/a", "/a") && !within("/a", "/ab"));
+    }
+
+    #[test]
+    fn named_replaces_remote_prefixes_with_attached_directories() {
+        let text = r#"input = ["/remotes/c/a", "/remotes/cd/a"]; workdir = "/remotes/c"; args = ["cat /remotes/c/a"];"#;
+        let plain =
+            r#"input = ["/f/a", "/remotes/cd/a"]; workdir = "/f"; args = ["cat /remotes/c/a"];"#;
+        let f = "/f".to_owned();
+        let directory = |remote: &str| (remote == "c").then_some(&f);
+        assert_eq!(named(text, directory), plain);
+        assert_eq!(
+            named("<pattern>/remotes/c/*</pattern>", directory),
+            "<pattern>/f/*</pattern>"
+        );
+    }
+
+    #[test]
+    fn look_remembers_marks_until_another_look_begins() {
+        let looks = StoreScans::default();
+        looks.begin("one", 7);
+        looks.with(("one", 7), |look| look.mark(130)).unwrap();
+        let has = |number| looks.with(("one", 7), |look| look.has(number)).unwrap();
+        assert!(has(130) && !has(129) && !has(1 << 40));
+        assert!(looks.with(("one", 8), |_| ()).is_err());
+        looks.begin("one", 8);
+        assert!(!looks.with(("one", 8), |look| look.has(130)).unwrap());
+        looks.end("one");
+        assert!(looks.with(("one", 8), |_| ()).is_err());
+    }
+}

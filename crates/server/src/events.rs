@@ -1,0 +1,269 @@
+//! gRPC service of file events. A waiting client is woken by matching file events, not by every change: one task examines the committed
+//! changes for all clients.
+
+use crate::access::Access;
+use crate::clock;
+use crate::names::budget::Shares;
+use crate::names::changes::Changes;
+use crate::names::events::{self, ANSWER_MAX, EventCursor, EventPage};
+use crate::names::transaction::Tx;
+use crate::names::{Caller, Change, SqliteNames};
+use crate::namespace_service::refused;
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_core::rule::Pattern;
+use tidemill_wire::v1;
+use tokio::sync::Notify;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+use tonic::{Request, Response, Status};
+
+/// Maximum wait of one call. The client continues with the cursor of the answer.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+/// Maximum number of waiting calls.
+const WAITING_MAX: usize = 1024;
+/// Maximum number of waiting calls of one user.
+const WAITING_EACH_MAX: usize = 256;
+/// Maximum number of pages of history examined by one call. The client continues with the cursor of the answer.
+const PAGES_MAX: usize = 64;
+/// Number of rows examined at once for the waiting calls.
+const ROWS: i64 = 4096;
+const MICROSECOND_NS: i64 = 1000;
+
+/// The service: see the module.
+#[derive(Clone, Debug)]
+pub(crate) struct EventService {
+    names: Arc<SqliteNames>,
+    access: Arc<Access>,
+    feed: Arc<EventFeed>,
+    space: Arc<Shares>,
+}
+
+/// All waiting calls.
+#[derive(Debug, Default)]
+struct EventFeed(Mutex<WaitingCalls>);
+
+#[derive(Debug, Default)]
+struct WaitingCalls {
+    next: u64,
+    all: HashMap<u64, (Pattern, Arc<Notify>)>,
+    /// Task that examines file events as long as any call waits.
+    listener: Option<AbortHandle>,
+}
+
+/// A waiting call.
+#[derive(Debug)]
+struct CallWaiter {
+    feed: Arc<EventFeed>,
+    number: u64,
+    bell: Arc<Notify>,
+}
+
+impl EventFeed {
+    /// Adds a waiting call. From now on file events are examined.
+    fn enter(
+        self: &Arc<Self>,
+        names: &Arc<SqliteNames>,
+        pattern: &Pattern,
+    ) -> Result<CallWaiter, Status> {
+        let mut waiting = self.0.lock();
+        if waiting.listener.is_none() {
+            let changes = names.teller().changes();
+            let last = names.database().read(events::last);
+            let last = last.map_err(|fault| refused(&fault))?;
+            let listen = listen(changes, names.clone(), last, self.clone());
+            waiting.listener = Some(tokio::spawn(listen).abort_handle());
+        }
+        waiting.next += 1;
+        let (number, bell) = (waiting.next, Arc::new(Notify::new()));
+        waiting.all.insert(number, (pattern.clone(), bell.clone()));
+        let feed = self.clone();
+        Ok(CallWaiter { feed, number, bell })
+    }
+
+    fn ring(&self, row: &events::EventRow) {
+        let Ok(path) = std::str::from_utf8(&row.path) else {
+            return;
+        };
+        for (pattern, bell) in self.0.lock().all.values() {
+            let concerns = match row.object {
+                0 => events::reaches(pattern, path),
+                _ => pattern.matches(path.trim_start_matches('/')),
+            };
+            if concerns {
+                bell.notify_one();
+            }
+        }
+    }
+}
+
+impl Drop for CallWaiter {
+    fn drop(&mut self) {
+        let mut waiting = self.feed.0.lock();
+        waiting.all.remove(&self.number);
+        if waiting.all.is_empty()
+            && let Some(listener) = waiting.listener.take()
+        {
+            listener.abort();
+        }
+    }
+}
+
+/// Examines the committed changes, once for all waiting calls.
+async fn listen(
+    mut changes: Changes,
+    names: Arc<SqliteNames>,
+    mut last: i64,
+    feed: Arc<EventFeed>,
+) {
+    loop {
+        let came = match changes.next().await {
+            Ok(changed) => {
+                let came = |change: &Change| matches!(change, Change::Sealed(_) | Change::Moved);
+                changed.changes.iter().any(came)
+            }
+            Err(RecvError::Lagged(_)) => true,
+            Err(RecvError::Closed) => return,
+        };
+        if !came {
+            continue;
+        }
+        loop {
+            let rows = names
+                .database()
+                .read(|db| events::rows(db, last, ROWS))
+                .unwrap_or_default();
+            let Some(newest) = rows.last() else { break };
+            last = newest.number;
+            rows.iter().for_each(|row| feed.ring(row));
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+impl EventService {
+    pub(crate) fn new(names: &Arc<SqliteNames>, access: &Arc<Access>) -> Self {
+        Self {
+            names: names.clone(),
+            access: access.clone(),
+            feed: Arc::default(),
+            space: Shares::new(WAITING_MAX, WAITING_EACH_MAX),
+        }
+    }
+
+    fn cursor(&self, since: &str) -> Result<Option<EventCursor>, Status> {
+        if since.is_empty() {
+            return Ok(None);
+        }
+        let cursor = since.parse::<EventCursor>().map_err(|()| {
+            Status::invalid_argument(format!(
+                "{since:?} is no cursor: give one that the cluster gave, or none to begin now"
+            ))
+        })?;
+        let now = clock::now_ns() / MICROSECOND_NS;
+        let last = self.names.database().read(events::last);
+        let last = last.map_err(|fault| refused(&fault))?;
+        if cursor.number > last.max(now) {
+            return Err(Status::invalid_argument(format!(
+                "cursor {since} is of a time that has not come: is it of another cluster?"
+            )));
+        }
+        Ok(Some(cursor))
+    }
+
+    /// Returns the file events from the cursor on: up to the first matches, to the end, or to the limit of one call.
+    async fn look(
+        &self,
+        caller: &Caller,
+        pattern: &Pattern,
+        since: EventCursor,
+        limit: usize,
+    ) -> Result<EventPage, Status> {
+        let (mut since, mut pages) = (since, 0);
+        loop {
+            let names = &self.names;
+            let look = |db: &Connection| {
+                let tx = Tx::new(db, names.shared(), caller, 0, clock::now_ns());
+                tx.events(pattern, &since, limit)
+            };
+            let page = names.database().read_for(caller, look).await;
+            let page = page.map_err(|fault| refused(&fault))?;
+            pages += 1;
+            if page.missed || !page.events.is_empty() || !page.more || pages == PAGES_MAX {
+                return Ok(page);
+            }
+            since = page.cursor;
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn awaited(
+        &self,
+        caller: &Caller,
+        pattern: &Pattern,
+        since: EventCursor,
+        (limit, until): (usize, Instant),
+    ) -> Result<EventPage, Status> {
+        let waiter = self.feed.enter(&self.names, pattern)?;
+        let mut since = since;
+        loop {
+            let page = self.look(caller, pattern, since, limit).await?;
+            if page.missed || !page.events.is_empty() || page.more {
+                return Ok(page);
+            }
+            let heard = tokio::time::timeout_at(until, waiter.bell.notified()).await;
+            if heard.is_err() {
+                return Ok(page);
+            }
+            since = page.cursor;
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::events_server::Events for EventService {
+    async fn next(
+        &self,
+        request: Request<v1::EventsRequest>,
+    ) -> Result<Response<v1::EventsReply>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let request = request.into_inner();
+        let text = request.pattern.trim_start_matches('/');
+        let pattern = Pattern::new(text).map_err(|error| {
+            Status::invalid_argument(format!("pattern {:?}: {error}", request.pattern))
+        })?;
+        let Some(since) = self.cursor(&request.since)? else {
+            let last = self.names.database().read(events::last);
+            let last = last.map_err(|fault| refused(&fault))?;
+            return Ok(Response::new(v1::EventsReply {
+                cursor: last.to_string(),
+                ..v1::EventsReply::default()
+            }));
+        };
+        let Some(_space) = self.space.enter(caller.uid) else {
+            return Err(Status::resource_exhausted(format!(
+                "too many calls wait for file events: there may be {WAITING_MAX}, and {WAITING_EACH_MAX} of one user; try again later"
+            )));
+        };
+        let limit = usize::try_from(request.limit).unwrap_or(ANSWER_MAX);
+        let limit = if limit == 0 {
+            ANSWER_MAX
+        } else {
+            limit.min(ANSWER_MAX)
+        };
+        let until = Instant::now() + Duration::from_nanos(request.wait_ns).min(WAIT_MAX);
+        let page = self
+            .awaited(&caller, &pattern, since, (limit, until))
+            .await?;
+        Ok(Response::new(v1::EventsReply {
+            events: page.events,
+            cursor: page.cursor.to_string(),
+            missed: page.missed,
+        }))
+    }
+}

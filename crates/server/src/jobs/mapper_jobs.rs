@@ -1,0 +1,316 @@
+//! Mappers that are programs of users. Each runs as a task of a separate job, with its owner's rights and in the sandbox of
+//! kernels, while the job that needs it is still being read. Its output has no name; the server reads it (next:
+//! `server/src/jobs/mapper/printed.rs`).
+//!
+//! The waiting job is not stored. If the server is killed before the answer, that job was not accepted, and the mappers' job ends
+//! like any other.
+
+use super::DriverMessage;
+use super::driver::Signals;
+use super::mapper::printed;
+use super::submit::{JobRefusal, PinnedVersions, Submission, submit_given};
+use super::view;
+use crate::cluster::Cluster;
+use crate::files::VersionStream;
+use crate::files::stream::SourceNodes;
+use crate::lease_recall::LeaseRecalls;
+use crate::names::shared::NamesShared;
+use crate::names::{Fault, SqliteNames};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+use tidemill_core::display;
+use tidemill_core::id::{JobId, NodeId, ObjectId};
+use tidemill_core::job::{ExternalInput, MapperProgram, MapperResult, PRINTED_BYTES_MAX};
+use tidemill_core::layout::{Layout, Part};
+use tidemill_core::script;
+use tidemill_wire::v1::{self, State};
+use tokio::time::Instant;
+
+/// Maximum number of programs for one job.
+const PROGRAMS_MAX: usize = 256;
+/// Maximum time for all programs of one job together, including the time until nodes have space for them.
+const WAIT_MAX: Duration = Duration::from_secs(120);
+/// Maximum number of characters of a program's output in an error.
+const SHOWN_MAX: usize = 400;
+
+/// Treatment of mappers that are programs.
+#[derive(Clone, Debug)]
+pub(crate) enum ProgramMappers {
+    /// The programs are run.
+    Run(Asks),
+    /// The programs are refused: other jobs would have to wait for them.
+    Refused,
+    /// The tasks themselves are such programs: their outputs get no names.
+    Are,
+}
+
+/// Access that running a program requires.
+#[derive(Clone, Debug)]
+pub(crate) struct Asks {
+    pub(crate) driver: Sender<DriverMessage>,
+    pub(crate) signals: Signals,
+}
+
+/// A version, and a program that is asked about it.
+type ProgramKey = (ObjectId, String);
+
+/// Outputs of programs, and the programs that are still to be asked.
+#[derive(Debug, Default)]
+pub(super) struct MapperJobs {
+    answers: BTreeMap<ProgramKey, Result<Vec<u8>, String>>,
+    wanted: RefCell<BTreeMap<ProgramKey, MapperProgram>>,
+}
+
+impl MapperJobs {
+    /// Returns the map that a program printed for a version.
+    ///
+    /// # Errors
+    /// The error in the map; or any text if the program has not been asked yet.
+    pub(super) fn map(
+        &self,
+        program: &MapperProgram,
+        made: &ExternalInput,
+        per_part: bool,
+    ) -> Result<MapperResult, String> {
+        let key = (made.object, program.key());
+        let words = display::line(&program.words);
+        let Some(answer) = self.answers.get(&key) else {
+            self.wanted.borrow_mut().insert(key, program.clone());
+            return Err(format!("\"{words}\" has not been asked yet"));
+        };
+        let failure = |why: String| format!("\"{words}\": {why}");
+        let text = answer.as_ref().map_err(|why| failure(why.clone()))?;
+        printed::map(text, &made.layout, per_part).map_err(|why| {
+            let begin = String::from_utf8_lossy(&text[..text.len().min(SHOWN_MAX * 4)]);
+            failure(format!(
+                "its output is not a map: {why}; it begins with {}",
+                excerpt(&begin, false)
+            ))
+        })
+    }
+
+    /// Asks the outstanding programs; returns whether there were any.
+    pub(super) async fn ask(
+        &mut self,
+        around: (&SqliteNames, &LeaseRecalls, &Arc<Cluster>),
+        (of, given): (&Submission, &PinnedVersions),
+    ) -> Result<bool, JobRefusal> {
+        let wanted = std::mem::take(self.wanted.get_mut());
+        let ProgramMappers::Run(asks) = &of.programs else {
+            return Ok(false);
+        };
+        if wanted.is_empty() {
+            return Ok(false);
+        }
+        if self.answers.len() + wanted.len() > PROGRAMS_MAX {
+            let why = format!(
+                "{}: more than {PROGRAMS_MAX} mappers of a job are programs; split it",
+                of.source
+            );
+            return Err(JobRefusal::Script(vec![why]));
+        }
+        let submission = submission(of, wanted.values())?;
+        let mut given = given.clone();
+        given.extend(
+            wanted
+                .iter()
+                .map(|((object, _), program)| (program.path.clone(), *object)),
+        );
+        let (names, lease_recalls, cluster) = around;
+        let kept = Box::pin(submit_given(
+            names,
+            lease_recalls,
+            cluster,
+            (submission, &given),
+            |_, _| Ok(()),
+        ));
+        let (accepted, _) = kept.await?;
+        let job = accepted.spec.job;
+        let changes = asks.signals.changes.subscribe();
+        let _ = asks
+            .driver
+            .send(DriverMessage::Submitted(Box::new(accepted)));
+        let run = ProgramRun {
+            names,
+            cluster,
+            asks,
+            job,
+            pinned: Pinned {
+                shared: names.shared(),
+                all: BTreeMap::new(),
+            },
+        };
+        let answers = run.answers(changes).await?;
+        self.answers.extend(wanted.into_keys().zip(answers));
+        Ok(true)
+    }
+}
+
+/// Returns the job of these programs, for the user of the job that needs them.
+fn submission<'a>(
+    of: &Submission,
+    programs: impl Iterator<Item = &'a MapperProgram>,
+) -> Result<Submission, JobRefusal> {
+    let script = script::parse(&of.source, of.script.as_bytes());
+    let script = script.map_err(|error| JobRefusal::Script(vec![error.to_string()]))?;
+    Ok(Submission {
+        caller: of.caller.clone(),
+        script: MapperProgram::job(&script, programs).to_string(),
+        source: format!("{} (mappers)", of.source),
+        policy: "input-locality".to_owned(),
+        replace: false,
+        strict: true,
+        no_cache: true,
+        bounded: false,
+        programs: ProgramMappers::Are,
+        links: of.links,
+    })
+}
+
+/// Outputs of tasks, pinned: no other code removes them while this value exists.
+struct Pinned<'a> {
+    shared: &'a Arc<NamesShared>,
+    /// Outputs by task.
+    all: BTreeMap<u64, Part>,
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        for part in self.all.values() {
+            self.shared.unpin(part.object.0);
+        }
+    }
+}
+
+impl Pinned<'_> {
+    /// Pins new outputs. The job itself keeps them until it has ended, and afterwards they rest before their removal.
+    fn look(&mut self, db: &rusqlite::Connection, job: JobId) -> Result<(), Fault> {
+        let sql = "SELECT one.task, one.object, one.node, one.size FROM task JOIN task_output AS one ON one.task = task.task \
+                   WHERE task.job = ?1";
+        let mut statement = db.prepare_cached(sql)?;
+        let mut rows = statement.query([job.0.cast_signed()])?;
+        while let Some(row) = rows.next()? {
+            let number = |at: usize| row.get::<_, i64>(at).map(i64::cast_unsigned);
+            let (task, object) = (number(0)?, number(1)?);
+            let part = Part::on(ObjectId(object), number(3)?, NodeId(row.get(2)?));
+            self.all.entry(task).or_insert_with(|| {
+                self.shared.pin(object);
+                part
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A job whose tasks are the programs that are asked.
+struct ProgramRun<'a> {
+    names: &'a SqliteNames,
+    cluster: &'a Arc<Cluster>,
+    asks: &'a Asks,
+    job: JobId,
+    pinned: Pinned<'a>,
+}
+
+impl ProgramRun<'_> {
+    /// Returns the outputs of the programs, in their order, once all have ended.
+    async fn answers(
+        mut self,
+        mut changes: tokio::sync::watch::Receiver<i64>,
+    ) -> Result<Vec<Result<Vec<u8>, String>>, JobRefusal> {
+        let (job, until) = (self.job, Instant::now() + WAIT_MAX);
+        loop {
+            changes.borrow_and_update();
+            let pinned = &mut self.pinned;
+            let running = self.names.database().read(|db| {
+                pinned.look(db, job)?;
+                let found = view::job(db, job.0)?;
+                Ok(found.is_some_and(|job| job.state() == State::Running))
+            })?;
+            if !running {
+                break;
+            }
+            match tokio::time::timeout_at(until, changes.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Err(Fault::Closed.into()),
+                Err(_) => {
+                    let _ = self.asks.driver.send(DriverMessage::Cancel(job));
+                    let why = format!(
+                        "some of its mappers have not ended after {} s, and were cancelled: see `tidemill jobs {job}`, and submit it again",
+                        WAIT_MAX.as_secs()
+                    );
+                    return Err(JobRefusal::Script(vec![why]));
+                }
+            }
+        }
+        let tasks = self.names.database().read(|db| {
+            view::logs(
+                db,
+                job.0,
+                0,
+                u32::try_from(PROGRAMS_MAX).unwrap_or(u32::MAX),
+            )
+        })?;
+        let mut answers = Vec::with_capacity(tasks.len());
+        for task in tasks {
+            answers.push(self.answer(&task).await);
+        }
+        Ok(answers)
+    }
+
+    async fn answer(&self, task: &v1::Task) -> Result<Vec<u8>, String> {
+        let job = self.job;
+        if task.state != i32::from(State::Done) {
+            let printed = match task.stderr.trim() {
+                "" => task.stdout.trim(),
+                printed => printed,
+            };
+            let why = match task.error.trim() {
+                "" => "it was not run to its end",
+                why => why,
+            };
+            return Err(format!(
+                "{why}; it printed {} (`tidemill logs {job}`)",
+                excerpt(printed, true)
+            ));
+        }
+        let deleted = || format!("its output in job {job} is deleted; submit the job again");
+        let part = self.pinned.all.get(&task.task).ok_or_else(deleted)?;
+        if part.size > PRINTED_BYTES_MAX {
+            return Err(format!("it printed more than {PRINTED_BYTES_MAX} bytes"));
+        }
+        let objects = self.cluster.objects().ok_or("no file can be read here")?;
+        let nodes = SourceNodes {
+            cluster: self.cluster.clone(),
+            shared: self.names.shared().clone(),
+            objects: objects.clone(),
+        };
+        let size = part.size;
+        let source = VersionStream::of_kept(&nodes, Layout::Whole(part.clone()));
+        let bytes = source
+            .window(0..size)
+            .await
+            .map_err(|error| error.to_string())?;
+        match bytes.len() as u64 == size {
+            true => Ok(bytes.to_vec()),
+            false => Err(deleted()),
+        }
+    }
+}
+
+/// Returns a part of a text in one line: its end, or its beginning.
+fn excerpt(text: &str, end: bool) -> String {
+    let count = text.chars().count();
+    let skipped = if end {
+        count.saturating_sub(SHOWN_MAX)
+    } else {
+        0
+    };
+    let some: String = text.chars().skip(skipped).take(SHOWN_MAX).collect();
+    match some.is_empty() {
+        true => "nothing".to_owned(),
+        false => format!("{some:?}"),
+    }
+}

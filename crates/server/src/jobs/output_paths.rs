@@ -1,0 +1,219 @@
+//! The directories in which outputs are created.
+//!
+//! The deepest directory on the path of an output that exists when its job is submitted is the anchor of the output. A job's
+//! transaction that names the output starts from the inode of the anchor, with the rights of the job's owner. It follows no
+//! symbolic link of another user than the owner and root.
+
+use crate::names::Fault;
+use crate::names::budget::COMPONENT;
+use crate::names::transaction::{PATH_MAX, Tx, check_name};
+use crate::names::vnode::{InodeRecord, SEARCH};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use tidemill_core::id::Inode;
+use tidemill_wire::v1::{self, Kind};
+
+/// Maximum number of symbolic links on the path of one output.
+const LINKS_MAX: usize = 40;
+/// Maximum number of names on the path of one output, with the names in symbolic links.
+const NAMES_MAX: usize = 8192;
+
+/// The deepest directory of a path that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PathAnchor {
+    ino: u64,
+    /// Number of the names in the path that lead to the directory.
+    names: usize,
+}
+
+/// Anchors of a job's outputs, by the path of the directory of an output.
+pub(crate) type Anchors = BTreeMap<String, PathAnchor>;
+
+/// Symbolic links that are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Links {
+    /// All links: at the submission of a job, its user follows them.
+    All,
+    /// Links of the caller and of root.
+    Own,
+}
+
+/// The existing part of a path.
+#[derive(Debug)]
+pub(crate) struct ExistingPath {
+    /// The last inode that exists.
+    pub(crate) vnode: InodeRecord,
+    /// Missing names after the inode, the next name first.
+    pub(crate) missing: Vec<Vec<u8>>,
+}
+
+/// Returns the directory of a path, and its last name.
+pub(crate) fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}
+
+fn names(path: &str) -> impl DoubleEndedIterator<Item = &[u8]> {
+    let names = path.split('/').filter(|name| !name.is_empty());
+    names.map(str::as_bytes)
+}
+
+/// Returns the anchors of outputs with these paths. A path that leads to no directory has no anchor.
+pub(crate) fn anchors<'a>(
+    tx: &Tx<'_>,
+    paths: impl Iterator<Item = &'a str>,
+    links: Links,
+) -> Result<Anchors, Fault> {
+    let root = InodeRecord::get(tx.db, Inode::ROOT.0)?;
+    let mut anchors = Anchors::new();
+    for path in paths {
+        let directory = split(path).0;
+        if anchors.contains_key(directory) {
+            continue;
+        }
+        match tx.walk(root.clone(), (directory, 0), links, path) {
+            Ok(way) => {
+                let names = names(directory).count() - way.missing.len();
+                let ino = way.vnode.ino;
+                anchors.insert(directory.to_owned(), PathAnchor { ino, names });
+            }
+            Err(fault) if fault.of_database() => return Err(fault),
+            // The check for obstacles reports this fault.
+            Err(_) => {}
+        }
+    }
+    Ok(anchors)
+}
+
+impl Tx<'_> {
+    /// Returns the directory of an output, and the inode that has the name of the output now.
+    pub(crate) fn output_way(
+        &self,
+        anchors: &Anchors,
+        path: &str,
+    ) -> Result<(ExistingPath, Option<InodeRecord>), Fault> {
+        let (directory, name) = split(path);
+        let way = self.way(anchors, directory, path)?;
+        let found = if way.missing.is_empty() {
+            self.need(&way.vnode, SEARCH, path)?;
+            InodeRecord::child(self.db, way.vnode.ino, name.as_bytes())?
+        } else {
+            None
+        };
+        Ok((way, found))
+    }
+
+    fn way(&self, anchors: &Anchors, directory: &str, shown: &str) -> Result<ExistingPath, Fault> {
+        if directory.len() > PATH_MAX {
+            return Err(Fault::NameTooLong(directory.len()));
+        }
+        let mut prefix = directory;
+        let anchor = loop {
+            match anchors.get(prefix) {
+                None if prefix.is_empty() => break None,
+                None => prefix = split(prefix).0,
+                anchor => break anchor,
+            }
+        };
+        if let Some(anchor) = anchor
+            && let Some(vnode) =
+                InodeRecord::find(self.db, anchor.ino)?.filter(|vnode| vnode.nlink > 0)
+        {
+            let vnode = self.reach_dir(vnode.ino, SEARCH, shown.as_bytes())?;
+            return self.walk(vnode, (directory, anchor.names), Links::Own, shown);
+        }
+        // Without an anchor, or if the anchor was removed, the path counts.
+        let root = InodeRecord::get(self.db, Inode::ROOT.0)?;
+        self.walk(root, (directory, 0), Links::Own, shown)
+    }
+
+    /// Follows a path without its first names from a directory.
+    fn walk(
+        &self,
+        mut vnode: InodeRecord,
+        (path, skipped): (&str, usize),
+        links: Links,
+        shown: &str,
+    ) -> Result<ExistingPath, Fault> {
+        // The next name is last; `true` means that the name is in the path, not in a link.
+        let todo = names(path).skip(skipped).map(|name| (name.to_vec(), true));
+        let mut todo: Vec<(Vec<u8>, bool)> = todo.collect();
+        todo.reverse();
+        let (mut followed, mut looked_up) = (0, 0);
+        let not_directory = || Fault::NotDirectory(shown.to_owned());
+        while let Some((name, in_path)) = todo.pop() {
+            if !vnode.is_dir() {
+                return Err(not_directory());
+            }
+            self.budget.look_up(COMPONENT)?;
+            self.need(&vnode, SEARCH, shown)?;
+            looked_up += 1;
+            let next = match self.child(&vnode, &name) {
+                Err(Fault::NotFound(_)) if in_path => {
+                    let mut missing = vec![name];
+                    missing.extend(todo.into_iter().rev().map(|(name, _)| name));
+                    return Ok(ExistingPath { vnode, missing });
+                }
+                Err(Fault::NotFound(_)) => return Err(Fault::NotFound(shown.to_owned())),
+                next => next?,
+            };
+            if next.kind != Kind::Symlink {
+                vnode = next;
+                continue;
+            }
+            if links == Links::Own && ![0, self.caller.uid].contains(&next.uid) {
+                return Err(Fault::ForeignLink(shown.to_owned(), next.uid));
+            }
+            followed += 1;
+            if followed > LINKS_MAX || looked_up > NAMES_MAX {
+                return Err(Fault::Loop(shown.to_owned()));
+            }
+            if next.target.starts_with(b"/") {
+                vnode = InodeRecord::get(self.db, Inode::ROOT.0)?;
+            }
+            let parts = next.target.split(|&byte| byte == b'/').rev();
+            let parts = parts.filter(|part| !part.is_empty());
+            todo.extend(parts.map(|part| (part.to_vec(), false)));
+        }
+        if !vnode.is_dir() {
+            return Err(not_directory());
+        }
+        Ok(ExistingPath {
+            vnode,
+            missing: Vec::new(),
+        })
+    }
+
+    /// Creates the missing directories of a path, as the owner; returns the last directory.
+    pub(crate) fn make_missing(
+        &mut self,
+        way: ExistingPath,
+        (uid, gid): (u32, u32),
+    ) -> Result<InodeRecord, Fault> {
+        let mut directory = way.vnode;
+        for name in way.missing {
+            check_name(&name)?;
+            let ino = crate::names::ids::reserve(self.db, "inode", 1)?;
+            self.create(&v1::Create {
+                parent: directory.ino,
+                name,
+                kind: Kind::Directory.into(),
+                mode: 0o755,
+                ino,
+                uid,
+                gid,
+                ..v1::Create::default()
+            })?;
+            directory = InodeRecord::get(self.db, ino)?;
+        }
+        Ok(directory)
+    }
+
+    /// Fails if a link of another user is on the path of an output, or is the output itself.
+    pub(crate) fn check_links(&self, path: &str) -> Result<(), Fault> {
+        let root = InodeRecord::get(self.db, Inode::ROOT.0)?;
+        match self.walk(root, (path, 0), Links::Own, path) {
+            Ok(_) | Err(Fault::NotDirectory(_) | Fault::NotFound(_)) => Ok(()),
+            Err(fault) => Err(fault),
+        }
+    }
+}

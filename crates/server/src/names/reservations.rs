@@ -1,0 +1,251 @@
+//! Reserved space in the burst tier (`space_reservation`), and the versions placed within a reservation (`reserved_object`). [`tidemill_core::reservation`]
+//! defines which writers may begin which versions. Triggers of the database count the used part of a reservation and end it with its
+//! directory.
+
+use super::burst::{DUE, HEARD_NS, WAITS, sum_of};
+use super::fault::Fault;
+use super::overflow::ClientLocation;
+use super::transaction::{DEPTH_MAX, Tx};
+use super::vnode::InodeRecord;
+use rusqlite::{Connection, params};
+use std::collections::BTreeMap;
+use tidemill_core::id::{Inode, NodeId};
+use tidemill_core::layout::{FreeSpace, PlacementError, RESERVE_BYTES, place_in_burst};
+use tidemill_core::reservation::{SpaceReservation, TierSpace};
+
+/// A reservation that has not ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ActiveReservation {
+    pub(crate) id: u64,
+    /// Directory whose files are within the reservation.
+    pub(crate) ino: u64,
+    pub(crate) node: u32,
+    pub(crate) reservation: SpaceReservation,
+    /// User that asked for the reservation.
+    pub(crate) uid: u32,
+    /// Whether the reservation counts towards the users' common limit.
+    pub(crate) bounded: bool,
+    pub(crate) since: i64,
+    pub(crate) until: i64,
+}
+
+/// Returns all reservations that have not ended.
+pub(crate) fn all(db: &Connection, now: i64) -> Result<Vec<ActiveReservation>, Fault> {
+    let sql = "SELECT reservation, ino, node, bytes, used, uid, bounded, since, until FROM space_reservation WHERE until > ?1 ORDER BY reservation";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([now], |row| {
+        let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+        Ok(ActiveReservation {
+            id: number(0)?,
+            ino: number(1)?,
+            node: row.get(2)?,
+            reservation: SpaceReservation {
+                bytes: number(3)?,
+                used: number(4)?,
+                open: 0,
+            },
+            uid: row.get(5)?,
+            bounded: row.get(6)?,
+            since: row.get(7)?,
+            until: row.get(8)?,
+        })
+    })?;
+    let mut reservations = rows.collect::<Result<Vec<_>, _>>()?;
+    if reservations.is_empty() {
+        return Ok(reservations);
+    }
+    let sql = "SELECT reservation, count(*) FROM writing CROSS JOIN reserved_object ON reserved_object.object = writing.object GROUP BY reservation";
+    let mut statement = db.prepare_cached(sql)?;
+    let open = statement.query_map([], |row| {
+        let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+        Ok((number(0)?, number(1)?))
+    })?;
+    let open = open.collect::<Result<BTreeMap<u64, u64>, _>>()?;
+    for one in &mut reservations {
+        one.reservation.open = open.get(&one.id).copied().unwrap_or(0);
+    }
+    Ok(reservations)
+}
+
+/// Returns the reservations of a node.
+pub(crate) fn of(reservations: &[ActiveReservation], node: u32) -> Vec<SpaceReservation> {
+    let of = reservations.iter().filter(|one| one.node == node);
+    of.map(|one| one.reservation).collect()
+}
+
+/// Returns the first reservation of a node with space for a file of this initial size, in bytes.
+fn taker(own: &[ActiveReservation], node: u32, bytes: u64) -> Option<&ActiveReservation> {
+    own.iter()
+        .find(|one| one.node == node && one.reservation.takes(bytes))
+}
+
+/// Returns the space of a node with `free` free bytes.
+pub(crate) fn space(
+    db: &Connection,
+    (node, free): (u32, u64),
+    (reservations, now): (&[ActiveReservation], i64),
+) -> Result<TierSpace, Fault> {
+    let sql = "SELECT count(*) FROM writing WHERE node = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let open: i64 = statement.query_row([node], |row| row.get(0))?;
+    let bytes = sum_of("size");
+    let sql =
+        format!("SELECT {bytes} FROM burst WHERE node = ?1 AND state IN (?2, ?3) AND at > ?4");
+    let mut statement = db.prepare_cached(&sql)?;
+    let row = params![node, WAITS, DUE, now - HEARD_NS];
+    let unheard: i64 = statement.query_row(row, |row| row.get(0))?;
+    let within = of(reservations, node).iter().map(|one| one.open).sum();
+    Ok(TierSpace {
+        free,
+        unheard: unheard.cast_unsigned(),
+        open: open.cast_unsigned().saturating_sub(within),
+    })
+}
+
+/// Returns the bytes of a node that are reserved by files being written and by reservations.
+pub(crate) fn aside(db: &Connection, node: u32, now: i64) -> Result<u64, Fault> {
+    let reservations = all(db, now)?;
+    let space = space(db, (node, 0), (&reservations, now))?;
+    Ok(space.aside(&of(&reservations, node)))
+}
+
+/// Returns the bytes of a node that are reserved by reservations alone.
+pub(crate) fn reserved(db: &Connection, node: u32, now: i64) -> Result<u64, Fault> {
+    let reservations = of(&all(db, now)?, node);
+    Ok(reservations
+        .iter()
+        .map(SpaceReservation::aside)
+        .fold(0, u64::saturating_add))
+}
+
+/// Returns the reserved bytes of a node, and their unused part.
+pub(crate) fn reported(db: &Connection, node: u32, now: i64) -> Result<(u64, u64), Fault> {
+    let reservations = of(&all(db, now)?, node);
+    let sum = |bytes: fn(&SpaceReservation) -> u64| {
+        reservations.iter().map(bytes).fold(0, u64::saturating_add)
+    };
+    Ok((sum(|one| one.bytes), sum(SpaceReservation::left)))
+}
+
+/// Ends reservations whose time is over.
+pub(crate) fn sweep(db: &Connection, now: i64) -> Result<(), Fault> {
+    db.prepare_cached("DELETE FROM space_reservation WHERE until <= ?1")?
+        .execute([now])?;
+    Ok(())
+}
+
+impl Tx<'_> {
+    /// Returns the node of the burst tier for a new version without a requested node: a node with a reservation for the
+    /// version, else any node with space that is not reserved for others.
+    pub(super) fn placed_in_burst(
+        &self,
+        dir: &InodeRecord,
+        here: ClientLocation<'_>,
+    ) -> Result<Option<NodeId>, Fault> {
+        if !self.shared.bursts.any() {
+            return Ok(None);
+        }
+        let reservations = self.reservations()?;
+        let own = self.own(dir, &reservations)?;
+        let nodes: Vec<NodeId> = here.here.iter().copied().map(NodeId).collect();
+        let apart: Vec<NodeId> = here.apart.iter().copied().map(NodeId).collect();
+        let (mut within, mut beside) = (Vec::new(), Vec::new());
+        let spaces = self.shared.spaces();
+        for free in spaces.store.iter().filter(|free| free.burst) {
+            let node = free.node.0;
+            let at = (node, free.free_bytes);
+            let space = space(self.db, at, (&reservations, self.now))?;
+            if taker(&own, node, here.bytes).is_some() {
+                within.push(FreeSpace {
+                    free_bytes: space.within(),
+                    ..*free
+                });
+            }
+            beside.push(FreeSpace {
+                free_bytes: space.beside(&of(&reservations, node)),
+                ..*free
+            });
+        }
+        if let Ok(Some(node)) = place_in_burst(&nodes, &apart, here.bytes, &within) {
+            if let Some(one) = taker(&own, node.0, here.bytes) {
+                self.take_up(one, here)?;
+            }
+            return Ok(Some(node));
+        }
+        match place_in_burst(&nodes, &apart, here.bytes, &beside) {
+            Err(PlacementError::BurstFull) if self.shared.bursts.limits().pass => Ok(None),
+            placed => Ok(placed?),
+        }
+    }
+
+    /// Checks a request for a node of the tier. The client may begin a version within its own reservation, or a version that leaves
+    /// the reservations of others intact. Otherwise the client waits like all writers there.
+    pub(super) fn need_unreserved(
+        &self,
+        dir: &InodeRecord,
+        node: u32,
+        here: ClientLocation<'_>,
+    ) -> Result<(), Fault> {
+        if !self.shared.bursts.reserved() || !self.shared.bursts.has(node) {
+            return Ok(());
+        }
+        let reservations = self.reservations()?;
+        let own = self.own(dir, &reservations)?;
+        if let Some(one) = taker(&own, node, here.bytes) {
+            return self.take_up(one, here);
+        }
+        let reserved = of(&reservations, node);
+        let spaces = self.shared.spaces();
+        let free = spaces.store.iter().find(|free| free.node.0 == node);
+        let Some(free) = free.filter(|_| !reserved.is_empty()) else {
+            return Ok(());
+        };
+        let at = (node, free.free_bytes);
+        let space = space(self.db, at, (&reservations, self.now))?;
+        match space.beside(&reserved) >= here.bytes.saturating_add(RESERVE_BYTES) {
+            true => Ok(()),
+            false => Err(PlacementError::BurstFull.into()),
+        }
+    }
+
+    fn reservations(&self) -> Result<Vec<ActiveReservation>, Fault> {
+        match self.shared.bursts.reserved() {
+            true => all(self.db, self.now),
+            false => Ok(Vec::new()),
+        }
+    }
+
+    /// Returns the reservations for a directory or its ancestors, the nearest first.
+    fn own(
+        &self,
+        dir: &InodeRecord,
+        reservations: &[ActiveReservation],
+    ) -> Result<Vec<ActiveReservation>, Fault> {
+        let mut own = Vec::new();
+        let (mut at, mut parent) = (dir.ino, dir.parent);
+        for _ in 0..DEPTH_MAX {
+            if reservations.len() == own.len() {
+                break;
+            }
+            own.extend(reservations.iter().filter(|one| one.ino == at).copied());
+            if at == Inode::ROOT.0 {
+                break;
+            }
+            at = parent;
+            parent = InodeRecord::get(self.db, at)?.parent;
+        }
+        Ok(own)
+    }
+
+    /// Places a new version within this reservation.
+    fn take_up(&self, one: &ActiveReservation, here: ClientLocation<'_>) -> Result<(), Fault> {
+        if here.object == 0 {
+            return Ok(());
+        }
+        let sql =
+            "INSERT OR REPLACE INTO reserved_object(object, reservation, node) VALUES (?1, ?2, ?3)";
+        let row = params![here.object.cast_signed(), one.id.cast_signed(), one.node];
+        self.db.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,310 @@
+//! Ends the versions of writers that have disconnected, in all circumstances. This module asks nodes to seal and changes the
+//! namespace. Next: `server/src/names`, which applies the requests.
+//!
+//! The table of unsealed versions is the list of open work. A restart of the server therefore forgets no version, and no step is tried
+//! only once. A version that a lost mount was writing is sealed with the content that reached the node, as after an ordinary close.
+//! This is retried without limit until the node is connected and able to seal. A version that another client began is abandoned when
+//! that client has been silent for too long.
+
+use crate::clock;
+use crate::cluster::Cluster;
+use crate::locks::Locks;
+use crate::names::{Caller, Fault, Names, NamesRequest, SILENCE_NS_MAX, Unfinished, UnsealedCount};
+use crate::session::Sessions;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemill_client::Trust;
+use tidemill_client::objects::Objects;
+use tidemill_core::display::escaped;
+use tidemill_core::layout::PartOf;
+use tidemill_wire::route::{SealBody, SealResult};
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+
+/// Reason shown for a version of a lost writer that is not sealed yet, if there is no error.
+pub(crate) const ABOUT_TO_BE_SEALED: &str = "about to be sealed for a lost mount";
+
+/// Interval in which the list is examined.
+const PERIOD: Duration = Duration::from_millis(500);
+/// Limits of the pause between two tries at one node. The pause doubles after each try.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Maximum number of versions sealed with one request.
+const BATCH_MAX: usize = 256;
+
+/// HTTP status of an object that does not exist on the node.
+const NOT_FOUND: u16 = 404;
+const SEALED: u16 = 200;
+
+/// Ends versions: see the module.
+#[derive(Debug)]
+pub(crate) struct OrphanedVersions {
+    names: Arc<dyn Names>,
+    locks: Locks,
+    cluster: Arc<Cluster>,
+    sessions: Sessions,
+    objects: Objects,
+    started: i64,
+    /// Nodes that have versions to end.
+    trials: Mutex<BTreeMap<u32, EndTrial>>,
+}
+
+/// Progress of the tries at one node.
+#[derive(Debug)]
+struct EndTrial {
+    busy: bool,
+    next: Instant,
+    pause: Duration,
+    /// The node's connection at the last try.
+    epoch: Option<u64>,
+    /// Reason why the last try failed.
+    why: String,
+}
+
+impl OrphanedVersions {
+    pub(crate) fn new(
+        names: Arc<dyn Names>,
+        locks: &Locks,
+        cluster: &Arc<Cluster>,
+        sessions: &Sessions,
+        trust: &Trust,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            names,
+            locks: locks.clone(),
+            cluster: cluster.clone(),
+            sessions: sessions.clone(),
+            objects: Objects::new(Some(trust)),
+            started: clock::now_ns(),
+            trials: Mutex::default(),
+        })
+    }
+
+    /// Ends versions as long as the server runs.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let mut logged = String::new();
+        loop {
+            tokio::time::sleep(PERIOD).await;
+            let fault = match self.look().await {
+                Ok(()) => String::new(),
+                Err(fault) => fault.to_string(),
+            };
+            if fault != logged && !fault.is_empty() {
+                tracing::warn!(fault, "versions of lost writers can't be ended yet");
+            }
+            logged = fault;
+        }
+    }
+
+    async fn look(self: &Arc<Self>) -> Result<(), Fault> {
+        let unsealed = self.names.unsealed()?;
+        for writer in unsealed.iter().filter(|writer| writer.session != 0) {
+            self.sessions.expect(writer.session);
+        }
+        self.locks
+            .mounts()
+            .iter()
+            .for_each(|&session| self.sessions.expect(session));
+        for session in self.sessions.end() {
+            self.names.end_session(session).await?;
+        }
+        let now = clock::now_ns();
+        let silent =
+            |writer: &UnsealedCount| writer.session == 0 && now - writer.oldest > SILENCE_NS_MAX;
+        // While the server was down, no client could report that it still writes.
+        if now - self.started > SILENCE_NS_MAX && unsealed.iter().any(silent) {
+            self.names.abandon_silent().await?;
+        }
+        let mut lost: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        for writer in &unsealed {
+            if writer.session != 0 && self.sessions.has_ended(writer.session) {
+                lost.entry(writer.node).or_default().push(writer.session);
+            }
+        }
+        // The writes that a mount's locks allowed to its programs have ended before other mounts get the locks.
+        let writes = |session| unsealed.iter().any(|writer| writer.session == session);
+        for session in self.locks.mounts() {
+            if self.sessions.has_ended(session) && !writes(session) {
+                self.locks.abandon(session).await?;
+            }
+        }
+        self.sessions
+            .forget_all_but(|session| unsealed.iter().any(|writer| writer.session == session));
+        let mut trials = self.trials.lock();
+        trials.retain(|node, trial| trial.busy || lost.contains_key(node));
+        drop(trials);
+        for (node, sessions) in lost {
+            self.try_to_end(node, sessions);
+        }
+        Ok(())
+    }
+
+    /// Begins to end the versions that these mounts were writing on a node, if the node is up and the pause has passed.
+    fn try_to_end(self: &Arc<Self>, node: u32, sessions: Vec<u64>) {
+        let now = Instant::now();
+        let epoch = self.cluster.epoch(node);
+        let mut trials = self.trials.lock();
+        let trial = trials.entry(node).or_insert(EndTrial {
+            busy: false,
+            next: now,
+            pause: PAUSE_MIN,
+            epoch,
+            why: String::new(),
+        });
+        if trial.epoch != epoch {
+            // The node has reconnected.
+            (trial.epoch, trial.pause, trial.next) = (epoch, PAUSE_MIN, now);
+        }
+        if epoch.is_none() {
+            trial.fails(node, format!("node {node} is offline"));
+            return;
+        }
+        if trial.busy || now < trial.next {
+            return;
+        }
+        trial.busy = true;
+        drop(trials);
+        let ends = self.clone();
+        tokio::spawn(async move {
+            let why = ends.end(node, &sessions).await;
+            let mut trials = ends.trials.lock();
+            if let Some(trial) = trials.get_mut(&node) {
+                trial.busy = false;
+                trial.next = Instant::now() + trial.pause;
+                trial.pause = (trial.pause * 2).min(PAUSE_MAX);
+                if let Err(why) = why {
+                    trial.fails(node, why);
+                }
+            }
+        });
+    }
+
+    /// Ends as many versions as possible. Returns the reason why versions are left as an error.
+    async fn end(&self, node: u32, sessions: &[u64]) -> Result<(), String> {
+        let mut left = Ok(());
+        for &session in sessions {
+            let mut after = 0;
+            // A mount that has reconnected seals for itself.
+            while self.sessions.has_ended(session) {
+                let writer = (session, node);
+                let unfinished = self.names.unfinished(writer, after, BATCH_MAX);
+                let unfinished = unfinished.map_err(|fault| fault.to_string())?;
+                let Some(last) = unfinished.last() else { break };
+                after = last.object;
+                let versions: Vec<_> = unfinished
+                    .iter()
+                    .map(|version| (version.object, body(version)))
+                    .collect();
+                let results = self
+                    .cluster
+                    .seal_all(&self.objects, node, &versions)
+                    .await?;
+                for (version, result) in unfinished.iter().zip(results) {
+                    if let Err(why) = self.keep(version, result).await {
+                        left = Err(why);
+                    }
+                }
+            }
+        }
+        left
+    }
+
+    /// Applies the node's result to the namespace.
+    async fn keep(&self, version: &Unfinished, result: SealResult) -> Result<(), String> {
+        let Unfinished { ino, object, .. } = *version;
+        let op = match result.status {
+            SEALED => Op::Seal(v1::Seal {
+                ino,
+                object,
+                size: result.size,
+                mtime: 0,
+                ..v1::Seal::default()
+            }),
+            // No byte of the version reached the node.
+            NOT_FOUND => Op::Abandon(v1::Abandon {
+                ino,
+                object: version.version,
+            }),
+            _ => return Err(format!("object {object:016x}: {}", result.message)),
+        };
+        let path = String::from_utf8_lossy(&version.path);
+        match &op {
+            Op::Seal(_) => {
+                tracing::info!(%path, object, size = result.size, "a version that a lost mount was writing is sealed")
+            }
+            _ => {
+                tracing::info!(%path, object, "a version that a lost mount had not begun to write is aborted")
+            }
+        }
+        let request = NamesRequest {
+            caller: Caller::root(),
+            ops: vec![v1::NameOp { op: Some(op) }],
+            ..NamesRequest::default()
+        };
+        let answers = self.names.apply(request).await;
+        let answers = answers.map_err(|fault| fault.to_string())?;
+        match answers.into_iter().next().and_then(|answer| answer.result) {
+            Some(Answer::Error(error)) => Err(format!("object {object:016x}: {}", error.message)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the unsealed versions and the reasons.
+    pub(crate) fn unsealed(&self) -> Result<Vec<v1::Unsealed>, Fault> {
+        let unsealed = self.names.unsealed()?;
+        let trials = self.trials.lock();
+        let shown = unsealed.into_iter().map(|writer| {
+            let UnsealedCount { session, node, .. } = writer;
+            let ended = session != 0 && self.sessions.has_ended(session);
+            let tried = trials
+                .get(&node)
+                .filter(|trial| ended && !trial.why.is_empty());
+            let why = match (tried, self.cluster.trouble(node)) {
+                (Some(trial), _) => trial.why.clone(),
+                (None, Some(trouble)) => trouble,
+                (None, None) if ended => ABOUT_TO_BE_SEALED.into(),
+                (None, None) if session == 0 => "being written by a client".into(),
+                (None, None) if self.sessions.is_present(session) => "being written".into(),
+                (None, None) => "its mount is offline".into(),
+            };
+            v1::Unsealed {
+                node,
+                session,
+                versions: writer.versions,
+                oldest: writer.oldest,
+                ended,
+                why,
+            }
+        });
+        Ok(shown.collect())
+    }
+}
+
+impl EndTrial {
+    /// Records the reason of a failure. Each reason is logged once.
+    fn fails(&mut self, node: u32, why: String) {
+        if self.why != why {
+            tracing::warn!(
+                node,
+                why,
+                "versions that lost mounts were writing can't be sealed yet; trying again for ever"
+            );
+            self.why = why;
+        }
+    }
+}
+
+fn body(version: &Unfinished) -> SealBody {
+    let (uid, gid) = version.owner;
+    SealBody {
+        inode: version.ino,
+        path: escaped(&version.path),
+        uid,
+        gid,
+        mode: version.mode,
+        durable: false,
+        lost: true,
+        part: version.part.map(PartOf::to_bytes),
+    }
+}

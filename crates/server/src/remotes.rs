@@ -1,0 +1,268 @@
+//! Addresses of stores outside of the cluster, by name. Clients access the stores themselves, with keys that the cluster never sees. This
+//! module writes the table of remotes.
+
+use crate::access::{Access, aside};
+use crate::attached::{self, AttachRefusal, StoreScans};
+use crate::clock;
+use crate::names::{Fault, SqliteNames};
+use crate::namespace_service::refused;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use std::sync::Arc;
+use tidemill_wire::v1;
+use tonic::{Request, Response, Status};
+
+/// Maximum number of remotes.
+const REMOTES_MAX: usize = 256;
+const NAME_BYTES_MAX: usize = 64;
+const URI_BYTES_MAX: usize = 2000;
+
+/// gRPC service of remotes.
+#[derive(Clone, Debug)]
+pub(crate) struct RemoteService {
+    pub(crate) names: Arc<SqliteNames>,
+    pub(crate) access: Arc<Access>,
+    pub(crate) looks: Arc<StoreScans>,
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<v1::Remote> {
+    Ok(v1::Remote {
+        name: row.get(0)?,
+        uri: row.get(1)?,
+        read_only: row.get(2)?,
+        uid: row.get(3)?,
+        added: row.get(4)?,
+        attachment: None,
+    })
+}
+
+/// Returns all remotes, with their attachments.
+pub(crate) fn all(db: &Connection) -> Result<Vec<v1::Remote>, Fault> {
+    let mut statement = db.prepare_cached("SELECT * FROM remote ORDER BY name")?;
+    let rows = statement.query_map([], read)?;
+    let mut remotes = rows.collect::<Result<Vec<_>, _>>()?;
+    let mut attachments = attached::all(db)?;
+    for remote in &mut remotes {
+        remote.attachment = attachments.remove(&remote.name);
+    }
+    Ok(remotes)
+}
+
+pub(crate) fn one(db: &Connection, name: &str) -> Result<Option<v1::Remote>, Fault> {
+    let mut statement = db.prepare_cached("SELECT * FROM remote WHERE name = ?1")?;
+    Ok(statement.query_row([name], read).optional()?)
+}
+
+/// Checks that a name is one component of a path and of a file's name, and that an address has no user, password or key, since all users
+/// may read it here.
+fn checked(asked: &v1::AddRemoteRequest) -> Result<(), Status> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let name = &asked.name;
+    if name.is_empty()
+        || name.len() > NAME_BYTES_MAX
+        || name.starts_with('.')
+        || !name.chars().all(allowed)
+    {
+        return Err(Status::invalid_argument(format!(
+            "{name:?} is no name of a remote: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
+        )));
+    }
+    let uri = &asked.uri;
+    let host = uri.split_once("://").map(|(_, rest)| rest);
+    let host = host.and_then(|rest| rest.split(['/', '?']).next());
+    if host.is_none() || uri.len() > URI_BYTES_MAX || uri.chars().any(char::is_control) {
+        return Err(Status::invalid_argument(
+            "the remote's address is none: give scheme://…, of 2000 bytes at most",
+        ));
+    }
+    if host.is_some_and(|host| host.contains('@')) {
+        return Err(Status::invalid_argument(
+            "the remote's address has a user or password in it, which all would read: put them into the file of keys",
+        ));
+    }
+    Ok(())
+}
+
+#[tonic::async_trait]
+impl v1::remotes_server::Remotes for RemoteService {
+    async fn add(
+        &self,
+        request: Request<v1::AddRemoteRequest>,
+    ) -> Result<Response<v1::Remote>, Status> {
+        self.access.need_administrator(&request)?;
+        let uid = self.access.peer(&request)?.uid;
+        let asked = request.into_inner();
+        checked(&asked)?;
+        let remote = v1::Remote {
+            name: asked.name,
+            uri: asked.uri,
+            read_only: asked.read_only,
+            uid,
+            added: clock::now_ns(),
+            attachment: None,
+        };
+        let row = remote.clone();
+        let added = self.names.database().write(move |db| {
+            if one(db, &row.name)?.is_some() {
+                return Ok(Err(
+                    "there is a remote of this name: remove it first, or give another name",
+                ));
+            }
+            if all(db)?.len() >= REMOTES_MAX {
+                return Ok(Err(
+                    "there are 256 remotes, which is as many as may be: remove some",
+                ));
+            }
+            let mut insert = db.prepare_cached("INSERT INTO remote VALUES (?1, ?2, ?3, ?4, ?5)")?;
+            insert.execute(params![
+                row.name,
+                row.uri,
+                row.read_only,
+                row.uid,
+                row.added
+            ])?;
+            Ok(Ok(()))
+        });
+        let added = added.await.map_err(|fault| refused(&fault))?;
+        added.map_err(Status::already_exists)?;
+        tracing::info!(remote = remote.name, by = uid, "a remote was added");
+        Ok(Response::new(remote))
+    }
+
+    async fn list(
+        &self,
+        request: Request<v1::ListRemotesRequest>,
+    ) -> Result<Response<v1::ListRemotesReply>, Status> {
+        let administrator = self.access.peer(&request)?.administrator;
+        let remotes = self.names.database().read(all);
+        let mut remotes = remotes.map_err(|fault| refused(&fault))?;
+        if !administrator {
+            // The example contains the name of a file.
+            let attached = remotes.iter_mut().filter_map(|one| one.attachment.as_mut());
+            attached.for_each(|attachment| attachment.example.clear());
+        }
+        Ok(Response::new(v1::ListRemotesReply { remotes }))
+    }
+
+    async fn remove(
+        &self,
+        request: Request<v1::RemoveRemoteRequest>,
+    ) -> Result<Response<v1::Remote>, Status> {
+        self.access.need_administrator(&request)?;
+        let name = request.into_inner().name;
+        let unknown = Status::not_found(format!(
+            "remote {name} does not exist: `tidemill remote list`"
+        ));
+        let removed = self.names.database().write(move |db| {
+            if let Some(attachment) = attached::one(db, &name)? {
+                return Ok(Err(AttachRefusal::Attached(name, attachment.directory)));
+            }
+            let found = one(db, &name)?;
+            db.prepare_cached("DELETE FROM remote WHERE name = ?1")?
+                .execute([&name])?;
+            Ok(Ok(found))
+        });
+        let removed = answered(removed.await)?.into_inner();
+        Ok(Response::new(removed.ok_or(unknown)?))
+    }
+
+    async fn attach(
+        &self,
+        request: Request<v1::AttachRemoteRequest>,
+    ) -> Result<Response<v1::Remote>, Status> {
+        self.access.need_administrator(&request)?;
+        let v1::AttachRemoteRequest { name, attachment } = request.into_inner();
+        answered(attached::attach(&self.names, name, attachment.unwrap_or_default()).await)
+    }
+
+    async fn detach(
+        &self,
+        request: Request<v1::DetachRemoteRequest>,
+    ) -> Result<Response<v1::Remote>, Status> {
+        self.access.need_administrator(&request)?;
+        let name = request.into_inner().name;
+        answered(attached::detach((&self.names, &self.looks), name).await)
+    }
+
+    async fn refresh(
+        &self,
+        request: Request<v1::RefreshRemoteRequest>,
+    ) -> Result<Response<v1::Remote>, Status> {
+        self.access.need_administrator(&request)?;
+        answered(attached::refresh(&self.names, request.into_inner().name).await)
+    }
+
+    async fn attached(
+        &self,
+        request: Request<v1::AttachedRequest>,
+    ) -> Result<Response<v1::AttachedReply>, Status> {
+        self.access.need_administrator(&request)?;
+        let node = request.into_inner().node;
+        let remotes = self.names.database().read(|db| attached::of_node(db, node));
+        let remotes = remotes.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::AttachedReply { remotes }))
+    }
+
+    async fn look(
+        &self,
+        request: Request<v1::LookRequest>,
+    ) -> Result<Response<v1::LookReply>, Status> {
+        self.access.need_administrator(&request)?;
+        let request = request.into_inner();
+        let work = |db: &Connection| attached::look((db, &self.looks), &request);
+        let differ = answered(aside(|| self.names.database().read(work)))?.into_inner();
+        Ok(Response::new(v1::LookReply { differ }))
+    }
+
+    async fn follow(
+        &self,
+        request: Request<v1::FollowRequest>,
+    ) -> Result<Response<v1::FollowReply>, Status> {
+        self.access.need_administrator(&request)?;
+        answered(attached::follow((&self.names, &self.looks), request.into_inner()).await)?;
+        Ok(Response::new(v1::FollowReply {}))
+    }
+
+    async fn missing(
+        &self,
+        request: Request<v1::MissingRequest>,
+    ) -> Result<Response<v1::MissingReply>, Status> {
+        self.access.need_administrator(&request)?;
+        let request = request.into_inner();
+        let work = |db: &Connection| attached::missing((db, &self.looks), &request);
+        answered(aside(|| self.names.database().read(work)))
+    }
+
+    async fn leave(
+        &self,
+        request: Request<v1::LeaveRequest>,
+    ) -> Result<Response<v1::LeaveReply>, Status> {
+        self.access.need_administrator(&request)?;
+        answered(attached::leave((&self.names, &self.looks), request.into_inner()).await)?;
+        Ok(Response::new(v1::LeaveReply {}))
+    }
+
+    async fn looked(
+        &self,
+        request: Request<v1::LookedRequest>,
+    ) -> Result<Response<v1::LookedReply>, Status> {
+        self.access.need_administrator(&request)?;
+        answered(attached::looked((&self.names, &self.looks), request.into_inner()).await)?;
+        Ok(Response::new(v1::LookedReply {}))
+    }
+}
+
+/// Converts the result of a request to an answer.
+fn answered<T>(came: Result<Result<T, AttachRefusal>, Fault>) -> Result<Response<T>, Status> {
+    let came = came.map_err(|fault| refused(&fault))?;
+    came.map(Response::new).map_err(|refusal| {
+        let text = refusal.to_string();
+        match refusal {
+            AttachRefusal::NoRemote(_) | AttachRefusal::NotAttached(_) => Status::not_found(text),
+            AttachRefusal::Look => Status::aborted(text),
+            AttachRefusal::Attached(..) => Status::already_exists(text),
+            AttachRefusal::Directory(_) | AttachRefusal::Nested(..) | AttachRefusal::Page => {
+                Status::invalid_argument(text)
+            }
+        }
+    })
+}

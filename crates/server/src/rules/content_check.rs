@@ -1,0 +1,94 @@
+//! Checks the first bytes of versions before they trigger a rule, if a rule asks for that. The bytes are read from the nodes.
+
+use super::driver::{RuleRunner, without};
+use super::run_outcome::end;
+use super::selection::{RuleRun, TaskFirings};
+use super::{MatchState, StoredRule, store::one};
+use crate::clock;
+use crate::files::{SourceNodes, VersionStream};
+use crate::jobs::submit::layout;
+use crate::names::Fault;
+use futures_util::{StreamExt as _, stream};
+use rusqlite::Connection;
+use std::collections::BTreeMap;
+use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_core::object::Placed;
+use tidemill_core::rule::mime::HEAD_BYTES;
+
+/// Number of versions that are read at the same time.
+const AT_ONCE: usize = 16;
+
+impl RuleRunner {
+    /// Takes out versions with another kind of content, and records that. An unreadable version is left to its task, which reports the
+    /// error.
+    pub(super) async fn that_fit(
+        &self,
+        kept: &StoredRule,
+        tasks: Vec<TaskFirings>,
+    ) -> Result<Vec<TaskFirings>, Fault> {
+        let Some(nodes) = &self.nodes else {
+            return Ok(tasks);
+        };
+        let mut others = BTreeMap::new();
+        let rule_runs: Vec<RuleRun> = tasks.iter().flatten().cloned().collect();
+        let heads = stream::iter(rule_runs).map(|rule_run| async move {
+            let head = self.head(nodes, &rule_run).await?;
+            Ok::<_, Fault>((rule_run.rule_run, head))
+        });
+        let mut heads = heads.buffer_unordered(AT_ONCE);
+        while let Some(found) = heads.next().await {
+            let (rule_run, head) = found?;
+            let fits = head.map_or(Ok(()), |head| kept.rule.conditions.fit_content(&head));
+            if let Err(kind) = fits {
+                others.insert(rule_run, format!("it holds {kind}"));
+            }
+        }
+        drop(heads);
+        let tasks = without(&tasks, |one| others.contains_key(&one.rule_run));
+        if !others.is_empty() {
+            let now = clock::now_ns();
+            let shared = self.names.shared().clone();
+            let write = move |db: &Connection| {
+                for (rule_run, why) in others {
+                    let before = (rule_run, MatchState::Queued);
+                    end(db, &shared.rules, before, MatchState::Other, (&why, now))?;
+                }
+                Ok(())
+            };
+            self.names.database().write(write).await?;
+        }
+        Ok(tasks)
+    }
+
+    /// Returns the first bytes of a version; `None` if they can't be read now.
+    async fn head(
+        &self,
+        nodes: &SourceNodes,
+        rule_run: &RuleRun,
+    ) -> Result<Option<Vec<u8>>, Fault> {
+        let object = rule_run.object;
+        let found = self.names.database().read(|db| {
+            let sql = "SELECT size, node FROM version WHERE object = ?1";
+            let found = one(db, sql, [object.cast_signed()], |row| {
+                Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?))
+            })?;
+            Ok(found.map(|(size, node)| {
+                let placed = Placed {
+                    object: ObjectId(object),
+                    node: NodeId(u32::try_from(node).unwrap_or(0)),
+                    size: size.cast_unsigned(),
+                };
+                (placed.size, layout(db, placed))
+            }))
+        })?;
+        let Some((size, layout)) = found else {
+            return Ok(None);
+        };
+        if size == 0 {
+            return Ok(Some(Vec::new()));
+        }
+        let source = VersionStream::of_kept(nodes, layout);
+        let head = source.window(0..size.min(HEAD_BYTES as u64)).await;
+        Ok(head.ok().map(|bytes| bytes.to_vec()))
+    }
+}

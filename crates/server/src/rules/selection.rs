@@ -1,0 +1,295 @@
+//! Selection of the next rule run: fair among users, then among a user's rules, then among the users whose files match a rule. This module
+//! only reads.
+
+use super::StoredRule;
+use super::deferred::{self, Deferred};
+use super::store::one;
+use crate::names::Fault;
+use rusqlite::{Connection, params};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tidemill_core::rule::FileGrouping;
+
+/// Maximum number of files of one job.
+pub(super) const FILES_MAX: usize = 1000;
+/// Maximum number of running jobs of one rule and one user.
+const JOBS_EACH_MAX: u32 = 16;
+/// Maximum number of running jobs of all rules.
+const JOBS_MAX: u32 = 64;
+/// Number of running jobs that a user may have even beyond that maximum, so that nobody waits for the jobs of others.
+const JOBS_ALWAYS: u32 = 4;
+/// Number of running tasks of a user from which no more are begun, since other users would wait for them.
+const TASKS_EACH_MAX: u32 = 2000;
+/// Maximum number of users that are examined for one job of a rule.
+const LANES_MAX: usize = 100;
+/// Number of running jobs from which the next job waits until it is full or [`GATHER_NS`] have passed.
+const JOBS_AT_ONCE: u32 = 4;
+const GATHER_NS: i64 = 100_000_000;
+
+/// A version that is to trigger a rule.
+#[derive(Clone, Debug)]
+pub(super) struct RuleRun {
+    pub(super) rule_run: u64,
+    pub(super) object: u64,
+    pub(super) ino: u64,
+    pub(super) path: String,
+    pub(super) depth: u32,
+    /// Node on which the version is still being written.
+    pub(super) node: Option<u32>,
+}
+
+/// Files of one task.
+pub(super) type TaskFirings = Vec<RuleRun>;
+
+/// Contents of the next job.
+#[derive(Clone, Debug)]
+pub(super) struct PickedJob {
+    pub(super) kept: Arc<StoredRule>,
+    /// User with whose rights the job runs.
+    pub(super) uid: u32,
+    pub(super) tasks: Vec<TaskFirings>,
+}
+
+/// Turns of rules and users.
+#[derive(Debug, Default)]
+pub(super) struct RuleTurns {
+    /// Last turn of each rule, counted in turns.
+    last: BTreeMap<u64, u64>,
+    /// Last turn of each owner of rules.
+    last_of: BTreeMap<u32, u64>,
+    /// User of the files for which each rule was last triggered.
+    uids: BTreeMap<u64, u32>,
+    turn: u64,
+}
+
+/// Next step of the driver.
+#[derive(Debug)]
+pub(super) enum RuleStep {
+    Trigger(PickedJob),
+    /// No rule run is due before this time, in nanoseconds since the Unix epoch; `None`: until an event.
+    Wait(Option<i64>),
+}
+
+impl RuleTurns {
+    /// Returns the next job, of a rule that is not `busy`.
+    pub(super) fn next(
+        &mut self,
+        db: &Connection,
+        rules: &[Arc<StoredRule>],
+        busy: &BTreeSet<u64>,
+        (held, now): (&Deferred, i64),
+    ) -> Result<RuleStep, Fault> {
+        let open = open_jobs(db)?;
+        let mut wait = None;
+        let mut order: Vec<&Arc<StoredRule>> = rules.iter().filter(|kept| !kept.paused).collect();
+        let last = |kept: &StoredRule| {
+            let user = self.last_of.get(&kept.owner.uid).copied().unwrap_or(0);
+            (user, self.last.get(&kept.id).copied().unwrap_or(0), kept.id)
+        };
+        order.sort_by_key(|kept| last(kept));
+        for kept in order {
+            if busy.contains(&kept.id) {
+                continue;
+            }
+            let after = self.uids.get(&kept.id).copied();
+            match of_rule(db, kept, after, &open, (held, now))? {
+                Ok((uid, tasks)) => {
+                    self.turn += 1;
+                    self.last.insert(kept.id, self.turn);
+                    self.last_of.insert(kept.owner.uid, self.turn);
+                    self.uids.insert(kept.id, uid);
+                    let kept = Arc::clone(kept);
+                    return Ok(RuleStep::Trigger(PickedJob { kept, uid, tasks }));
+                }
+                Err(at) => wait = [wait, at].into_iter().flatten().min(),
+            }
+        }
+        Ok(RuleStep::Wait(wait))
+    }
+
+    /// Forgets removed rules.
+    pub(super) fn keep(&mut self, rules: &[Arc<StoredRule>]) {
+        self.last
+            .retain(|id, _| rules.iter().any(|kept| kept.id == *id));
+        self.uids
+            .retain(|id, _| rules.iter().any(|kept| kept.id == *id));
+        self.last_of
+            .retain(|uid, _| rules.iter().any(|kept| kept.owner.uid == *uid));
+    }
+}
+
+/// Running jobs by rule and by the user with whose rights they run, and the number of running tasks of each user.
+struct OpenJobs {
+    jobs: BTreeMap<(u64, u32), u32>,
+    tasks: BTreeMap<u32, u32>,
+}
+
+impl OpenJobs {
+    fn of(&self, rule: u64, uid: u32) -> u32 {
+        self.jobs.get(&(rule, uid)).copied().unwrap_or(0)
+    }
+
+    /// Whether one more job is allowed.
+    fn takes(&self, rule: u64, uid: u32) -> bool {
+        let tasks = self.tasks.get(&uid).copied().unwrap_or(0);
+        let all: u32 = self.jobs.values().sum();
+        let users = self.jobs.iter().filter(|((_, other), _)| *other == uid);
+        let users: u32 = users.map(|(_, jobs)| jobs).sum();
+        let few = self.of(rule, uid) < JOBS_EACH_MAX && tasks < TASKS_EACH_MAX;
+        few && (all < JOBS_MAX || users < JOBS_ALWAYS)
+    }
+}
+
+fn open_jobs(db: &Connection) -> Result<OpenJobs, Fault> {
+    let sql = "SELECT rule, uid, count(*) FROM rule_job JOIN job ON job.job = rule_job.job WHERE open = 1 \
+               GROUP BY rule, uid";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        let rule = row.get::<_, i64>(0)?.cast_unsigned();
+        Ok(((rule, row.get(1)?), row.get(2)?))
+    })?;
+    let jobs = rows.collect::<Result<_, _>>()?;
+    let sql = "SELECT uid, count(DISTINCT task) FROM rule_run WHERE state = 2 GROUP BY uid";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let tasks = rows.collect::<Result<_, _>>()?;
+    Ok(OpenJobs { jobs, tasks })
+}
+
+/// Work that is due, or the time of the next look.
+type DueWork<T> = Result<T, Option<i64>>;
+
+/// Returns the next job of a rule, for the next of the users whose files match.
+fn of_rule(
+    db: &Connection,
+    kept: &StoredRule,
+    mut after: Option<u32>,
+    open: &OpenJobs,
+    (held, now): (&Deferred, i64),
+) -> Result<DueWork<(u32, Vec<TaskFirings>)>, Fault> {
+    let mut wait: Option<i64> = None;
+    let mut first = None;
+    for _ in 0..LANES_MAX {
+        let Some((uid, queued)) = lane(db, kept.id, after)? else {
+            break;
+        };
+        if first == Some(uid) {
+            break;
+        }
+        first.get_or_insert(uid);
+        after = Some(uid);
+        if !open.takes(kept.id, uid) {
+            continue;
+        }
+        match of_lane(db, kept, uid, (open.of(kept.id, uid), queued), (held, now))? {
+            Ok(tasks) => return Ok(Ok((uid, tasks))),
+            Err(at) => wait = [wait, at].into_iter().flatten().min(),
+        }
+    }
+    Ok(Err(wait))
+}
+
+/// Returns the next user with whose rights a rule is to run, and the time since which the first of their files waits.
+fn lane(db: &Connection, rule: u64, after: Option<u32>) -> Result<Option<(u32, i64)>, Fault> {
+    let sql = "SELECT uid, queued FROM rule_run WHERE rule = ?1 AND state = 0 AND uid > ?2 \
+               ORDER BY uid, rule_run LIMIT 1";
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    let after = after.map_or(-1, i64::from);
+    match one(db, sql, params![rule.cast_signed(), after], read)? {
+        None if after >= 0 => one(db, sql, params![rule.cast_signed(), -1], read),
+        found => Ok(found),
+    }
+}
+
+/// Returns the tasks of the next job, or the time of the next look.
+#[allow(clippy::type_complexity, reason = "what is not there yet is no fault")]
+fn of_lane(
+    db: &Connection,
+    kept: &StoredRule,
+    uid: u32,
+    (jobs, queued): (u32, i64),
+    (held, now): (&Deferred, i64),
+) -> Result<DueWork<Vec<TaskFirings>>, Fault> {
+    let batch = kept.rule.batch;
+    let each = batch.map_or(1, |batch| batch.files as usize);
+    // An abandoned file ends a job, so the job has only one file.
+    let most = if kept.rule.streaming { 1 } else { FILES_MAX };
+    let rule_runs = match queued_of(db, kept, uid, each.max(most), (held, now))? {
+        Ok(rule_runs) => rule_runs,
+        Err(at) => return Ok(Err(Some(at))),
+    };
+    let full = rule_runs.len() / each;
+    let late = |at: i64| if at <= now { None } else { Some(at) };
+    let tasks = match batch {
+        None if jobs >= JOBS_AT_ONCE && full < most => {
+            if let Some(at) = late(queued.saturating_add(GATHER_NS)) {
+                return Ok(Err(Some(at)));
+            }
+            full
+        }
+        None => full,
+        Some(FileGrouping { after, .. }) => {
+            match after.map(|after| queued.saturating_add_unsigned(after.0)) {
+                Some(at) if late(at).is_none() => rule_runs.len().div_ceil(each),
+                at if full == 0 => return Ok(Err(at)),
+                _ => full,
+            }
+        }
+    };
+    let mut rule_runs = rule_runs.into_iter();
+    let tasks = (0..tasks).map(|_| rule_runs.by_ref().take(each).collect());
+    Ok(Ok(tasks.collect()))
+}
+
+/// Returns the files that are queued for a rule and a user, the first ones first, without files that wait for the end of a burst. If all
+/// files wait, returns the earliest time at which one may be mapped.
+fn queued_of(
+    db: &Connection,
+    kept: &StoredRule,
+    uid: u32,
+    limit: usize,
+    (held, now): (&Deferred, i64),
+) -> Result<Result<Vec<RuleRun>, i64>, Fault> {
+    let sql = format!(
+        "SELECT rule_run, rule_run.object, rule_run.ino, path, depth, writing.node, {}, queued, batch FROM rule_run \
+         LEFT JOIN writing ON writing.object = rule_run.object WHERE rule = ?1 AND state = 0 AND rule_run.uid = ?2 \
+         ORDER BY rule_run LIMIT ?3",
+        deferred::NODE
+    );
+    let mut statement = db.prepare_cached(&sql)?;
+    let most = i64::try_from(limit.max(FILES_MAX)).unwrap_or(i64::MAX);
+    let node = |row: &rusqlite::Row<'_>, at| {
+        let node = row.get::<_, Option<i64>>(at)?;
+        Ok::<_, rusqlite::Error>(node.and_then(|one| one.try_into().ok()))
+    };
+    let rows = statement.query_map(params![kept.id.cast_signed(), uid, most], |row| {
+        let id = |at: usize| Ok::<_, rusqlite::Error>(row.get::<_, i64>(at)?.cast_unsigned());
+        let rule_run = RuleRun {
+            rule_run: id(0)?,
+            object: id(1)?,
+            ino: id(2)?,
+            path: row.get(3)?,
+            depth: row.get(4)?,
+            node: node(row, 5)?,
+        };
+        let since = (node(row, 6)?, row.get::<_, i64>(7)?);
+        Ok((rule_run, since, row.get::<_, i64>(8)?))
+    })?;
+    let (mut rule_runs, mut first, mut of_batch) = (Vec::new(), None::<i64>, None);
+    for row in rows {
+        let (rule_run, since, batch) = row?;
+        match held.until(kept, since, now) {
+            Some(at) => first = first.into_iter().chain([at]).min(),
+            // Files that are mapped together are reduced together.
+            None if kept.rule.batch.is_some() && *of_batch.get_or_insert(batch) != batch => {}
+            None => rule_runs.push(rule_run),
+        }
+        if rule_runs.len() == limit {
+            break;
+        }
+    }
+    Ok(match first {
+        Some(at) if rule_runs.is_empty() => Err(at),
+        _ => Ok(rule_runs),
+    })
+}

@@ -1,0 +1,692 @@
+//! gRPC service of workspaces, and the removal of workspaces that have ended. This module writes the tables of workspaces through `server/src/names`.
+
+pub(crate) mod channels;
+mod waits;
+
+use crate::access::Access;
+use crate::clock;
+use crate::cluster::Cluster;
+use crate::names::budget::Shares;
+use crate::names::transaction::Tx;
+use crate::names::workspaces::{PathObject, SILENCE, WorkspaceRefusal, WorkspaceResult};
+use crate::names::{Caller, Changed, Fault, SqliteNames};
+use crate::namespace_service::refused;
+use rusqlite::Connection;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_wire::v1;
+use tokio::time::Instant;
+use tonic::{Request, Response, Status};
+use waits::{AwaitedEvent, WorkspaceWaits};
+
+/// Interval in which workspaces that have to end are looked for.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Longest pause between two looks without a correction. After a longer pause, because the server was down or its host suspended, lease holders
+/// get their full time again.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Maximum wait for a file.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+/// Maximum number of clients that wait for a file at once.
+const WAITING_MAX: usize = 4096;
+/// Maximum number of these clients of one user.
+const WAITING_EACH_MAX: usize = 1024;
+
+/// The service: see the module.
+#[derive(Clone, Debug)]
+pub(crate) struct WorkspaceService {
+    names: Arc<SqliteNames>,
+    access: Arc<Access>,
+    waits: Arc<WorkspaceWaits>,
+    space: Arc<Shares>,
+    cluster: Arc<Cluster>,
+}
+
+impl From<WorkspaceRefusal> for Status {
+    fn from(refusal: WorkspaceRefusal) -> Self {
+        let text = refusal.to_string();
+        match refusal {
+            WorkspaceRefusal::Name(_)
+            | WorkspaceRefusal::ChannelName(_)
+            | WorkspaceRefusal::Capacity(_) => Self::invalid_argument(text),
+            WorkspaceRefusal::Exists(_) | WorkspaceRefusal::ChannelExists(..) => {
+                Self::already_exists(text)
+            }
+            WorkspaceRefusal::Unknown(_)
+            | WorkspaceRefusal::NoMember(..)
+            | WorkspaceRefusal::NoChannel(_) => Self::not_found(text),
+            WorkspaceRefusal::NoDirectory => Self::failed_precondition(text),
+            WorkspaceRefusal::ChannelLost(..) => Self::data_loss(text),
+            WorkspaceRefusal::TooMany
+            | WorkspaceRefusal::TooManyMembers(_)
+            | WorkspaceRefusal::TooManyChannels
+            | WorkspaceRefusal::NoQuota(..)
+            | WorkspaceRefusal::NoNode(_)
+            | WorkspaceRefusal::Quota { .. } => Self::resource_exhausted(text),
+        }
+    }
+}
+
+impl WorkspaceService {
+    pub(crate) fn new(
+        names: &Arc<SqliteNames>,
+        access: &Arc<Access>,
+        cluster: &Arc<Cluster>,
+    ) -> Self {
+        Self {
+            cluster: cluster.clone(),
+            names: names.clone(),
+            access: access.clone(),
+            waits: Arc::default(),
+            space: Shares::new(WAITING_MAX, WAITING_EACH_MAX),
+        }
+    }
+
+    async fn write<T: Send + 'static>(
+        &self,
+        caller: Caller,
+        work: impl FnOnce(&mut Tx<'_>) -> WorkspaceResult<T> + Send + 'static,
+    ) -> Result<T, Status> {
+        let done = write(&self.names, caller, work).await;
+        Ok(done.map_err(|fault| refused(&fault))??)
+    }
+
+    /// Adds the address of its node to a channel.
+    fn addressed(&self, mut channel: v1::Channel) -> Response<v1::Channel> {
+        channel.url = self.cluster.url(channel.node).unwrap_or_default();
+        Response::new(channel)
+    }
+
+    async fn look_for(&self, caller: &Caller, path: &[u8]) -> Result<PathObject, Status> {
+        let names = &self.names;
+        let look = |db: &Connection| {
+            let tx = Tx::new(db, names.shared(), caller, 0, clock::now_ns());
+            tx.bounded().look_for(path)
+        };
+        let found = names.database().read_for(caller, look).await;
+        match found.map_err(|fault| refused(&fault))? {
+            PathObject::Other => Err(Status::failed_precondition(format!(
+                "{} is no file",
+                String::from_utf8_lossy(path)
+            ))),
+            found => Ok(found),
+        }
+    }
+
+    /// Waits for a closed version of the file and returns its attributes.
+    async fn awaited(&self, caller: &Caller, path: &[u8]) -> Result<v1::Attr, Status> {
+        if let PathObject::File(attr) = self.look_for(caller, path).await? {
+            return Ok(attr);
+        }
+        let waiter = self.waits.enter(&self.names);
+        let mut found = PathObject::Nothing;
+        loop {
+            let bell = waiter.bell(&AwaitedEvent::of(path, &found));
+            let (mut rings, mut moved) = (
+                std::pin::pin!(bell.notified()),
+                std::pin::pin!(waiter.moved.notified()),
+            );
+            // Changes that are committed from here on are noticed.
+            rings.as_mut().enable();
+            moved.as_mut().enable();
+            match self.look_for(caller, path).await? {
+                PathObject::File(attr) => return Ok(attr),
+                // The wait continues for another key.
+                now if now != found => found = now,
+                _ => tokio::select! {
+                    () = rings => {}
+                    () = moved => {}
+                },
+            }
+        }
+    }
+}
+
+/// Runs `work` in a transaction and announces the changes to mounts, even if the asker has disconnected.
+pub(crate) async fn write<T: Send + 'static>(
+    names: &Arc<SqliteNames>,
+    caller: Caller,
+    work: impl FnOnce(&mut Tx<'_>) -> Result<T, Fault> + Send + 'static,
+) -> Result<T, Fault> {
+    let (shared, names) = (names.shared().clone(), names.clone());
+    let share = names.database().writes().take(&caller).await;
+    let work = move |db: &Connection| {
+        let _share = share;
+        let mut tx = Tx::new(db, &shared, &caller, 0, clock::now_ns()).bounded();
+        let done = work(&mut tx)?;
+        Ok((done, tx.changes))
+    };
+    let reported = tokio::spawn(async move {
+        let (done, changes) = names.database().write(work).await?;
+        names.tell(Changed {
+            session: 0,
+            changes,
+        });
+        Ok(done)
+    });
+    reported.await.unwrap_or(Err(Fault::Closed))
+}
+
+#[tonic::async_trait]
+impl v1::workspaces_server::Workspaces for WorkspaceService {
+    async fn create(
+        &self,
+        request: Request<v1::CreateWorkspaceRequest>,
+    ) -> Result<Response<v1::Workspace>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let op = request.into_inner();
+        let made = self
+            .write(caller, move |tx| tx.create_workspace(&op))
+            .await?;
+        Ok(Response::new(made))
+    }
+
+    async fn list(
+        &self,
+        request: Request<v1::ListWorkspacesRequest>,
+    ) -> Result<Response<v1::ListWorkspacesReply>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let (names, now) = (&self.names, clock::now_ns());
+        let shown =
+            |db: &Connection| Tx::new(db, names.shared(), &caller, 0, now).workspaces_shown();
+        let workspaces = names.database().read_for(&caller, shown).await;
+        let workspaces = workspaces.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::ListWorkspacesReply { workspaces }))
+    }
+
+    async fn remove(
+        &self,
+        request: Request<v1::WorkspaceRequest>,
+    ) -> Result<Response<v1::Workspace>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let name = request.into_inner().name;
+        let gone = self
+            .write(caller, move |tx| tx.end_workspace(&name))
+            .await?;
+        sweep(&self.names).await.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(gone))
+    }
+
+    async fn join(
+        &self,
+        request: Request<v1::JoinWorkspaceRequest>,
+    ) -> Result<Response<v1::WorkspaceMember>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let op = request.into_inner();
+        let member = self.write(caller, move |tx| tx.join_workspace(&op)).await?;
+        Ok(Response::new(member))
+    }
+
+    async fn leave(
+        &self,
+        request: Request<v1::LeaveWorkspaceRequest>,
+    ) -> Result<Response<v1::Empty>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let op = request.into_inner();
+        self.write(caller, move |tx| tx.leave_workspace(&op))
+            .await?;
+        sweep(&self.names).await.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::Empty {}))
+    }
+
+    async fn create_channel(
+        &self,
+        request: Request<v1::CreateChannelRequest>,
+    ) -> Result<Response<v1::Channel>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let op = request.into_inner();
+        let made = self.write(caller, move |tx| tx.create_channel(&op)).await?;
+        self.names.shared().channel_news.notify_one();
+        Ok(self.addressed(made))
+    }
+
+    async fn channels(
+        &self,
+        request: Request<v1::WorkspaceRequest>,
+    ) -> Result<Response<v1::ChannelsReply>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let (names, now, name) = (&self.names, clock::now_ns(), &request.get_ref().name);
+        let shown =
+            |db: &Connection| Tx::new(db, names.shared(), &caller, 0, now).channels_shown(name);
+        let channels = names.database().read_for(&caller, shown).await;
+        let channels = channels.map_err(|fault| refused(&fault))??;
+        Ok(Response::new(v1::ChannelsReply { channels }))
+    }
+
+    async fn open_channel(
+        &self,
+        request: Request<v1::ChannelRequest>,
+    ) -> Result<Response<v1::Channel>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let op = request.into_inner();
+        // Changes of rights use the same path, so that none overtakes this operation.
+        let opened = self.write(caller, move |tx| tx.open_channel(&op)).await?;
+        Ok(self.addressed(opened))
+    }
+
+    async fn remove_channel(
+        &self,
+        request: Request<v1::ChannelRequest>,
+    ) -> Result<Response<v1::Channel>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let op = request.into_inner();
+        let gone = self.write(caller, move |tx| tx.remove_channel(&op)).await?;
+        self.names.shared().channel_news.notify_one();
+        Ok(Response::new(gone))
+    }
+
+    async fn wait(
+        &self,
+        request: Request<v1::WaitForFileRequest>,
+    ) -> Result<Response<v1::Attr>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let v1::WaitForFileRequest { path, wait_ns, .. } = request.into_inner();
+        let Some(_space) = self.space.enter(caller.uid) else {
+            return Err(Status::resource_exhausted(format!(
+                "too many files are waited for: there may be {WAITING_MAX}, and {WAITING_EACH_MAX} of one user; try again later"
+            )));
+        };
+        let until = Instant::now() + Duration::from_nanos(wait_ns).min(WAIT_MAX);
+        let awaited = tokio::time::timeout_at(until, self.awaited(&caller, &path));
+        let nobody = |_| {
+            let path = String::from_utf8_lossy(&path);
+            Status::deadline_exceeded(format!(
+                "{path}: nobody has put it within the time that was given"
+            ))
+        };
+        awaited.await.map_err(nobody)?.map(Response::new)
+    }
+}
+
+/// Removes ended workspaces completely.
+async fn sweep(names: &Arc<SqliteNames>) -> Result<(), Fault> {
+    while write(names, Caller::root(), |tx: &mut Tx<'_>| {
+        tx.sweep_workspaces()
+    })
+    .await?
+    {}
+    Ok(())
+}
+
+/// Ends workspaces as long as the server runs.
+pub(crate) async fn run(names: Arc<SqliteNames>) {
+    let mut last = None;
+    loop {
+        if let Err(fault) = once(&names, &mut last).await {
+            fault.put_off("workspaces that are to end stay for now");
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+async fn once(names: &Arc<SqliteNames>, last: &mut Option<i64>) -> Result<(), Fault> {
+    let now = clock::now_ns();
+    let any = "SELECT EXISTS (SELECT 1 FROM workspace)";
+    let any = names
+        .database()
+        .read(|db| Ok(db.query_row(any, [], |row| row.get::<_, bool>(0))?));
+    let heard = last.is_some_and(|last| {
+        let pause = i64::try_from(PAUSE_MAX.as_nanos()).unwrap_or(i64::MAX);
+        (0..pause).contains(&(now - last))
+    });
+    if any? {
+        let members = move |tx: &mut Tx<'_>| match heard {
+            true => tx.forget_members(),
+            false => tx.renew_members(),
+        };
+        write(names, Caller::root(), members).await?;
+        sweep(names).await?;
+    }
+    *last = Some(now);
+    Ok(())
+}
+
+// The allowed silence of a lease holder is longer than a pause without a correction.
+const _: () = assert!(PAUSE_MAX.as_secs() < SILENCE.as_secs());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::{Change, ids};
+    use futures_util::FutureExt;
+    use tidemill_wire::v1::Kind;
+
+    const SECOND_NS: i64 = 1_000_000_000;
+
+    /// Runs `work` as root at a given time.
+    fn at<T: Send + 'static>(
+        names: &SqliteNames,
+        seconds: i64,
+        work: impl FnOnce(&mut Tx<'_>) -> Result<T, Fault> + Send + 'static,
+    ) -> T {
+        let shared = names.shared().clone();
+        let work = move |db: &Connection| {
+            let root = Caller::root();
+            work(&mut Tx::new(db, &shared, &root, 0, seconds * SECOND_NS))
+        };
+        // The thread is separate from the test's runtime, since it may have to wait for a writer.
+        let written = std::thread::scope(|scope| {
+            let database = names.database();
+            scope.spawn(move || database.write_here(false, work)).join()
+        });
+        written.unwrap().unwrap().value
+    }
+
+    /// Does one second's work of the task that ends workspaces. Returns whether there is more.
+    fn sweep(names: &SqliteNames, seconds: i64) -> bool {
+        at(names, seconds, |tx| {
+            tx.forget_members()?;
+            tx.sweep_workspaces()
+        })
+    }
+
+    fn create(names: &SqliteNames, name: &str, ttl_seconds: i64) {
+        let workspace = v1::CreateWorkspaceRequest {
+            name: name.into(),
+            mode: 0o700,
+            ttl_ns: ttl_seconds * SECOND_NS,
+            ..v1::CreateWorkspaceRequest::default()
+        };
+        at(names, 0, move |tx| tx.create_workspace(&workspace)).unwrap();
+    }
+
+    fn join(
+        names: &SqliteNames,
+        name: &str,
+        seconds: i64,
+        (member, stays): (u64, bool),
+    ) -> Option<u64> {
+        let name = name.to_owned();
+        let join = v1::JoinWorkspaceRequest {
+            credentials: None,
+            name,
+            member,
+            stays,
+        };
+        let joined = at(names, seconds, move |tx| tx.join_workspace(&join));
+        joined.ok().map(|member| member.member)
+    }
+
+    fn workspaces(names: &SqliteNames, seconds: i64) -> Vec<String> {
+        sweep(names, seconds);
+        let workspaces = at(names, seconds, |tx| tx.workspaces_shown());
+        workspaces
+            .into_iter()
+            .map(|workspace| workspace.name)
+            .collect()
+    }
+
+    #[test]
+    fn workspaces_end_by_time_or_after_last_member() {
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
+        for (name, ttl) in [("time", 40), ("alone", 0), ("program", 0), ("person", 0)] {
+            create(&names, name, ttl);
+        }
+        let program = join(&names, "program", 0, (0, false)).unwrap();
+        let person = join(&names, "person", 0, (0, true)).unwrap();
+        assert_ne!(program, person);
+        join(&names, "time", 0, (0, true)).unwrap();
+        let all = ["alone", "person", "program", "time"];
+        assert_eq!(workspaces(&names, 29), all);
+        assert_eq!(join(&names, "program", 29, (program, false)), Some(program));
+        assert_eq!(
+            join(&names, "program", 29, (person, false)),
+            None,
+            "another workspace's"
+        );
+        assert_eq!(workspaces(&names, 39), all);
+        assert_eq!(workspaces(&names, 41), ["alone", "person", "program"]);
+        assert_eq!(workspaces(&names, 58), ["alone", "person", "program"]);
+        assert_eq!(
+            workspaces(&names, 60),
+            ["alone", "person"],
+            "nobody has ever joined the one"
+        );
+        assert_eq!(join(&names, "program", 60, (program, false)), None);
+        let leave = v1::LeaveWorkspaceRequest {
+            credentials: None,
+            name: "person".into(),
+            member: person,
+        };
+        at(&names, 1_000_000, move |tx| tx.leave_workspace(&leave)).unwrap();
+        assert_eq!(workspaces(&names, 1_000_000), ["alone"]);
+        // The name is free again, but the number is not.
+        create(&names, "person", 0);
+        assert!(join(&names, "person", 0, (0, true)).unwrap() > person);
+    }
+
+    #[test]
+    fn quotas_of_workspaces_of_one_user_are_bounded_together() {
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
+        names.shared().limits.set(crate::limits::UserLimits {
+            workspaces_each_bytes: Some(100),
+            ..crate::limits::UserLimits::default()
+        });
+        let make = |uid, name: &str, quota_bytes| {
+            let (shared, name) = (names.shared().clone(), name.to_owned());
+            let work = move |db: &Connection| {
+                let caller = Caller {
+                    uid,
+                    gid: uid,
+                    ..Caller::default()
+                };
+                let workspace = v1::CreateWorkspaceRequest {
+                    name,
+                    mode: 0o700,
+                    quota_bytes,
+                    ..v1::CreateWorkspaceRequest::default()
+                };
+                Tx::new(db, &shared, &caller, 0, 0).create_workspace(&workspace)
+            };
+            let made = names.database().write_here(false, work).unwrap().value;
+            made.map(drop).map_err(|refusal| refusal.to_string())
+        };
+        assert_eq!(make(7, "a", 60), Ok(()));
+        for too_much in [0, 41, u64::MAX] {
+            let why = make(7, "b", too_much).unwrap_err();
+            assert!(why.contains("100 bytes together, and come to 60"), "{why}");
+        }
+        assert_eq!(make(7, "b", 40), Ok(()));
+        assert!(make(7, "c", 1).is_err());
+        assert_eq!(make(8, "c", 100), Ok(()));
+        assert_eq!(make(0, "d", 0), Ok(()));
+        at(&names, 0, |tx| tx.end_workspace("a")).unwrap();
+        while sweep(&names, 1) {}
+        assert_eq!(make(7, "e", 60), Ok(()));
+    }
+
+    #[test]
+    fn channels_of_one_user_are_bounded() {
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
+        let workspace = v1::CreateWorkspaceRequest {
+            name: "r".into(),
+            mode: 0o777,
+            ..v1::CreateWorkspaceRequest::default()
+        };
+        at(&names, 0, move |tx| tx.create_workspace(&workspace)).unwrap();
+        let channel = v1::CreateChannelRequest {
+            workspace: "r".into(),
+            channel: "c".into(),
+            ..v1::CreateChannelRequest::default()
+        };
+        let refused = at(&names, 0, move |tx| {
+            let numbers: Vec<u32> = (1_000_000..1_001_024).collect();
+            let list = serde_json::to_string(&numbers).unwrap_or_default();
+            let sql =
+                "INSERT INTO channel SELECT value, value, 'c', 0, 1, 7, 0, 0, 0 FROM json_each(?1)";
+            assert_eq!(tx.db.execute(sql, [list])?, 1024);
+            let refused = [7, 8, 0].map(|uid| {
+                let caller = Caller {
+                    uid,
+                    gid: uid,
+                    ..Caller::default()
+                };
+                let mut tx = Tx::new(tx.db, tx.shared, &caller, 0, 0);
+                tx.create_channel(&channel)
+            });
+            refused.into_iter().collect::<Result<Vec<_>, _>>()
+        });
+        let refused: Vec<_> = refused.into_iter().map(Result::unwrap_err).collect();
+        assert!(
+            matches!(refused[0], WorkspaceRefusal::TooManyChannels),
+            "{refused:?}"
+        );
+        for other in &refused[1..] {
+            assert!(matches!(other, WorkspaceRefusal::NoNode(_)), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn deep_workspace_is_removed_in_bounded_commits() {
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
+        create(&names, "r", 0);
+        at(&names, 0, |tx| {
+            let mut parent = tx.resolve(b"/workspaces/r", true)?.ino;
+            for number in 0..3005 {
+                let ino = ids::reserve(tx.db, "inode", 1)?;
+                let directory = number < 1500;
+                let kind = if directory {
+                    Kind::Directory
+                } else {
+                    Kind::File
+                };
+                tx.create(&v1::Create {
+                    parent,
+                    name: number.to_string().into_bytes(),
+                    kind: kind.into(),
+                    mode: 0o700,
+                    ino,
+                    ..v1::Create::default()
+                })?;
+                if directory {
+                    parent = ino;
+                }
+            }
+            tx.end_workspace("r").map(drop)
+        });
+        let mut pieces = 1;
+        while sweep(&names, 1) {
+            pieces += 1;
+        }
+        assert_eq!(pieces, 4, "no commit removes more than may be");
+        at(&names, 1, |tx| {
+            assert!(tx.resolve(b"/workspaces/r", true).is_err());
+            let left = "SELECT (SELECT count(*) FROM inode), (SELECT count(*) FROM workspace)";
+            let left: (u32, u32) = tx
+                .db
+                .query_row(left, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            assert_eq!(left, (2, 0), "the root, and /workspaces");
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn directory_moved_out_of_workspace_outlives_workspace() {
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
+        create(&names, "r", 10);
+        at(&names, 1, |tx| {
+            tx.make_dirs(b"/workspaces/r/kept", (0, 0))?;
+            tx.rename(&v1::Rename {
+                parent: tx.resolve(b"/workspaces", true)?.ino,
+                name: b"r".to_vec(),
+                new_parent: 1,
+                new_name: b"saved".to_vec(),
+                ..v1::Rename::default()
+            })
+        });
+        assert!(workspaces(&names, 20).is_empty());
+        assert!(at(&names, 20, |tx| Ok(tx
+            .resolve(b"/saved/kept", true)
+            .is_ok())));
+        create(&names, "r", 0);
+        assert_eq!(workspaces(&names, 20), ["r"]);
+    }
+
+    /// The name service slept, or the server was offline: no lease holder is removed while the server did not listen.
+    #[tokio::test]
+    async fn members_stay_while_server_does_not_listen() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("server.db");
+        let names = Arc::new(SqliteNames::open(&path, (0, 0)).unwrap());
+        create(&names, "r", 0);
+        join(&names, "r", 0, (0, false)).unwrap();
+        let day = 86_400 * SECOND_NS;
+        for mut last in [
+            None,
+            Some(clock::now_ns() - day),
+            Some(clock::now_ns() + day),
+        ] {
+            let old = "UPDATE workspace_member SET until = 1";
+            at(&names, 0, move |tx| Ok(tx.db.execute(old, [])?));
+            once(&names, &mut last).await.unwrap();
+            once(&names, &mut last).await.unwrap();
+            let listed = at(&names, 0, |tx| tx.workspaces_shown());
+            assert_eq!(listed[0].members.len(), 1);
+        }
+        // Lease holders are removed if the server listened.
+        let old = "UPDATE workspace_member SET until = 1";
+        at(&names, 0, move |tx| Ok(tx.db.execute(old, [])?));
+        once(&names, &mut Some(clock::now_ns() - SECOND_NS))
+            .await
+            .unwrap();
+        assert!(at(&names, 0, |tx| tx.workspaces_shown()).is_empty());
+    }
+
+    /// A file is created, sealed or moved, in all orders. Each order wakes the waiter of the file, and nothing else does.
+    #[tokio::test]
+    async fn waiter_is_woken_by_event_of_its_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("server.db");
+        let names = Arc::new(SqliteNames::open(&path, (0, 0)).unwrap());
+        let waits = Arc::new(WorkspaceWaits::default());
+        let waiter = waits.enter(&names);
+        let [name, other, sealed] = [
+            AwaitedEvent::of(b"/workspaces/r/f", &PathObject::Nothing),
+            AwaitedEvent::of(b"/workspaces/r/g", &PathObject::Nothing),
+            AwaitedEvent::of(b"/workspaces/r/f", &PathObject::Unsealed(7)),
+        ];
+        let ring = |change: Change| {
+            names.tell(Changed {
+                session: 3,
+                changes: vec![change],
+            });
+        };
+        for (key, change, moved) in [
+            (&name, Change::Entry(9, b"f".to_vec()), false),
+            (&sealed, Change::Sealed(7), false),
+            (&AwaitedEvent::AnySealed, Change::Sealed(8), false),
+            (&other, Change::Moved, true),
+        ] {
+            let bell = waiter.bell(key);
+            let silent = waiter.bell(&AwaitedEvent::Sealed(6));
+            let heard = async {
+                if moved {
+                    waiter.moved.notified().await
+                } else {
+                    bell.notified().await
+                }
+            };
+            let mut silent = std::pin::pin!(silent.notified());
+            silent.as_mut().enable();
+            let mut heard = std::pin::pin!(heard);
+            assert!(heard.as_mut().now_or_never().is_none());
+            ring(change);
+            heard.await;
+            assert!(silent.now_or_never().is_none());
+        }
+    }
+}

@@ -393,9 +393,8 @@ async fn selection_beyond_data_or_malformed_is_refused() {
     let mut copied = layout;
     copied.parts[0].node = 2;
     copied.parts[0].capability = capability(2, PARTS[0], rights::READ);
-    let (read, outcome) = three
-        .run(3, reader(31, &copied, selection(None, &[0..5])))
-        .await;
+    let label = reader(31, &copied, selection(None, &[0..5]));
+    let (read, outcome) = three.run(3, label).await;
     assert_eq!(
         (read.as_slice(), outcome.transferred_bytes),
         (&bytes()[..5], 5)

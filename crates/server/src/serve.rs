@@ -294,12 +294,9 @@ impl RunningServer {
             OrphanedVersions::new(names.clone(), &locks, &cluster, &sessions, &trust);
         let lease_recalls = LeaseRecalls::new(names.clone(), locks);
         let files = FileService::new(&names, &lease_recalls, &access, &cluster, &trust);
+        let uses = (&names, &lease_recalls, &cluster);
         let parts = ServiceParts {
-            rule_runner: RuleRunner::start(
-                (&names, &lease_recalls, &cluster),
-                Some(&files),
-                &driver,
-            ),
+            rule_runner: RuleRunner::start(uses, Some(&files), &driver),
             files,
             names: names.clone(),
             lease_recalls: lease_recalls.clone(),
@@ -533,13 +530,24 @@ struct ServiceParts {
 }
 
 impl ServiceParts {
-    fn routes(self, hosts: Vec<String>, default_policy: String) -> Routes {
-        let namespace = NamespaceService {
+    fn namespace(&self) -> NamespaceService {
+        NamespaceService {
             names: self.names.clone(),
             access: self.access.clone(),
             sessions: self.sessions.clone(),
             lease_recalls: self.lease_recalls.clone(),
-        };
+        }
+    }
+
+    fn tokens(&self) -> TokenService {
+        TokenService {
+            access: self.access.clone(),
+            ca: self.cluster.ca().clone(),
+        }
+    }
+
+    fn routes(self, hosts: Vec<String>, default_policy: String) -> Routes {
+        let (namespace, tokens) = (self.namespace(), self.tokens());
         let names = self.names.clone();
         let jobs = JobService {
             names: self.names.clone(),
@@ -550,12 +558,8 @@ impl ServiceParts {
             signals: self.signals,
             submissions: Arc::new(UserPermits::new(1)),
         };
-        let lineage = lineage(self.names, &self.access);
+        let lineage = lineage(names.clone(), &self.access);
         let (workspaces, events) = waits(&jobs.names, &self.access, &self.cluster);
-        let tokens = TokenService {
-            access: self.access.clone(),
-            ca: self.cluster.ca().clone(),
-        };
         let remotes = remotes(&jobs.names, &self.access);
         let health = HealthService {
             names: jobs.names.clone(),

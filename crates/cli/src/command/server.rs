@@ -287,31 +287,31 @@ fn config(args: Args, context: &CommandContext) -> anyhow::Result<tidemill_serve
     let workspaces = args.workspaces_each.or(file.workspaces_each);
     config.limits.workspaces_each_bytes = workspaces.map(|ByteSize(bytes)| bytes);
     config.burst = args.burst_limits.limits(file)?;
-    let after = args.suspend_after.or(file.suspend_after);
-    config.elastic.after = after.and_then(|OrOff(after)| after.map(|TimeLength(time)| time));
-    config.elastic.all = Commands {
-        suspend: args
-            .suspend
-            .or_else(|| file.suspend.clone())
-            .map(ShellCommand),
-        resume: args
-            .resume
-            .or_else(|| file.resume.clone())
-            .map(ShellCommand),
-    };
+    config.elastic.after = args
+        .suspend_after
+        .or(file.suspend_after)
+        .and_then(|OrOff(after)| after.map(|TimeLength(time)| time));
     if let Some(TimeLength(limit)) = args.resume_limit.or(file.resume_limit) {
         config.elastic.resume_limit = limit;
     }
+    let suspend = args.suspend.or_else(|| file.suspend.clone());
+    let resume = args.resume.or_else(|| file.resume.clone());
+    config.elastic.all = commands(suspend, resume);
     for (node, own) in &file.nodes {
-        let commands = Commands {
-            suspend: own.suspend.clone().map(ShellCommand),
-            resume: own.resume.clone().map(ShellCommand),
-        };
         let number = node.parse();
         let number = number.with_context(|| format!("[server.nodes.{node}]: no number"))?;
-        config.elastic.each.insert(number, commands);
+        let own = commands(own.suspend.clone(), own.resume.clone());
+        config.elastic.each.insert(number, own);
     }
     Ok(config)
+}
+
+/// Returns the commands that suspend and resume nodes.
+fn commands(suspend: Option<String>, resume: Option<String>) -> Commands {
+    Commands {
+        suspend: suspend.map(ShellCommand),
+        resume: resume.map(ShellCommand),
+    }
 }
 
 /// Leaves the TCP address where people and scripts find it, since the port may be one that was free.

@@ -17,11 +17,8 @@ impl Dispatcher {
         }
         let id = spec.job;
         let policy = self.known_policy(spec.policy);
-        if spec
-            .tasks
-            .iter()
-            .any(|task| task.share == TaskRole::Instance)
-        {
+        let mut roles = spec.tasks.iter().map(|task| task.share);
+        if roles.any(|role| role == TaskRole::Instance) {
             self.known_policy(Some(INSTANCES.to_owned()));
         }
         let tasks: Vec<TaskId> = spec.tasks.iter().map(|task| task.task).collect();

@@ -245,6 +245,7 @@ fn condition(
     compare: CompareOperator,
     (place, text): (usize, String),
 ) -> Result<Test, FindError> {
+    use CompareOperator::{Equal, Matches, Unequal};
     let only = |allowed: &[CompareOperator]| match allowed.contains(&compare) {
         true => Ok(()),
         false => {
@@ -257,7 +258,7 @@ fn condition(
         }
     };
     let order = || match compare {
-        CompareOperator::Matches => Err(wrong(
+        Matches => Err(wrong(
             begin,
             format!("{name} is no text: it is compared by one of = != < <= > >="),
         )),
@@ -265,11 +266,7 @@ fn condition(
     };
     match name {
         "name" => {
-            only(&[
-                CompareOperator::Equal,
-                CompareOperator::Unequal,
-                CompareOperator::Matches,
-            ])?;
+            only(&[Equal, Unequal, Matches])?;
             Ok(Test::Name { compare, text })
         }
         "size" => {
@@ -285,7 +282,7 @@ fn condition(
             Ok(Test::Modified { compare, moment })
         }
         "owner" | "made-by" | "from" => {
-            only(&[CompareOperator::Equal])?;
+            only(&[Equal])?;
             Ok(match name {
                 "owner" => Test::Owner { user: text },
                 "made-by" => Test::MadeBy { name: text },

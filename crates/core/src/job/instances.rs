@@ -241,6 +241,8 @@ impl Expander<'_> {
         let layout = take(&mut task, "layout");
         let same = layout.as_ref().map(|layout| choice(layout, &["same"]));
         let same = same.transpose()?.is_some();
+        let needs = "it needs per = \"stripe-object\"";
+        let no_parts = || wrong(at, JobProblem::SameLayout(needs));
         let seams = ["records", "halo"].map(|name| take(&mut task, name));
         let mapper = take(&mut task, "variable");
         let reduce = take(&mut task, "reduce");
@@ -249,10 +251,7 @@ impl Expander<'_> {
                 return Err(wrong(setting.at, JobProblem::OfInstances(setting.name)));
             }
             if same {
-                return Err(wrong(
-                    at,
-                    JobProblem::SameLayout("it needs per = \"stripe-object\""),
-                ));
+                return Err(no_parts());
             }
             return self.push(task, at, expanded);
         };
@@ -260,10 +259,7 @@ impl Expander<'_> {
         let per = per[choice(&setting, &["file", "stripe-object", "stripe", "chunk"])?];
         check_mapper(mapper.as_ref(), (per, setting.value.at), same, &seams)?;
         if same && per != Per::Part {
-            return Err(wrong(
-                at,
-                JobProblem::SameLayout("it needs per = \"stripe-object\""),
-            ));
+            return Err(no_parts());
         }
         let mut outputs = values(&task, "output").iter().filter_map(text);
         if same && outputs.any(is_directory) {
@@ -275,16 +271,15 @@ impl Expander<'_> {
         let mut unplaced = false;
         let (all, parts) = match (per, &mapper) {
             (Per::File, _) => (Self::files(&task), None),
-            (_, Some(mapper)) => {
-                let all = self.mapped(&mut task, &first, per, mapper, &mut unplaced)?;
-                (all, None)
-            }
+            (_, Some(mapper)) => (
+                self.mapped(&mut task, &first, per, mapper, &mut unplaced)?,
+                None,
+            ),
             _ => self.pieces_of(&task, &first, per, &seams)?,
         };
         let count = expanded.len() + all.len() + 1;
         if count > MAX_TASKS {
-            let what = "tasks";
-            let max = MAX_TASKS;
+            let (what, max) = ("tasks", MAX_TASKS);
             return Err(wrong(at, JobProblem::TooMany { what, count, max }));
         }
         let joined = parts.filter(|_| same);
@@ -300,9 +295,8 @@ impl Expander<'_> {
         if all.len() > 1 && joined.is_none() && !merged {
             Self::check_outputs(&task)?;
         }
-        let begin = expanded.len();
+        let (begin, is_part) = (expanded.len(), joined.is_some() || merged);
         for (index, one) in all.iter().enumerate() {
-            let is_part = joined.is_some() || merged;
             let mut instance = Self::instance(&task, one, (index, all.len()), is_part);
             if merged {
                 folds(&mut instance, PARTIAL, at);

@@ -167,9 +167,10 @@ struct StepWriter<'a> {
 
 impl StepWriter<'_> {
     fn step(&mut self, step: &PersistStep, last: bool) -> Result<(), Fault> {
+        use PersistStep as Step;
         match step {
-            PersistStep::Post(posted) => posted.put(self.db, self.now),
-            PersistStep::Task {
+            Step::Post(posted) => posted.put(self.db, self.now),
+            Step::Task {
                 task,
                 state,
                 tries,
@@ -184,10 +185,10 @@ impl StepWriter<'_> {
                     Ok(())
                 }
             }
-            PersistStep::Job { job, state, at } => self.job(*job, *state, *at),
-            PersistStep::Nodes { job, nodes } => trace::keep(self.db, *job, nodes),
-            PersistStep::Decided { job, decision } => self.decided(*job, decision),
-            PersistStep::Publish(publishing) => {
+            Step::Job { job, state, at } => self.job(*job, *state, *at),
+            Step::Nodes { job, nodes } => trace::keep(self.db, *job, nodes),
+            Step::Decided { job, decision } => self.decided(*job, decision),
+            Step::Publish(publishing) => {
                 let (changes, elsewhere) =
                     publish::publish(self.db, self.shared, publishing, self.now)?;
                 self.changes.extend(changes);
@@ -196,7 +197,7 @@ impl StepWriter<'_> {
                 }
                 Ok(())
             }
-            PersistStep::Measured {
+            Step::Measured {
                 task,
                 node,
                 outcome,
@@ -205,7 +206,7 @@ impl StepWriter<'_> {
                 self.measured(*task, *node, outcome)?;
                 self.drew(*task, outcome, *above_idle)
             }
-            PersistStep::Expire { ino, object } => {
+            Step::Expire { ino, object } => {
                 // A file that was deleted has another inode now.
                 let sql = "SELECT ino FROM version WHERE object = ?1";
                 let mut known = self.db.prepare_cached(sql)?;
@@ -213,33 +214,29 @@ impl StepWriter<'_> {
                 let ino = known.optional()?.map_or(*ino, i64::cast_unsigned);
                 publish::expire(self.db, ino, *object, self.now)
             }
-            PersistStep::Remove { node, objects } => self.remove(*node, objects),
-            PersistStep::Look(look) => replicas::look(self.db, *look, self.now),
-            PersistStep::List(node) => migrations::list(self.db, *node, self.now),
-            PersistStep::MakeSpace(free) => {
-                burst::make_space(self.db, self.shared, *free, self.now)
-            }
-            PersistStep::Replicas { object, found } => {
+            Step::Remove { node, objects } => self.remove(*node, objects),
+            Step::Look(look) => replicas::look(self.db, *look, self.now),
+            Step::List(node) => migrations::list(self.db, *node, self.now),
+            Step::MakeSpace(free) => burst::make_space(self.db, self.shared, *free, self.now),
+            Step::Replicas { object, found } => {
                 let changed = replicas::found(self.db, *object, found, self.now)?;
                 self.changes.extend(changed);
                 Ok(())
             }
-            PersistStep::StagesOutAgain(object) => {
+            Step::StagesOutAgain(object) => {
                 burst::stages_out_again(self.db, object.0.cast_signed())
             }
-            PersistStep::Resolved { uid, path, placed } => {
-                resolve_awaited(self.db, *uid, path, *placed)
-            }
-            PersistStep::Settle {
+            Step::Resolved { uid, path, placed } => resolve_awaited(self.db, *uid, path, *placed),
+            Step::Settle {
                 label,
                 node,
                 ended,
                 read,
             } => self.settle(*label, *node, ended, read),
-            PersistStep::Corrupt { node, objects } => {
+            Step::Corrupt { node, objects } => {
                 corruption::found(self.db, self.shared, *node, objects, self.now).map(drop)
             }
-            PersistStep::Scrubbed { scrub } => scrub::finish(self.db, *scrub, self.now),
+            Step::Scrubbed { scrub } => scrub::finish(self.db, *scrub, self.now),
         }
     }
 

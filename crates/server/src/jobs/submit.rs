@@ -261,23 +261,14 @@ async fn read(
             names.shared().limits.get().jobs_each
         ))
     };
+    let own = (names, cluster);
     let (mut writing, mut asked) = (RefCell::default(), MapperJobs::default());
-    let mut found = parsed(
-        (names, cluster),
-        &caller,
-        (&what, given),
-        (&writing, &asked),
-    );
+    let mut found = parsed(own, &caller, (&what, given), (&writing, &asked));
     let open = std::mem::take(writing.get_mut());
     if !open.is_empty() {
         // A file that is still open counts with its sealed version.
         join_all(open.iter().map(|&ino| lease_recalls.settle(0, ino))).await;
-        found = parsed(
-            (names, cluster),
-            &caller,
-            (&what, given),
-            (&writing, &asked),
-        );
+        found = parsed(own, &caller, (&what, given), (&writing, &asked));
     }
     if full && found.is_err() {
         // A run of mapper programs is a job, too.
@@ -287,12 +278,7 @@ async fn read(
         .ask((names, lease_recalls, cluster), (&what, given))
         .await?
     {
-        found = parsed(
-            (names, cluster),
-            &caller,
-            (&what, given),
-            (&writing, &asked),
-        );
+        found = parsed(own, &caller, (&what, given), (&writing, &asked));
     }
     let (job, source) = found?;
     if issue == Issue::Reserved {

@@ -23,10 +23,7 @@ pub(super) fn map(
     }
     let how = serde_json::to_string(&Encoded::Text { csv }).map_err(|error| error.to_string())?;
     let lines = Records::until(b"\n").map_err(|error| error.to_string())?;
-    let instance = |number: usize,
-                    part: Option<usize>,
-                    range: Range<u64>|
-     -> Result<MappedSelection, String> {
+    let instance = |number: usize, part: Option<usize>, range: Range<u64>| {
         let part = part
             .map(u32::try_from)
             .transpose()
@@ -35,7 +32,7 @@ pub(super) fn map(
         let selection =
             bytes.and_then(|bytes| bytes.of_records(Some(lines.clone())).of_values(Some(&how)));
         let selection = selection.map_err(|error| error.to_string())?;
-        Ok(MappedSelection { number, selection })
+        Ok::<_, String>(MappedSelection { number, selection })
     };
     let Some(striped) = striped(layout) else {
         return Ok(MapperResult {

@@ -34,9 +34,7 @@ AFTER_PERSON = re.compile(rf"\b{PERSONS},? who(?:ever)?\b")
 QUESTION = re.compile(r"\?\s*$")
 
 # Words that the glossary replaces.
-WORDS = [
-    "folder", "element", "array", "copies", "bridge", "room", "warehouse", "mend", "damaged", "promise", "round", "component", "outside",
-]
+WORDS = ["folder", "element", "bridge", "room", "warehouse", "mend", "damaged", "recipe", "asleep", "reckoned", "medium"]
 
 SENTENCE_WORDS_MAX = 30
 CELL_WORDS_MAX = 12
@@ -210,7 +208,8 @@ def check_subjects(found):
             found["subjects"].append(line)
 
 
-TYPE = re.compile(r"^\s*(?:pub(?:\([a-z ]+\))? )?(?:struct|enum|trait|type) (\w+)", re.M)
+# An indented `type` is an associated type, whose name the trait decides.
+TYPE = re.compile(r"^(?:\s*(?:pub(?:\([a-z ]+\))? )?(?:struct|enum|trait)|(?:pub(?:\([a-z ]+\))? )?type) (\w+)", re.M)
 SQL = re.compile(r'"\\?\s*(?:SELECT|INSERT|UPDATE|DELETE|CREATE|WITH|REPLACE)\b')
 
 

@@ -1333,7 +1333,7 @@ fn job_errors_name_setting_and_place() {
         ),
         (
             r#"name = "j"; workdir = "/w"; submission-id = ""; "#,
-            "1:36: \"\" can't be a name; use 1 to 255 bytes without '/' and control characters",
+            "1:45: \"\" can't be a name; use 1 to 255 bytes without '/' and control characters",
         ),
         (
             r#"name = "j"; workdir = 3; "#,
@@ -1472,7 +1472,7 @@ fn task_errors_name_setting_and_place() {
         ),
         (
             "node = -1;",
-            "3:57: task \"a\": \"node\" must be from 0 to 4294967295, not -1",
+            "3:54: task \"a\": \"node\" must be from 0 to 4294967295, not -1",
         ),
         (
             "args = \"-x\";",

@@ -7,7 +7,7 @@
   (global $next (mut i32) (i32.const 4096))
   (global (export "tidemill_kernel_abi_version") i32 (i32.const 32))
   (data (i32.const 16) "places: a factor")
-  (data (i32.const 32) "\02\00\00\00")
+  (data (i32.const 32) "\01\00\00\00")
 
   (func (export "tidemill_alloc") (param $size i32) (result i32)
     (local $begin i32)

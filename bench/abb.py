@@ -55,7 +55,7 @@ class Machine(testbed.Cluster):
             raise
 
     def _burst(self, host, number):
-        host.start(*self.program, "node", "--id", str(number), "--tier", "burst", "--data-dir", os.path.join(self.directory, f"burst{number}"),
+        host.start(*self.program, "node", "run", "--id", str(number), "--tier", "burst", "--data-dir", os.path.join(self.directory, f"burst{number}"),
                    "--listen", f"{host.address}:0", "--cores", "1", log=os.path.join(self.directory, f"burst{number}.log"))
 
     def mount_all(self):
@@ -107,7 +107,7 @@ class Machine(testbed.Cluster):
 
     def stage_out(self, *flags):
         """Waits as `--wait` does, which polls only twice a second."""
-        until("the stage-out", lambda: self.ask("drain", *flags)["bytes"] == 0)
+        until("the stage-out", lambda: self.ask("stage", "out", *flags)["bytes"] == 0)
 
     def analyse(self, kernel, args, names):
         """Runs the kernel on all hosts at once, on files that no host has read. The readers of a host share its files."""
@@ -136,12 +136,12 @@ def shape_of(options, pattern, **more):
 def hooked(machine, pattern, what):
     """Makes the hook, and returns a function that tells whether its last result exists."""
     (kernel, reduce, args), files = KERNELS[what], shape_of(machine.options, pattern)["files"]
-    words = ["hook", "add", "/run/*.f64", "--map", f"{kernel} {args}", "--on", "write", "--inputs", "delete", "--name", "abb", "--time", "5m"]
+    words = ["rule", "create", "/run/*.f64", "--map", f"{kernel} {args}", "--on", "write", "--inputs", "delete", "--name", "abb", "--time", "5m"]
     if reduce:
-        machine.tidemill(*words, "--reduce", f"{reduce} dtype=text", "--group", str(files), "--output", "out/all")
+        machine.tidemill(*words, "--reduce", f"{reduce} dtype=text", "--group", str(files), "--result", "out/all")
         results = ["all"]
     else:
-        machine.tidemill(*words, "--output", "out/${stem}")
+        machine.tidemill(*words, "--result", "out/${stem}")
         results = [str(number) for number in range(files)]
     paths, asked = [os.path.join(machine.mount_point, "run", "out", name) for name in results], time.monotonic()
 
@@ -189,7 +189,7 @@ def task(machine, way, pattern, what):
         until("the results", there)
         parts["analysis"] = time.perf_counter() - begun
         right(machine, pattern, what, results)
-        machine.tidemill("hook", "remove", "abb")
+        machine.tidemill("rule", "delete", "abb")
         # Bytes that leave the tier afterwards count, too.
         machine.stage_out("/")
     else:
@@ -303,7 +303,7 @@ def together(options):
                     if turn:
                         times[action][pattern].append(seconds)
                 if turn == 0 and pattern == "N-1":
-                    layout = machine.ask("layout", "/run/0.f64")
+                    layout = machine.ask("stat", "/run/0.f64")
                     parts = {replica["node"] for part in layout["parts"] for replica in part["replicas"]}
                     if len(parts) != options.bursts:
                         raise SystemExit(f"the file lies on {sorted(parts)}, not on {options.bursts} nodes")

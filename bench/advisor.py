@@ -119,10 +119,10 @@ class Linked(Bed):
             node = self.network.add("node0", 1)
             token = f"{self.directory}/server/token"
             self.flags = ["--dir", self.directory, "--server", f"https://{server.address}:{PORT}", "--token-file", token]
-            server.start(options.binary, "server", "--data-dir", f"{self.directory}/server", "--listen",
+            server.start(options.binary, "server", "run", "--data-dir", f"{self.directory}/server", "--listen",
                          f"{server.address}:{PORT}", log=f"{self.directory}/server.log")
             wait("the server", lambda: os.path.exists(token))
-            node.start(options.binary, *self.flags, "node", "--id", "0", "--data-dir", f"{self.directory}/node0",
+            node.start(options.binary, *self.flags, "node", "run", "--id", "0", "--data-dir", f"{self.directory}/node0",
                           "--listen", f"{node.address}:{PORT}", "--cores", "1", log=f"{self.directory}/node0.log")
             wait("the node", lambda: any(e["up"] for e in self.ask("status")["nodes"]))
         except BaseException:
@@ -152,7 +152,7 @@ class Load:
             tasks = [f'{{ name = "spin{n}"; kernel = "sh"; args = [ "-c", "{spin}" ]; output = [ "spun{n}" ]; '
                      f'stdout = "spun{n}"; node = 0; }}' for n in range(self.jobs)]
             self.job = self.bed.ask("submit", "--no-cache", "--replace", self.bed.script("load", tasks))["job"]
-            wait("the load", lambda: any(t["state"] == "running" for t in self.bed.ask("jobs", str(self.job))["tasks"]))
+            wait("the load", lambda: any(t["state"] == "running" for t in self.bed.ask("job", "show", str(self.job))["tasks"]))
         return self
 
     def __exit__(self, *_):
@@ -160,11 +160,11 @@ class Load:
             program.kill()
             program.wait()
         if self.job is not None:
-            self.bed.tidemill("-q", "cancel", str(self.job))
+            self.bed.tidemill("-q", "job", "cancel", str(self.job))
 
 
 def make(path, kind, size):
-    """Returns data like that of `tidemill bench kernel`: random numbers, or lines of words."""
+    """Returns data like that of `tidemill kernel bench`: random numbers, or lines of words."""
     block = os.urandom(MIB)
     with open(path, "wb") as file:
         if kind == "numbers":  # doubles between 1 and 2
@@ -378,11 +378,11 @@ def measure(options):
         bed = make_bed(options)
         try:
             with bed.load(0, 1) as load:  # so that the cluster knows the time of such jobs
-                bed.tidemill("-q", "watch", str(load.job))
+                bed.tidemill("-q", "job", "watch", str(load.job))
                 load.job = None
             for kernel, args, kind in kernels:
                 say(f"{name}: {kernel}")
-                bed.tidemill("-q", "bench", "kernel", kernel, "--nodes", "--data", kind, "--", *args)
+                bed.tidemill("-q", "kernel", "bench", kernel, "--nodes", "--data", kind, "--", *args)
                 for number in numbers:
                     line = one(bed, options, number, kernel, args, kind)
                     lines.append(line)

@@ -3,7 +3,7 @@
 
   cargo build --release --locked -p tidemill-cli && bench/backend.py [--rounds 3] [--size-mib 1024] [--small-mib 256] [--binary target/release/tidemill]
 
-`stage-out`: files of 16 MiB (--size-mib of them together) and of 64 KiB (--small-mib) are written into a node of the burst tier. The time ends when `tidemill drain --wait` returns; then
+`stage-out`: files of 16 MiB (--size-mib of them together) and of 64 KiB (--small-mib) are written into a node of the burst tier. The time ends when `tidemill stage out --wait` returns; then
 each file is in the store under its name. The files of 64 KiB are also measured in packs; they have random bytes, so that no chunks are equal. The peer is `rclone copy` of the same files
 from ext4, with as many transfers at once (8).
 `read`: one file of 256 MiB that is only in the store is read in pieces of 1 MiB through the mount. The peer is `rclone mount` with its defaults, and with `--vfs-read-chunk-streams` if it
@@ -102,7 +102,7 @@ def stage_out(cluster, options, count, size):
             made(directory, count, size)
             os.sync()
             if side == "ours":
-                took = timed(lambda: cluster.tidemill("drain", "/d", "--wait"))
+                took = timed(lambda: cluster.tidemill("stage", "out", "/d", "--wait"))
                 stored = os.path.join(cluster.store.directory, "bucket", "cluster", "d")
             else:
                 took = timed(lambda: copied(cluster.store, directory, "store:bucket/peer"))
@@ -132,7 +132,7 @@ def reads(cluster, options):
     os.mkdir(peer)
     for turn in range(options.rounds + 1):
         made(ours, 1, size)
-        cluster.tidemill("drain", "/r", "--evict", "--wait")
+        cluster.tidemill("stage", "out", "/r", "--evict", "--wait")
         key = os.path.join(cluster.store.directory, "bucket", "cluster", "r", "0")
         local_cluster.wait("the file in the backend", lambda: os.path.exists(key) and os.path.getsize(key) == size)
         mounted = subprocess.Popen(["rclone", "mount", "store:bucket/cluster", peer, "--read-only", "--dir-cache-time", "0s"], env=cluster.store.env)

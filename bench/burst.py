@@ -96,7 +96,7 @@ class Linked:
             if tier:
                 node = os.path.join(directory, "cluster", "burst")
                 number = len(self.cluster.nodes)
-                self.cluster.client.start(*self.cluster.program, "node", "--id", str(number), "--tier", "burst", "--data-dir", node, "--listen",
+                self.cluster.client.start(*self.cluster.program, "node", "run", "--id", str(number), "--tier", "burst", "--data-dir", node, "--listen",
                                         f"{self.cluster.client.address}:0", "--cores", "2", log=os.path.join(directory, "burst.log"))
                 up = lambda: sum(e["up"] for e in self.cluster.ask("status")["nodes"]) >= number + 2
                 testbed.wait("the node of the tier", up)
@@ -117,7 +117,7 @@ def at(cluster, *path):
 
 
 def stored(cluster):
-    cluster.tidemill("drain", "/", "--wait")
+    cluster.tidemill("stage", "out", "/", "--wait")
 
 
 def stage_out(options):
@@ -171,14 +171,14 @@ def hooks(options):
                     place = os.path.join(cluster.mount_point, f"{what}-{side}-{turn}")
                     os.mkdir(place)
                     if side == "ours":
-                        cluster.tidemill("hook", "add", f"/{what}-{side}-{turn}/*.f64", "--map", kernel, "--output", "out/${stem}", "--on", "write",
+                        cluster.tidemill("rule", "create", f"/{what}-{side}-{turn}/*.f64", "--map", kernel, "--result", "out/${stem}", "--on", "write",
                                        "--name", "bench")
                     os.sync()
                     times[side].append(written(subprocess.Popen, source, place, options.ranks))
                     if side == "ours":
                         results = [os.path.join(place, "out", str(rank)) for rank in range(options.ranks)]
                         local_cluster.wait("the results", lambda: all(map(os.path.exists, results)), 600)
-                        cluster.tidemill("hook", "remove", "bench")
+                        cluster.tidemill("rule", "delete", "bench")
                     shutil.rmtree(place)
             times = {side: taken[1:] for side, taken in times.items()}
             Bench.print(f"write seen by {options.ranks} programs, hook {what}", "no hook", times, size * 8 * options.ranks, 0, GOALS["hooks"])

@@ -45,7 +45,7 @@ def measure(options, count, source):
             cluster.mount()
             root = os.path.join(cluster.mount_point, "clim")
             cluster.client.call("mkdir", root)
-            cluster.tidemill("stripe", "/clim", "1MiB")
+            cluster.tidemill("set", "/clim", "stripe=1MiB")
             cluster.client.call("cp", source, os.path.join(root, "file.nc"))
             cluster.unmount()
             name = f"v{options.variables // 2:02}"

@@ -5,7 +5,7 @@
 
 There are two storage nodes, and all files are on the first. A round takes the time from `tidemill node drain 0` until no
 file is left to move (`files_left` is 0), and then the time of rsync for the first node's directory of objects. Removals during the
-drain count, later removals do not, as rsync removes nothing. Then `tidemill move` transfers the files back. The rate has no limit
+drain count, later removals do not, as rsync removes nothing. Then `tidemill migrate` transfers the files back. The rate has no limit
 (`--migration-rate 0`), and the page cache is warm for both. Prints JSON lines; `ratio` is ours to rsync's in files per second.
 """
 import argparse
@@ -31,10 +31,10 @@ class Cluster:
         socket = os.path.join(directory, "server/server.sock")
         self.base = [binary, "--server", f"unix:{socket}", "--dir", directory]
         self.processes = []
-        self.start("server", "--data-dir", os.path.join(directory, "server"), "--migration-rate", "0")
+        self.start("server", "run", "--data-dir", os.path.join(directory, "server"), "--migration-rate", "0")
         self.until(lambda: os.path.exists(socket))
         for node in range(2):
-            self.start("node", "--id", str(node), "--data-dir", self.node(node))
+            self.start("node", "run", "--id", str(node), "--data-dir", self.node(node))
         self.until(lambda: self.up() == 2)
 
     def start(self, *args):
@@ -86,7 +86,7 @@ def drained(cluster):
 
 
 def left(cluster):
-    drain = cluster.json("labels")["drains"][0]
+    drain = cluster.json("cluster", "tasks")["drains"][0]
     return drain["files_left"] > 0 or drain["listing"]
 
 
@@ -116,10 +116,10 @@ def main():
                 theirs, ours = copied(cluster), drained(cluster)
                 ratios.append(theirs / ours)
                 print(json.dumps({"round": number, "drain_s": ours, "rsync_s": theirs, "ratio": ratios[-1]}), flush=True)
-                cluster.until(lambda: cluster.json("labels")["drains"][0]["empty"])
-                cluster.run("node", "drain", "0", "--cancel")
-                cluster.run("move", "/d", "--node", "0")
-                cluster.until(lambda: not cluster.json("labels")["pending"] and not cluster.json("labels")["labels"])
+                cluster.until(lambda: cluster.json("cluster", "tasks")["drains"][0]["empty"])
+                cluster.run("node", "undrain", "0")
+                cluster.run("migrate", "/d", "--node", "0")
+                cluster.until(lambda: not cluster.json("cluster", "tasks")["pending"] and not cluster.json("cluster", "tasks")["labels"])
         finally:
             cluster.end()
     result = {"files": args.files, "bytes": args.bytes, "ratio": statistics.median(ratios), "goal": 1.0}

@@ -71,7 +71,7 @@ def measure(options, count, program):
             cluster.mount()
             root = os.path.join(cluster.mount_point, "dscal")
             cluster.client.call("mkdir", "-p", os.path.join(root, "in"))
-            cluster.tidemill("stripe", "/dscal", "1MiB")
+            cluster.tidemill("set", "/dscal", "stripe=1MiB")
             cluster.client.call("cp", program, os.path.join(root, "dscal"))
             names = [f"n{index:02}" for index in range(options.files)]
             data = numbers.array("d", range(options.size_mib * MIB // 8)).tobytes()
@@ -90,7 +90,7 @@ def measure(options, count, program):
 
             def inside():
                 job = cluster.ask("submit", "--no-cache", os.path.join(EXAMPLE, "dscal.conf"))["job"]
-                cluster.tidemill("watch", str(job))
+                cluster.tidemill("job", "watch", str(job))
 
             times = {"ours": [], "peer": []}
             for _ in range(options.rounds):

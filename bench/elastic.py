@@ -9,7 +9,7 @@ nodes. `elastic` first resumes the others, all at once, by `tidemill node resume
 then. The resume is real: the node's process starts again, and a resume command adds --resume seconds, as a host would. Energy is the
 value of `tidemill status` between start and end, computed from --busy, --idle and --suspended watts of all nodes. The cluster counts
 resuming hosts as suspended, so the script adds the energy of a busy host during the resume. Prints JSON lines: `elastic_pays` compares
-both ways, `predicted` is the answer of `tidemill plan elastic` for as many tasks with the time of a file and all nodes resumed, and
+both ways, `predicted` is the answer of `tidemill plan power` for as many tasks with the time of a file and all nodes resumed, and
 `error` is its relative error (0.1: 10 % too much).
 """
 import argparse
@@ -122,7 +122,7 @@ resume = {resume}
 [SERVER]
 number_afes = {options.nodes}
 """)
-        point = cluster.json("plan", "elastic", job, "--costs", costs, "--platform", platform, "--active", str(active))["points"][0]
+        point = cluster.json("plan", "power", job, "--costs", costs, "--platform", platform, "--active", str(active))["points"][0]
         shown = lambda way: {"seconds": point[way]["makespan_ns"] / 1e9, "joules": point[way]["energy_joules"]}
         return {"static": shown("static"), "elastic": shown("all"), "resumed_if_it_pays": point["elastic"]["resumes"]}
 

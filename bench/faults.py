@@ -65,7 +65,7 @@ class Cluster:
         log = lambda name: f"{work}/{name}.log"
         make = lambda name, *args: Process(name, [binary, *args, *common], log(name))
         after = ["--stage-out-after", "1s"] if stage_out else []
-        self.server = make("server", "server", "--data-dir", f"{work}/server", "--listen", "127.0.0.1:0", *after)
+        self.server = make("server", "server", "run", "--data-dir", f"{work}/server", "--listen", "127.0.0.1:0", *after)
         more = {n: [] for n in range(nodes)}
         if stage_out:
             more[0] += ["--tier", "burst"]
@@ -73,7 +73,7 @@ class Cluster:
             os.mkdir(f"{work}/store")
             more[nodes - 1] += ["--backend", f"file://{work}/store"]
         self.nodes = [
-            make(f"node-{n}", "node", "--id", str(n), "--data-dir", f"{work}/node-{n}", "--cores", "1", "--listen", "127.0.0.1:0", *more[n])
+            make(f"node-{n}", "node", "run", "--id", str(n), "--data-dir", f"{work}/node-{n}", "--cores", "1", "--listen", "127.0.0.1:0", *more[n])
             for n in range(nodes)
         ]
         self.mounts = {
@@ -334,7 +334,7 @@ class Load:
             evict = ["--evict"] if rng.random() < 0.7 else []
             self.staging_out.set()
             try:
-                printed = self.cluster.run("drain", "/", "--wait", *evict, timeout=20)
+                printed = self.cluster.run("stage", "out", "/", "--wait", *evict, timeout=20)
                 self.counts["stage-out" if printed.returncode == 0 else "stage-out broken off"] += 1
             except subprocess.TimeoutExpired:
                 self.counts["stage-out abandoned"] += 1
@@ -345,7 +345,7 @@ class Load:
         """Stages out all files of the tier, and evicts them from it."""
 
         def staged_out():
-            self.cluster.run("drain", "/", "--wait", "--evict")
+            self.cluster.run("stage", "out", "/", "--wait", "--evict")
             staged = self.cluster.status()["nodes"][0].get("burst_files") or {}
             return not staged.get("objects")
 
@@ -443,8 +443,8 @@ def main():
     try:
         cluster.start()
         if args.hooks:
-            hook = ("--map", "/usr/bin/sha256sum", "--output", "/sums/${batch}", "--on", "write", "--name", "sums")
-            added = cluster.run("hook", "add", "/w*/f*", *hook)
+            hook = ("--map", "/usr/bin/sha256sum", "--result", "/sums/${batch}", "--on", "write", "--name", "sums")
+            added = cluster.run("rule", "create", "/w*/f*", *hook)
             assert added.returncode == 0, added.stderr
         load = Load(cluster, args.seed, args.writers)
         for thread in load.threads:

@@ -104,7 +104,7 @@ class Side:
         return job
 
     def end(self, job):
-        self.cluster.run("cancel", str(job))
+        self.cluster.run("job", "cancel", str(job))
         wait("kernels to end", lambda: self.cluster.json("status")["nodes"][0]["running"] == 0)
 
     def close(self):

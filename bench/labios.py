@@ -196,7 +196,7 @@ def insitu(options, cluster, directory, data):
             cluster.mount()
             before, begun = carried(cluster.nodes), time.perf_counter()
             tasks = [task(f"t{at}", kernel, args, [place], f"{place}.out{number}") for at, place in enumerate(places)]
-            cluster.tidemill("watch", job(cluster, directory, "/", tasks))
+            cluster.tidemill("job", "watch", job(cluster, directory, "/", tasks))
             links = sum(carried(cluster.nodes).values()) - sum(before.values())
             found["ours"].append((time.perf_counter() - begun, links))
             cluster.unmount()
@@ -230,7 +230,7 @@ def background(options, cluster, directory, data):
             inputs = ["raw", "key"] if kernel == "encrypt" else ["raw"]
             number_of_job = job(cluster, directory, "/" + os.path.basename(root), [task("t", kernel, args, inputs, "packed")])
             left = time.perf_counter() - begun
-            cluster.tidemill("watch", number_of_job)
+            cluster.tidemill("job", "watch", number_of_job)
             found["ours"].append((left, time.perf_counter() - begun))
             begun = time.perf_counter()
             keep = os.path.join(directory, "keep")
@@ -288,7 +288,7 @@ def montage(options):
             os.chmod(cluster.directory, 0o755)  # kernels run as other users, which must search this directory
             memory = f"{cluster.directory}/memory"
             try:
-                cluster._start("memory", "node", "--id", "9", "--data-dir", memory, "--listen", "127.0.0.1:0", "--tier", "memory", "--capacity", "2GiB")
+                cluster._start("memory", "node", "run", "--id", "9", "--data-dir", memory, "--listen", "127.0.0.1:0", "--tier", "memory", "--capacity", "2GiB")
                 local_cluster.wait("memory", lambda: sum(e["up"] for e in cluster.json("status")["nodes"]) == options.nodes + 1)
                 os.mkdir(cluster.mount_point)
                 cluster._start("mnt", "mount", "--path", cluster.mount_point)
@@ -324,9 +324,9 @@ def show_montage(options, cluster, source):
             first = first or mosaic
             assert mosaic == first, way
             if way == "job":
-                report = cluster.json("report", str(job["job"]))["total"]
+                report = cluster.json("job", "report", str(job["job"]))["total"]
             if way == "workspace":
-                cluster.json("workspace", "remove", "m")
+                cluster.json("workspace", "delete", "m")
             else:
                 shutil.rmtree(where)
     seconds = {way: statistics.median(all) for way, all in times.items()}
@@ -420,7 +420,7 @@ def hacc(options, directory):
                     path = os.path.join(directory, "job.conf")
                     with open(path, "w") as file:
                         file.write(f'name = "hacc"; workdir = "/{policy.replace(":", "-")}"; replace = true; policy = "{policy}"; tasks = ( {", ".join(tasks)} );')
-                    cluster.tidemill("watch", str(cluster.ask("submit", "--no-cache", path)["job"]))
+                    cluster.tidemill("job", "watch", str(cluster.ask("submit", "--no-cache", path)["job"]))
                 found[policy].append((time.perf_counter() - begun,))
     finally:
         cluster.remove()
@@ -477,7 +477,7 @@ def attached(cluster, options):
     """Puts the points into a store; each node has a directory of it."""
     for number in range(options.nodes):
         cluster.tidemill("remote", "add", f"e{number}", f"s3://bucket/e{number}?endpoint={cluster.store}")
-        cluster.tidemill("remote", "attach", f"e{number}", f"/e{number}", "--every", "0")
+        cluster.tidemill("remote", "attach", f"e{number}", f"/e{number}", "--every", "0s")
     return [(f"/remotes/e{number}/points", f"remotes/e{number}/points") for number in range(options.nodes)]
 
 
@@ -488,7 +488,7 @@ def rounds(cluster, directory, step, found):
     cluster.mount()
     before, begun = carried(cluster.nodes), time.perf_counter()
     tasks = [task(f"t{at}", "kmeans", args, [place], f"/out{at}.{number}") for at, (place, _) in enumerate(places)]
-    cluster.tidemill("watch", job(cluster, directory, "/", tasks))
+    cluster.tidemill("job", "watch", job(cluster, directory, "/", tasks))
     links = sum(carried(cluster.nodes).values()) - sum(before.values())
     found["ours"].append((time.perf_counter() - begun, links))
     cluster.unmount()

@@ -38,10 +38,10 @@ class Cluster:
             raise
 
     def _start_all(self, nodes, cores, mount):
-        self._start("server", "server", "--data-dir", f"{self.directory}/server", "--listen", "127.0.0.1:0")
+        self._start("server", "server", "run", "--data-dir", f"{self.directory}/server", "--listen", "127.0.0.1:0")
         wait("the server", lambda: self.run("status").returncode == 0)
         for number in range(nodes):
-            self._start(f"node{number}", "node", "--id", str(number), "--data-dir",
+            self._start(f"node{number}", "node", "run", "--id", str(number), "--data-dir",
                         f"{self.directory}/node{number}", "--listen", "127.0.0.1:0", "--cores", str(cores))
         wait("the nodes", lambda: sum(e["up"] for e in self.json("status")["nodes"]) == nodes)
         for point in self.mount_points if mount else []:
@@ -73,8 +73,8 @@ class Cluster:
         with open(path, "w") as file:
             file.write(script)
         job = self.json("submit", "--no-cache", path)["job"]
-        self.run("-q", "watch", str(job))  # waits without polling
-        return self.json("jobs", str(job))
+        self.run("-q", "job", "watch", str(job))  # waits without polling
+        return self.json("job", "show", str(job))
 
     def __enter__(self):
         return self

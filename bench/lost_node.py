@@ -33,7 +33,7 @@ LONGER_AT_MOST = 1.3
 
 def run(options, directory, lost=None, after_s=0.0):
     """Runs the job on a new cluster, and kills the node `lost` some time after the start."""
-    flags = ("--replicas", str(options.replicas), "--node-timeout", str(options.node_timeout))
+    flags = ("--replicas", str(options.replicas), "--node-timeout", f"{options.node_timeout}s")
     cluster = testbed.Cluster(options, os.path.join(directory, "cluster"), flags)
     try:
         cluster.fill(os.path.join(options.workload, "data"))
@@ -58,7 +58,7 @@ def run(options, directory, lost=None, after_s=0.0):
 
 def ended(cluster, job, give_up_s):
     for _ in range(int(give_up_s / 0.2)):
-        state = cluster.ask("jobs", job)
+        state = cluster.ask("job", "show", job)
         if state["state"] == "done":
             return state
         if state["state"] not in ("running", "waiting"):

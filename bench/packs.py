@@ -32,7 +32,7 @@ class Packed(Cluster):
         super()._start_all(nodes, cores, mount=False)
         tiers = ["--tier", "burst"], ["--backend", f"file://{self.backend}", "--backend-format", self.steps]
         for number, more in enumerate(tiers):
-            self._start(f"node{number}", "node", "--id", str(number), "--data-dir", f"{self.directory}/node{number}",
+            self._start(f"node{number}", "node", "run", "--id", str(number), "--data-dir", f"{self.directory}/node{number}",
                         "--listen", "127.0.0.1:0", *more)
         wait("the nodes", lambda: sum(one["up"] for one in self.json("status")["nodes"]) == len(tiers))
         os.mkdir(self.mount_point)
@@ -68,7 +68,7 @@ def ours(args, directory, trees):
             start = time.monotonic()
             files = sum(len(names) for _, _, names in os.walk(tree))
             while cluster.reported()["objects"] < files * (number + 1) - args.empty[number]:
-                cluster.run("drain", "/", "--wait")
+                cluster.run("stage", "out", "/", "--wait")
             seconds = time.monotonic() - start
             reported = cluster.reported()
             yield reported["bytes"], bytes_below(backend), seconds

@@ -104,9 +104,9 @@ class Cluster:
             self.children.append(subprocess.Popen([self.binary, *words, *self.common], stdin=subprocess.DEVNULL, stdout=log, stderr=log))
 
     def start(self, mounts):
-        self.spawn("server", "server", "--data-dir", f"{self.disk}/server", "--listen", "127.0.0.1:0")
+        self.spawn("server", "server", "run", "--data-dir", f"{self.disk}/server", "--listen", "127.0.0.1:0")
         wait("the server", lambda: os.path.exists(f"{self.disk}/server/server.sock") and self.status() is not None)
-        self.spawn("node", "node", "--id", "0", "--data-dir", f"{self.disk}/node", "--cores", "1", "--listen", "127.0.0.1:0")
+        self.spawn("node", "node", "run", "--id", "0", "--data-dir", f"{self.disk}/node", "--cores", "1", "--listen", "127.0.0.1:0")
         wait("the node", lambda: any(one["up"] for one in self.status()["nodes"]))
         for name, flags in mounts.items():
             os.makedirs(f"{self.work}/{name}", exist_ok=True)

@@ -30,9 +30,9 @@ def timed(command, env=None):
 
 
 def environment(cluster):
-    """Returns the environment of programs under `tidemill preload`."""
+    """Returns the environment of programs under `tidemill exec`."""
     directory = os.path.join(cluster.directory, "preload")
-    out = subprocess.run([cluster.binary, "--server", cluster.endpoint, "preload", "--data-dir", directory, "--library", LIBRARY,
+    out = subprocess.run([cluster.binary, "--server", cluster.endpoint, "exec", "--data-dir", directory, "--library", LIBRARY,
                           "--", "env"], check=True, capture_output=True, text=True).stdout
     lines = [line.split("=", 1) for line in out.splitlines() if line.startswith(("LD_PRELOAD=", "TIDEMILL_PRELOAD"))]
     return dict(os.environ, **dict(lines))
@@ -57,7 +57,7 @@ print(seen, time.perf_counter() - begun)
 
 def only_async(args):
     with Cluster() as cluster, tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir="/dev/shm") as directory:
-        preload = [cluster.binary, "--server", cluster.endpoint, "preload", "--data-dir", directory, "--in-place", "false"]
+        preload = [cluster.binary, "--server", cluster.endpoint, "exec", "--data-dir", directory, "--in-place", "false"]
         serving = subprocess.Popen([*preload, "--serve"], stdout=subprocess.DEVNULL)
         wait("the file system", lambda: os.path.exists(os.path.join(directory, "s")))
         times = {"preload": [], "memcpy": [], "stored": []}

@@ -4,7 +4,7 @@
   replay.py [--policies round-robin,...] [--inputs 16] [--mib 24] [--rounds 3] [--binary TIDEMILL] [--out DIRECTORY]
 
 Under each policy a new cluster of this machine (two nodes of one core each; hence --processors in all predictions) gets the
-inputs, in turn. It runs one job three times, and each run leaves a trace (`tidemill jobs --export-trace`):
+inputs, in turn. It runs one job three times, and each run leaves a trace (`tidemill job export-trace`):
 
   cold    the first run
   warm    the same again: nodes have copies of each other's files, and the cluster knows the times of kernels
@@ -80,8 +80,8 @@ class Cluster:
     def measure(self, policy, run, path):
         cache = [] if run == "again" else ["--no-cache"]
         reply = json.loads(self.tidemill("--json", "submit", *cache, "--replace", self.job, "--policy", policy))
-        self.tidemill("-q", "watch", str(reply["job"]))
-        self.tidemill("jobs", str(reply["job"]), "--export-trace", path)
+        self.tidemill("-q", "job", "watch", str(reply["job"]))
+        self.tidemill("job", "export-trace", str(reply["job"]), "--output", path)
 
     def close(self):
         self.cluster.__exit__()

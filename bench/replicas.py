@@ -34,7 +34,7 @@ def quiet(ask):
     """Waits until all replicas and removals are done."""
     end = time.monotonic() + PATIENCE_S
     while True:
-        labels = ask("labels")
+        labels = ask("cluster", "tasks")
         if not (ask("status")["replicas"]["short"] or labels["pending"] or labels["labels"]):
             return
         if time.monotonic() > end:
@@ -44,7 +44,7 @@ def quiet(ask):
 
 def have_two(ask, directory):
     for name in os.listdir(directory)[:LOOKED_AT]:
-        replicas = ask("layout", f"/two/{name}")["parts"][0]["replicas"]
+        replicas = ask("stat", f"/two/{name}")["parts"][0]["replicas"]
         if [replica["state"] for replica in replicas] != ["current"] * 2:
             raise SystemExit(f"/two/{name}: {replicas}")
 

@@ -52,7 +52,7 @@ def add(cluster):
     path = os.path.join(cluster.directory, "count.rule")
     with open(path, "w") as file:
         file.write(RULE)
-    cluster.json("rule", "add", path)
+    cluster.json("rule", "create", path)
 
 
 def rule_runs(cluster):

@@ -90,7 +90,7 @@ def local(options):
     with Cluster(nodes=options.nodes, cores=1, mount=True, directory=options.dir, binary=options.binary) as cluster, \
             Loopback("--plain", directory=options.dir, binary=options.binary) as loopback:
         cluster.tidemill("mkdir", "/striped")
-        cluster.tidemill("stripe", "/striped", "1MiB")
+        cluster.tidemill("set", "/striped", "stripe=1MiB")
         ours, peer, below = f"{cluster.mount_point}/striped/file", f"{loopback.point}/file", f"{loopback.source}/file"
 
         def measure(what, ours, peer, between):
@@ -127,7 +127,7 @@ def linked(options, cluster, label):
         host.start(sys.executable, "-c", TCP_SERVER, host.address, str(TCP_PORT), log=f"{cluster.directory}/tcp.log")
     cluster.mount()
     cluster.tidemill("mkdir", "/striped")
-    cluster.tidemill("stripe", "/striped", "1MiB")
+    cluster.tidemill("set", "/striped", "stripe=1MiB")
     path = f"{cluster.mount_point}/striped/file"
     actions = {"write": (lambda: remove(path), lambda: write(path, size, MIB), -size, "sent"),
                "read": (lambda: forget(path), lambda: read(path, MIB), size, "received")}

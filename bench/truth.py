@@ -5,7 +5,7 @@
   cargo build --release && bench/truth.py out/montage out/keywords [--nodes 1,4] [--policies ...]
 
 Clusters are those of the testbed: hosts in network namespaces, each with its own link and a share of the processor. Every run has a
-new cluster with copied inputs, and leaves a trace (`tidemill jobs --export-trace`). Right before each run, a run under min-wait on the
+new cluster with copied inputs, and leaves a trace (`tidemill job export-trace`). Right before each run, a run under min-wait on the
 largest cluster is its calibration: the prediction takes the times of tasks and transfers from the calibration only
 (`tidemill plan compare RUN --times-of CALIBRATION`). The column replay is the error with the run's own times, which is the error of
 the simulator itself. With --runs all measurements are repeated, and the table has medians. Shared processors run the same kernel
@@ -73,8 +73,8 @@ def measure(options, workload, nodes, run, number):
         cluster.fill(os.path.join(workload, "data"))
         policy = "min-wait" if run.startswith(CALIBRATION) else run
         job = cluster.ask("submit", "--no-cache", os.path.join(workload, "job.conf"), "--policy", policy)["job"]
-        cluster.tidemill("--quiet", "watch", str(job))
-        cluster.tidemill("jobs", str(job), "--export-trace", path)
+        cluster.tidemill("--quiet", "job", "watch", str(job))
+        cluster.tidemill("job", "export-trace", str(job), "--output", path)
         testbed.say(f"measured {os.path.basename(path)}")
     finally:
         cluster.close()

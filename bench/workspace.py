@@ -7,7 +7,7 @@
 that take turns by a pipe. One process writes a file (or calls SET), and the other reads the file as soon as it is closed (or calls GET).
 `small`: the time from before the put to after the get, with 4 KiB, p50 of all turns. `large`: bytes per second with 1 MiB. `mapped`: the same, with a reader that maps the file and sums
 it; the peer's reader sums the bytes of GET. The script implements the peer's protocol itself, so that no client library counts.
-`channel`: `tidemill bench channel`, with the time of a message of 4 KiB from the begin of its send until another connection has received it, and messages per second, 16 at once, received
+`channel`: `tidemill channel bench`, with the time of a message of 4 KiB from the begin of its send until another connection has received it, and messages per second, 16 at once, received
 and acknowledged. The peer uses streams, XADD (16 at once) and XREAD, between two processes of this script.
 Rounds alternate; ratios are those of medians. Prints JSON lines. Needs root and redis-server.
 """
@@ -177,7 +177,7 @@ def channel(cluster, redis, rounds):
     cluster.json("workspace", "create", "bench")
     ours, peer = [], []
     for _ in range(rounds):
-        got = cluster.json("bench", "channel", "bench", "--messages", "16000")
+        got = cluster.json("channel", "bench", "bench", "--messages", "16000")
         ours.append((got["p50_ns"] / 1e9, got["messages_per_s"]))
         peer.append(streamed(redis, 4096, 2000, 16000, 16))
     (p50, rate), (redis_p50, redis_rate) = ([statistics.median(column) for column in zip(*rows)] for rows in (ours, peer))
@@ -274,7 +274,7 @@ def main():
         with Cluster(nodes=1, mount=0, binary=args.binary) as cluster:
             memory = f"{cluster.directory}/memory"
             try:
-                cluster._start("memory", "node", "--id", "9", "--data-dir", memory, "--listen", "127.0.0.1:0",
+                cluster._start("memory", "node", "run", "--id", "9", "--data-dir", memory, "--listen", "127.0.0.1:0",
                              "--tier", "memory", "--capacity", "1GiB")
                 wait("memory", lambda: sum(e["up"] for e in cluster.json("status")["nodes"]) == 2)
                 os.mkdir(cluster.mount_point)

@@ -42,12 +42,12 @@ mkdir "$work/mnt"
 if [ -n "$preload" ]; then
   "$tidemill" --dir "$work/cluster" up --nodes 2 --no-mount >/dev/null
   top=/t table=docs/preload.md
-  "$tidemill" --dir "$work/cluster" preload --serve --allow-other --data-dir "$work/preload" >"$work/serve.log" 2>&1 &
+  "$tidemill" --dir "$work/cluster" exec --serve --allow-other --data-dir "$work/preload" >"$work/serve.log" 2>&1 &
   serving=$!
   while [ ! -e "$work/preload/s" ]; do sleep 0.1; done
   # The tests built the library in this place.
   [ ! -f "${tidemill%/*}/deps/libtidemill_preload.so" ] || export TIDEMILL_PRELOAD_LIBRARY=${tidemill%/*}/deps/libtidemill_preload.so
-  run() { "$tidemill" --dir "$work/cluster" preload --data-dir "$work/preload" -- "$@"; }
+  run() { "$tidemill" --dir "$work/cluster" exec --data-dir "$work/preload" -- "$@"; }
 else
   "$tidemill" --dir "$work/cluster" up --nodes 2 --mount "$work/mnt" >/dev/null
   top=$work/mnt table=docs/semantics.md

@@ -105,7 +105,7 @@ if [ -z "$reason" ]; then
     cat "$control/last-error" >&2
     exit 1
   fi
-  job=$(tidemill --json jobs | json "max(j['job'] for j in v)")
+  job=$(tidemill --json job list | json "max(j['job'] for j in v)")
 else
   say "Putting the images in: tidemill put ... $directory/"
   tidemill mkdir "$directory"
@@ -115,18 +115,18 @@ else
   job=$(tidemill --json submit "$script" | json "v['job']")
 fi
 
-say "Watching: tidemill watch $job"
-if ! tidemill watch "$job"; then
-  tidemill logs "$job" >&2
+say "Watching: tidemill job watch $job"
+if ! tidemill job watch "$job"; then
+  tidemill job logs "$job" >&2
   exit 1
 fi
 
-say "Costs of the job: tidemill report $job"
-tidemill report "$job"
+say "Costs of the job: tidemill job report $job"
+tidemill job report "$job"
 
-say "The last two steps of the mosaic: tidemill lineage --depth 2 $directory/mosaic.png"
-tidemill lineage --depth 2 "$directory/mosaic.png"
-tidemill lineage --format svg -o "$dir/lineage.svg" "$directory/mosaic.png"
+say "The last two steps of the mosaic: tidemill lineage show --depth 2 $directory/mosaic.png"
+tidemill lineage show --depth 2 "$directory/mosaic.png"
+tidemill lineage show --format svg -o "$dir/lineage.svg" "$directory/mosaic.png"
 echo "The whole lineage as a picture: $dir/lineage.svg"
 
 say "The mosaic"
@@ -147,7 +147,7 @@ if [ "$down" = no ]; then
   say "The cluster is still up"
   echo "export PATH=$repo/target/release:\$PATH TIDEMILL_DIR=$TIDEMILL_DIR"
   echo "tidemill status              the nodes"
-  echo "tidemill explain $job           the reason for each task's node"
+  echo "tidemill job explain $job       the reason for each task's node"
   echo "tidemill ls -l $directory     files with their nodes"
   [ -n "$reason" ] || echo "ls $mount                    the cluster as a file system"
   echo "tidemill down                stop it"

@@ -25,7 +25,7 @@ Cflags: -I\${prefix}/include
 Libs: -L\${prefix}/lib -ltidemill_label
 END
 fi
-# The library of `tidemill preload`, if it was built.
+# The library of `tidemill exec`, if it was built.
 [ ! -f "$built/libtidemill_preload.so" ] || install -Dm755 "$built/libtidemill_preload.so" "$prefix/lib/libtidemill_preload.so"
 completions() { mkdir -p "$(dirname "$2")" && "$program" completions "$1" >"$2"; }
 completions bash "$prefix/share/bash-completion/completions/tidemill"

@@ -262,7 +262,7 @@ def series(directory):
         theirs = np.asarray(theirs).ravel()
         assert ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-12, equal_nan=True), (ours, theirs)
     result = directory / "months.nc"
-    asked_for = [BINARY, "reduce", "max", files, "--local", "--by", "month", "--over", "time", "--to", str(result)]
+    asked_for = [BINARY, "reduce", "max", files, "--local", "--by", "month", "--over", "time", "--output", str(result)]
     subprocess.run(asked_for, check=True)
     with xarray.open_dataset(result) as found:
         theirs = every.tas.resample(time="MS").max()

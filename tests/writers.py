@@ -1036,7 +1036,7 @@ def one_of_series(rng, case):
             assert len(texts) == length and all(math.isclose(float(text), value, rel_tol=1e-6, abs_tol=3e-5 if name == "lon" else 1e-6) for text, value in zip(texts, axis_of["values"])), (command, case.about, axis_of, texts)
     if rng.random() < 0.15:
         reduced = {names[place]: shown[names[place]] or case.grid[names[place]][0] for place in over if names[place] != "time"}
-        in_netcdf([*command, "--to", str(case.files[0].parent / "result.cdf.nc")], result, all(one[4] == "f4" for one in case.about), reduced)
+        in_netcdf([*command, "--output", str(case.files[0].parent / "result.cdf.nc")], result, all(one[4] == "f4" for one in case.about), reduced)
     return True
 
 

@@ -66,13 +66,13 @@ class Cluster:
         self.kinds = [(cores, tuple(flag.replace("{store}", self.store) for flag in flags)) for cores, flags in self.kinds]
 
     def _start(self):
-        server = [self.options.binary, "--tls", self.tls, "server", "--data-dir", os.path.join(self.directory, "server"), "--listen",
+        server = [self.options.binary, "--tls", self.tls, "server", "run", "--data-dir", os.path.join(self.directory, "server"), "--listen",
                   f"{self.server.address}:{PORT}", "--server-cores", "1", "--server-cores-listen", f"{self.server.address}:0",
                   *self.server_flags]
         self.server.start(*server, log=self._log("server"))
         wait("the server", lambda: os.path.exists(self.token))
         for number, host in enumerate(self.nodes):
-            host.start(*self.program, "node", "--id", str(number), "--data-dir",
+            host.start(*self.program, "node", "run", "--id", str(number), "--data-dir",
                        os.path.join(self.directory, f"node{number}"), "--listen", f"{host.address}:{PORT}", "--cores", "1",
                        "--link", str(self.options.rate_mbit * 125_000), *self.kinds[number][1], log=self._log(f"node{number}"))
         up = lambda: sum(e["up"] for e in self.ask("status")["nodes"]) >= len(self.nodes) + 1
@@ -146,13 +146,13 @@ def in_cluster(cluster, script, policy):
     before, start = cluster.sent(), time.monotonic()
     job = cluster.ask("submit", "--no-cache", script, "--policy", policy)["job"]
     while True:
-        state = cluster.ask("jobs", str(job))
+        state = cluster.ask("job", "show", str(job))
         if state["state"] not in ("running", "waiting"):
             break
         time.sleep(0.2)
     moved = bytes_since(cluster, before)
     if state["state"] != "done":
-        raise RuntimeError(f"job {job} under {policy}: {state['state']}\n{cluster.tidemill('logs', str(job))}")
+        raise RuntimeError(f"job {job} under {policy}: {state['state']}\n{cluster.tidemill('job', 'logs', str(job))}")
     tasks = state["tasks"]
     busy = {}
     for task in tasks:

@@ -30,7 +30,7 @@ def connect():
             return service.LabelsStub(channel)
         except grpc.FutureTimeoutError:
             channel.close()
-            subprocess.run([os.environ.get("TIDEMILL", "tidemill"), "agent", "--detach"], check=True)
+            subprocess.run([os.environ.get("TIDEMILL", "tidemill"), "async", "agent", "--detach"], check=True)
     raise SystemExit("no agent comes up: see agent.log in " + DIRECTORY)
 
 

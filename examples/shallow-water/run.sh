@@ -19,13 +19,13 @@ cc -O2 -o "$model" "$here/model.c" -lm
 
 # Hooks and files of an earlier run are removed first.
 for hook in extremes quicklook; do
-  "$tidemill" hook show "$hook" >/dev/null 2>&1 && "$tidemill" --quiet hook remove "$hook"
+  "$tidemill" rule show "$hook" >/dev/null 2>&1 && "$tidemill" --quiet rule delete "$hook"
 done
 rm -rf "$sea"
 mkdir "$sea"
 cp "$here/quicklook.py" "$sea/"
-"$tidemill" --quiet hook add '/sea/sea-*.nc' --name extremes --map 'reduce op=stats variable=surface to=csv' --output 'extremes/${stem}.csv'
-"$tidemill" --quiet hook add '/sea/sea-*.nc' --name quicklook --map /sea/quicklook.py --output 'quicklook/${stem}.png'
+"$tidemill" --quiet rule create '/sea/sea-*.nc' --name extremes --map 'reduce op=stats variable=surface to=csv' --result 'extremes/${stem}.csv'
+"$tidemill" --quiet rule create '/sea/sea-*.nc' --name quicklook --map /sea/quicklook.py --result 'quicklook/${stem}.png'
 
 made() { find "$sea/$1" -type f 2>/dev/null | wc -l; }
 

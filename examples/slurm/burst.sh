@@ -41,9 +41,9 @@ while read -r mark verb path; do
   case $when,$verb in
     prolog,reserve) reserve "${path%% *}" "${path#* }" || failed=1 ;;
     epilog,reserve) as_user tidemill stage release "${path#* }" || failed=1 ;;
-    prolog,stage) as_user tidemill stage "$path" --wait || failed=1 ;;
-    epilog,drain) as_user tidemill drain "$path" --wait || failed=1 ;;
-    epilog,release) as_user tidemill drain "$path" --evict --wait || failed=1 ;;
+    prolog,stage) as_user tidemill stage in "$path" --wait || failed=1 ;;
+    epilog,drain) as_user tidemill stage out "$path" --wait || failed=1 ;;
+    epilog,release) as_user tidemill stage out "$path" --evict --wait || failed=1 ;;
     *,reserve | *,stage | *,drain | *,release) ;;
     *)
       echo "burst.sh: job $job: \`#TM $verb\` is nothing that can be done: write reserve, stage, drain or release" >&2

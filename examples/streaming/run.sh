@@ -21,7 +21,7 @@ cc -O2 -o "$directory/model" "$here/model.c" -lm
 "$tidemill" mkdir /model
 cp "$here/analyse.py" "$mount/model/"
 sync "$mount/model/analyse.py"
-"$tidemill" --quiet rule add "$here/analyse.rule" >/dev/null
+"$tidemill" --quiet rule create "$here/analyse.rule" >/dev/null
 
 begun=$(now)
 "$directory/model" "$mount/model/run.surface" 512 "$records" 100
@@ -40,4 +40,4 @@ cmp "$directory/afterwards.txt" "$mount/model/found/run.txt"
 [ "$(wc -l <"$directory/afterwards.txt")" = "$records" ]
 echo "both results are equal; the last record:"
 tail -n 1 "$mount/model/found/run.txt"
-"$tidemill" lineage /model/found/run.txt
+"$tidemill" lineage show /model/found/run.txt

@@ -76,7 +76,10 @@ impl Labels {
 
     pub(crate) fn known(&self) -> serde_json::Value {
         let mut command = self.command(env!("CARGO_BIN_EXE_tidemill"));
-        let output = command.args(["--json", "apps"]).output().unwrap();
+        let output = command
+            .args(["--json", "async", "status"])
+            .output()
+            .unwrap();
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
@@ -105,7 +108,7 @@ impl Labels {
         let mut command = self.command(env!("CARGO_BIN_EXE_tidemill"));
         assert!(
             command
-                .args(["agent", "--detach"])
+                .args(["async", "agent", "--detach"])
                 .status()
                 .unwrap()
                 .success()
@@ -459,7 +462,7 @@ fn check_energy(cluster: &Cluster, labels: &Labels, runs: usize) {
         (&runs.into(), &0.into()),
         "{app}"
     );
-    let jobs = cluster.json(&["jobs", "--all"]);
+    let jobs = cluster.json(&["job", "list", "--all"]);
     let drew = |job: &serde_json::Value| job["energy"]["joules_above_idle"].as_f64().unwrap();
     let jobs: f64 = jobs.as_array().unwrap().iter().map(drew).sum();
     let app = app["joules_above_idle"].as_f64().unwrap();
@@ -543,7 +546,7 @@ for label in [long, other, behind]:
     // Another user cancels the jobs.
     let list = cluster.sh(&format!("cat .tidemill/{USER}/joblist"));
     for job in list.lines().filter_map(|line| line.rsplit_once(' ')) {
-        cluster.run(&["cancel", job.1]);
+        cluster.run(&["job", "cancel", job.1]);
     }
     assert_eq!(
         (line(&mut out), line(&mut out)),
@@ -603,7 +606,7 @@ except OSError as error: assert error.errno == 22
     let list = cluster.sh(&format!("cat .tidemill/{USER}/joblist"));
     assert_eq!(list.lines().count(), 1, "{list}");
     // The submission key is deleted with the job.
-    assert!(cluster.run(&["jobs", "--delete", &jobs[0].to_string()]).ok);
+    assert!(cluster.run(&["job", "delete", &jobs[0].to_string()]).ok);
     cluster.sh("rm w/x");
     assert_ne!(submit(), jobs[0]);
 }

@@ -1,4 +1,4 @@
-//! Tests files that are stored after programs have closed them: `tidemill preload --async`.
+//! Tests files that are stored after programs have closed them: `tidemill exec --async`.
 
 use crate::cluster::{Cluster, Options, Printed, wait};
 use crate::preload::Programs;
@@ -144,7 +144,7 @@ fn wait_returns_at_once_without_async_files() {
     stored(&programs);
     assert_eq!(cat(&cluster, "/f"), "text\n");
     let printed = cluster.json(&[
-        "preload",
+        "exec",
         "--data-dir",
         programs.directory.to_str().unwrap(),
         "--wait",

@@ -97,7 +97,7 @@ fn arguments(cluster: &Cluster, address: &str) -> [String; 4] {
 }
 
 pub(crate) fn version(cluster: &Cluster, path: &str) -> u64 {
-    cluster.json(&["layout", path])["version"].as_u64().unwrap()
+    cluster.json(&["stat", path])["version"].as_u64().unwrap()
 }
 
 pub(crate) fn runs_done(cluster: &Cluster, rule: &str) -> u64 {
@@ -125,7 +125,7 @@ fn attached_directory_lists_store_and_jobs_name_it_by_remote() {
         task = { kernel = "/bin/sh"; args = [ "-c", "wc -c < \"$1\"", "sh", "${file}" ]; output = [ "out/${n}" ]; stdout = "out/${n}"; };"#;
     std::fs::write(cluster.path("rule"), rule).unwrap();
     let rule = cluster.path("rule").display().to_string();
-    let printed = cluster.run(&["rule", "add", &rule]);
+    let printed = cluster.run(&["rule", "create", &rule]);
     assert!(
         !printed.ok && printed.err.contains("remote attach cloud"),
         "{}",
@@ -144,7 +144,7 @@ fn attached_directory_lists_store_and_jobs_name_it_by_remote() {
     }
 
     let reported = cluster.json(&[
-        "remote", "attach", "cloud", "/cloud", "--every", "0", "--mode", "640",
+        "remote", "attach", "cloud", "/cloud", "--every", "0s", "--mode", "640",
     ]);
     let reported = &reported["attached"];
     assert_eq!(
@@ -161,10 +161,10 @@ fn attached_directory_lists_store_and_jobs_name_it_by_remote() {
     assert!(!cluster.try_sh(&format!("{OTHER_USER} cat cloud/a.txt")).ok);
     let nested = cluster.run(&["remote", "attach", "cloud", "/cloud/deep"]);
     assert!(nested.err.contains("detach"), "{}", nested.err);
-    assert!(!cluster.run(&["remote", "remove", "cloud"]).ok);
+    assert!(!cluster.run(&["remote", "delete", "cloud"]).ok);
 
     cluster.sh("mkdir out");
-    cluster.json(&["rule", "add", &rule, "--existing"]);
+    cluster.json(&["rule", "create", &rule, "--existing"]);
     wait("the rule has run", || runs_done(cluster, "count") == 1);
     cluster.done(cluster.submit(job));
     wait("the output is in the store", || {
@@ -225,7 +225,7 @@ fn written_here(cloud: &Cloud) {
     cloud.refresh();
     assert_eq!(cluster.sh("cat cloud/a.txt"), "theirs\n");
     assert_eq!(version(cluster, "/cloud/a.txt"), 4);
-    let health = cluster.run(&["health"]).out;
+    let health = cluster.run(&["cluster", "health"]).out;
     assert!(!health.contains("/cloud"), "{health}");
     cluster.json(&["remote", "detach", "cloud"]);
     cloud.put("late.txt", "late\n");
@@ -243,7 +243,7 @@ fn conflicting_writes_keep_both_sides() {
     cloud.put("directory/a", "a\n");
     cloud.put("file", "file\n");
     cluster.sh("mkdir -p cloud/file; echo b > cloud/directory");
-    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0"]);
+    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0s"]);
     let passed = cloud.refresh();
     assert_eq!(passed["passed_by"], 2, "{passed}");
     assert_eq!(cluster.sh("cat cloud/both cloud/directory"), "first\nb\n");
@@ -331,10 +331,10 @@ fn offline_or_empty_store_deletes_no_file() {
         cloud.store.address
     );
     cluster.json(&["remote", "add", "cloud", &uri]);
-    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0"]);
+    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0s"]);
     assert_eq!(cluster.sh("cat cloud/*"), "a\nb\nc\n");
     assert_eq!(version(cluster, "/cloud/a"), 1);
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
 }
 
 const MANY: usize = 200;
@@ -352,7 +352,7 @@ fn each_object_becomes_one_file_and_triggers_once_despite_kills() {
     std::fs::write(cloud.cluster.path("rule"), rule).unwrap();
     cloud.cluster.sh("mkdir out");
     let rule = cloud.cluster.path("rule").display().to_string();
-    cloud.cluster.json(&["rule", "add", &rule]);
+    cloud.cluster.json(&["rule", "create", &rule]);
     let mut attach = cloud.cluster.tidemill();
     attach.args(["remote", "attach", "cloud", "/cloud", "--every", "1s"]);
     let mut attach = attach.spawn().unwrap();
@@ -389,7 +389,7 @@ fn each_object_becomes_one_file_and_triggers_once_despite_kills() {
     );
     attach.kill().ok();
     attach.wait().unwrap();
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
     // An aborted version may have taken the first number. No version was sealed twice.
     let sealed = "SELECT count(*), count(DISTINCT ino), count(DISTINCT path), max(version) <= 2 FROM version WHERE CAST(path AS TEXT) LIKE '/cloud/in/%'";
     let sealed = cluster.sh(&format!(
@@ -462,7 +462,7 @@ fn object_replaced_after_listing_is_not_corrupt() {
     let Some(cloud) = Cloud::start() else { return };
     let cluster = &cloud.cluster;
     cloud.put("a", "first\n");
-    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0"]);
+    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0s"]);
     cloud.put("a", "other\n");
     let job = r#"name = "read"; workdir = "/"; tasks = ( { name = "read"; kernel = "/bin/cat"; args = ["cloud/a"];
         input = ["/remotes/cloud/a"]; stdout = "out"; output = ["out"]; } );"#;
@@ -474,7 +474,7 @@ fn object_replaced_after_listing_is_not_corrupt() {
     });
     cluster.done(cluster.submit(job));
     assert_eq!(cluster.sh("cat out"), "other\n");
-    let health = cluster.run(&["health"]);
+    let health = cluster.run(&["cluster", "health"]);
     assert!(
         health.ok && !health.out.contains("/cloud/a"),
         "{}",
@@ -488,11 +488,11 @@ fn read_only_store_stays_unchanged() {
     let Some(cloud) = Cloud::start() else { return };
     let cluster = &cloud.cluster;
     cloud.put("a", "theirs\n");
-    cluster.json(&["remote", "remove", "cloud"]);
+    cluster.json(&["remote", "delete", "cloud"]);
     // The address is the same as that of the node: files that it stored there would be in the store's own directory.
     let uri = format!("s3://bucket/top?endpoint=http://{}", cloud.store.address);
     cluster.json(&["remote", "add", "cloud", &uri, "--read-only"]);
-    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0"]);
+    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0s"]);
     let before = cloud.store.state().objects.clone();
     cluster.sh(
         "echo more >> cloud/data/a; echo new > cloud/new; echo over > cloud/t; mv cloud/t cloud/u",
@@ -528,7 +528,7 @@ fn put_of_killed_node_belongs_to_the_cluster() {
     cloud.put("a", "theirs\n");
     cloud
         .cluster
-        .json(&["remote", "attach", "cloud", "/cloud", "--every", "0"]);
+        .json(&["remote", "attach", "cloud", "/cloud", "--every", "0s"]);
     // The first file in a store also stores the store's mark.
     cloud.cluster.sh("echo first > cloud/first");
     wait("the first is there", || cloud.there("first").is_some());
@@ -563,7 +563,7 @@ fn attached_directory_obeys_mode_and_is_plain_after_detach() {
     let cluster = &cloud.cluster;
     cloud.put("d/a", "theirs\n");
     cluster.json(&[
-        "remote", "attach", "cloud", "/cloud", "--every", "0", "--mode", "600",
+        "remote", "attach", "cloud", "/cloud", "--every", "0s", "--mode", "600",
     ]);
     assert_eq!(cluster.sh("cat cloud/d/a"), "theirs\n");
     assert!(!cluster.try_sh(&format!("{OTHER_USER} ls cloud")).ok);
@@ -579,6 +579,6 @@ fn attached_directory_obeys_mode_and_is_plain_after_detach() {
     cluster.json(&["remote", "detach", "cloud"]);
     let asked = cluster.try_sh("getfattr -n user.tidemill.node cloud");
     assert!(!asked.ok, "{}", asked.out);
-    cluster.json(&["remote", "attach", "cloud", "/other", "--every", "0"]);
+    cluster.json(&["remote", "attach", "cloud", "/other", "--every", "0s"]);
     assert_eq!(cluster.sh("cat other/d/a cloud/d/a"), "theirs\ntheirs\n");
 }

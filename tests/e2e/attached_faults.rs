@@ -55,11 +55,11 @@ fn killed_first_listing_and_empty_store_delete_no_file() {
     });
     end(attach);
     let cluster = &cloud.cluster;
-    wait("all is well", || cluster.run(&["health"]).ok);
-    let health = cluster.run(&["health"]).out;
+    wait("all is well", || cluster.run(&["cluster", "health"]).ok);
+    let health = cluster.run(&["cluster", "health"]).out;
     assert!(!health.contains("/cloud"), "{health}");
     assert_eq!(cluster.sh("cat cloud/0000 cloud/1000"), "xx");
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
 }
 
 /// Nobody repeats the request: the listing is completed anyway.
@@ -86,7 +86,7 @@ fn listing_resumes_after_kill_of_server_or_node() {
         cloud.cluster.at("cloud/later").exists()
     });
     assert_eq!(version(&cloud.cluster, "/cloud/0000"), 1);
-    assert!(cloud.cluster.run(&["check"]).ok);
+    assert!(cloud.cluster.run(&["cluster", "fsck"]).ok);
 }
 
 /// A cluster without any other node has no place for files that its store must not have.
@@ -95,10 +95,10 @@ fn write_that_only_read_only_store_could_take_is_refused() {
     let Some(cloud) = Cloud::with(0) else { return };
     let cluster = &cloud.cluster;
     cloud.put("a", "theirs\n");
-    cluster.json(&["remote", "remove", "cloud"]);
+    cluster.json(&["remote", "delete", "cloud"]);
     let uri = format!("s3://bucket/top?endpoint=http://{}", cloud.store.address);
     cluster.json(&["remote", "add", "cloud", &uri, "--read-only"]);
-    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0"]);
+    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0s"]);
     let before = cloud.store.state().objects.clone();
     for script in [
         "echo new > cloud/new",
@@ -152,7 +152,7 @@ fn rename_in_attached_directory_keeps_object_in_store() {
     ] {
         cloud.put(name, content);
     }
-    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0"]);
+    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0s"]);
     cluster.sh("echo ours > cloud/ours; echo tmp > cloud/tmp; mkdir out; echo in > in");
     let durable = || cluster.json(&["status"])["nodes"][2]["backend"]["waiting"] == 0;
     wait("both are there", || {
@@ -182,9 +182,9 @@ fn renamed_and_changed(cloud: &Cloud) {
     cloud.put("d/x", "changed\n");
     cloud.refresh();
     assert_eq!(cluster.sh("cat cloud/d/x cloud/e/y"), "changed\ny\n");
-    cluster.run(&["scrub", "/cloud/e", "--wait"]);
+    cluster.run(&["cluster", "scrub", "/cloud/e", "--wait"]);
     wait("it is reported", || {
-        let health = cluster.run(&["health"]).out;
+        let health = cluster.run(&["cluster", "health"]).out;
         assert!(!health.contains("/y"), "{health}");
         // The report contains the name under which the file was made.
         health.contains("/cloud/d/x")
@@ -210,7 +210,7 @@ fn renamed_and_changed(cloud: &Cloud) {
         cloud.there("renamed").is_none()
     });
     assert_eq!(cloud.there("d/y").as_deref(), Some("y\n"));
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
 }
 
 /// The output of a task is placed by its directory, wherever the task runs.
@@ -218,7 +218,7 @@ fn renamed_and_changed(cloud: &Cloud) {
 fn outputs_of_jobs_are_in_the_store_wherever_they_run() {
     let Some(cloud) = Cloud::start() else { return };
     let cluster = &cloud.cluster;
-    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0"]);
+    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0s"]);
     cluster.sh("for i in $(seq 6); do echo $i > in$i; done");
     let tasks: Vec<String> = (1..=6)
         .map(|number| {
@@ -331,19 +331,27 @@ fn offline(more: &[&str]) {
         reported.contains("nothing is there")
     };
     wait("it is reported", || trouble(&cluster));
-    cluster.run(&["scrub", "/d", "--wait"]);
+    cluster.run(&["cluster", "scrub", "/d", "--wait"]);
     let healthy = |cluster: &Cluster| {
-        let health = cluster.run(&["health"]);
+        let health = cluster.run(&["cluster", "health"]);
         !health.out.contains("/d/")
             && cluster.json(&["status"])["replicas"]["corrupt"]
                 .as_u64()
                 .unwrap_or(0)
                 == 0
     };
-    assert!(healthy(&cluster), "{}", cluster.run(&["health"]).out);
+    assert!(
+        healthy(&cluster),
+        "{}",
+        cluster.run(&["cluster", "health"]).out
+    );
     let got = cluster.path("got").display().to_string();
     assert!(!cluster.run(&["get", "/d/one", &got]).ok);
-    assert!(healthy(&cluster), "{}", cluster.run(&["health"]).out);
+    assert!(
+        healthy(&cluster),
+        "{}",
+        cluster.run(&["cluster", "health"]).out
+    );
     cluster.sh("echo three > d/three; rm d/two");
     wait("it waits", || backend(&cluster)["backend"]["waiting"] == 1);
     assert_eq!(cluster.sh("cat d/three"), "three\n");
@@ -369,17 +377,17 @@ fn really_gone(cluster: &Cluster, pfs: &Pfs) {
         std::fs::remove_file(file).unwrap();
     }
     std::fs::remove_file(pfs.real(".tidemill-store")).unwrap();
-    let scrub = || cluster.run(&["scrub", "/d", "--wait"]);
+    let scrub = || cluster.run(&["cluster", "scrub", "/d", "--wait"]);
     scrub();
     wait("it is reported as a store that is offline", || {
         let status = cluster.run(&["status"]).out;
         status.contains("nothing is there")
     });
-    assert!(!cluster.run(&["health"]).out.contains("/d/one"));
+    assert!(!cluster.run(&["cluster", "health"]).out.contains("/d/one"));
     std::fs::write(pfs.real(".tidemill-store"), "").unwrap();
     wait("it is corruption", || {
         scrub();
-        cluster.run(&["health"]).out.contains("/d/one")
+        cluster.run(&["cluster", "health"]).out.contains("/d/one")
     });
     cluster.sh("rm -r d; mkdir d; setfattr -n user.tidemill.node -v 1 d; echo new > d/new");
     wait("it goes on", || {
@@ -397,14 +405,14 @@ fn read_only_store_gets_no_staged_files() {
     cloud.cluster.add_node(&["--tier", "burst"]);
     cloud.cluster.wait_for_nodes(4);
     let cluster = &cloud.cluster;
-    cluster.json(&["remote", "remove", "cloud"]);
+    cluster.json(&["remote", "delete", "cloud"]);
     let uri = format!("s3://bucket/top?endpoint=http://{}", cloud.store.address);
     cluster.json(&["remote", "add", "cloud", &uri, "--read-only"]);
-    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0"]);
+    cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0s"]);
     cluster.sh("for n in 0 1 2 3 4 5 6 7; do echo $n > cloud/$n; done");
     let on = |n: u32| nodes(cluster, &format!("/cloud/{n}"));
     assert!((0..8).all(|n| on(n) == [3]), "they are in the burst tier");
-    cluster.run(&["drain", "/cloud", "--evict", "--wait"]);
+    cluster.run(&["stage", "out", "/cloud", "--evict", "--wait"]);
     for n in 0..8 {
         assert!(matches!(on(n)[..], [0 | 1]), "{n} is on {:?}", on(n));
     }

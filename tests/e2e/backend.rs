@@ -29,7 +29,7 @@ pub(crate) fn bare() -> Option<Cluster> {
 
 /// Returns the nodes that have a file.
 pub(crate) fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
-    let layout = cluster.json(&["layout", path]);
+    let layout = cluster.json(&["stat", path]);
     let replicas = layout["parts"][0]["replicas"].as_array().unwrap();
     replicas
         .iter()
@@ -89,7 +89,9 @@ impl Cloud {
     /// Waits until all closed files of a directory are stored in the backend and nowhere else: a close does not wait for this.
     fn stage_out(&self, directory: &str, names: &[&str]) {
         wait("all is in the backend only", || {
-            let printed = self.cluster.run(&["drain", directory, "--evict", "--wait"]);
+            let printed = self
+                .cluster
+                .run(&["stage", "out", directory, "--evict", "--wait"]);
             assert!(printed.ok, "{}", printed.err);
             let only = |name: &&str| nodes(&self.cluster, &format!("{directory}/{name}")) == [3];
             names.iter().all(only)
@@ -164,7 +166,7 @@ fn replaced_and_removed(cloud: &Cloud, other: &[u8]) {
     cluster.sh("echo two > d/small");
     std::fs::write(cluster.at("d/large"), other).unwrap();
     wait("the new versions are there", || {
-        assert!(cluster.run(&["drain", "/d", "--evict", "--wait"]).ok);
+        assert!(cluster.run(&["stage", "out", "/d", "--evict", "--wait"]).ok);
         cloud.there("d/small").unwrap() == b"two\n" && cloud.there("d/large").unwrap() == other
     });
     assert_eq!(cluster.sh("cat d/small"), "two\n");
@@ -181,7 +183,7 @@ fn replaced_and_removed(cloud: &Cloud, other: &[u8]) {
 fn killed_and_refused(cloud: &mut Cloud) {
     cloud.cluster.sh("mkdir k; for i in $(seq 40); do head -c 50000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
     cloud.store.state().key = Some("nobody".into());
-    assert!(cloud.cluster.run(&["drain", "/k"]).ok);
+    assert!(cloud.cluster.run(&["stage", "out", "/k"]).ok);
     let refused = |cluster: &Cluster| cluster.log("node-3.log").contains("k/");
     wait("the store refuses", || refused(&cloud.cluster));
     assert!(cloud.there("k/7").is_none());
@@ -203,7 +205,7 @@ fn killed_and_refused(cloud: &mut Cloud) {
     wait("they are deleted there", || {
         cloud.below("top/k/").is_empty()
     });
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
 }
 
 /// Others overwrite the object: no reader gets their bytes as the file's content, and this is reported.
@@ -218,9 +220,9 @@ fn changed_by_others(cloud: &Cloud) {
     let burst = cluster.node_directory(2).join(object);
     wait("it is nowhere else", || !cached.exists() && !burst.exists());
     cloud.store.put("top/d/mine", noise(4));
-    cluster.run(&["scrub", "/d", "--wait"]);
+    cluster.run(&["cluster", "scrub", "/d", "--wait"]);
     wait("it is reported", || {
-        cluster.run(&["health"]).out.contains("/d/mine")
+        cluster.run(&["cluster", "health"]).out.contains("/d/mine")
             || cluster.run(&["status"]).out.contains("corrupt")
     });
     let got = cluster.path("got").display().to_string();
@@ -245,7 +247,7 @@ fn backend_files_are_imported_and_read_without_copy() {
     cluster.start_mount();
     cluster.json(&["remote", "add", "pfs", &format!("{uri}/run")]);
     cluster.json(&["remote", "add", "else", "file:///usr"]);
-    let elsewhere = cluster.run(&["import", "--no-copy", "else/bin", "/x"]);
+    let elsewhere = cluster.run(&["cp", "--no-copy", "else:bin", "/x"]);
     assert!(
         elsewhere.err.contains("--backend file:///usr"),
         "{}",
@@ -253,7 +255,7 @@ fn backend_files_are_imported_and_read_without_copy() {
     );
     cluster.sh("mkdir theirs; chmod 777 theirs");
     let other_user = format!(
-        "{OTHER_USER} {:?} import --no-copy pfs /theirs",
+        "{OTHER_USER} {:?} cp --no-copy pfs: /theirs",
         cluster.tidemill()
     );
     let other_user = cluster.try_sh(&other_user);
@@ -263,13 +265,13 @@ fn backend_files_are_imported_and_read_without_copy() {
         other_user.err
     );
 
-    let reported = cluster.json(&["import", "--no-copy", "pfs", "/raw"]);
+    let reported = cluster.json(&["cp", "--no-copy", "pfs:", "/raw"]);
     assert_eq!(reported["files"], 2, "{reported}");
     assert_eq!(nodes(&cluster, "/raw/large"), [2]);
     assert!(!cluster.object_files("/raw/large")[0].exists());
     assert!(std::fs::read(cluster.at("raw/large")).unwrap() == large);
     assert_eq!(
-        cluster.json(&["import", "--no-copy", "pfs", "/raw"])["same"],
+        cluster.json(&["cp", "--no-copy", "pfs:", "/raw"])["same"],
         2
     );
     let job = r#"name = "count"; workdir = "/"; tasks = ( { name = "count"; kernel = "/bin/sh";
@@ -328,7 +330,7 @@ fn staging_out_through_full_node_uses_another_node() {
     cluster.sh("mkdir d");
     std::fs::write(cluster.at("d/large"), &large).unwrap();
     let stored = |name: &str, there: &[u64]| {
-        cluster.run(&["drain", "/d", "--evict", "--wait"]).ok
+        cluster.run(&["stage", "out", "/d", "--evict", "--wait"]).ok
             && nodes(&cluster, name).iter().all(|one| there.contains(one))
     };
     wait("it is stored elsewhere", || stored("/d/large", &[0, 1]));

@@ -24,7 +24,7 @@ fn configured(server: &[&str], args: &[&str]) -> Option<Cluster> {
 
 /// Returns the nodes that have a file, the first one first, with the states of their replicas.
 fn places(cluster: &Cluster, path: &str) -> Vec<(u64, String)> {
-    let layout = cluster.json(&["layout", path]);
+    let layout = cluster.json(&["stat", path]);
     let replicas = layout["parts"][0]["replicas"].as_array().unwrap();
     let place = |replica: &Value| {
         let state = replica["state"].as_str().unwrap().to_owned();
@@ -62,20 +62,20 @@ fn new_files_go_to_burst_tier_first_and_are_staged_out() {
     assert_eq!(burst["burst_files"]["objects"], 22);
     // A user who may not change the files may not have them moved either.
     let foreign = cluster.try_sh(&format!(
-        "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} drain /d",
+        "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} stage out /d",
         cluster.tidemill()
     ));
     assert!(!foreign.ok && foreign.err.contains("/d"), "{}", foreign.err);
-    assert!(!cluster.run(&["move", "/d/1", "--node", "2"]).ok);
+    assert!(!cluster.run(&["migrate", "/d/1", "--node", "2"]).ok);
 
-    let begun = cluster.json(&["drain", "/d"]);
+    let begun = cluster.json(&["stage", "out", "/d"]);
     assert!(begun["objects"].as_u64().unwrap() > 0, "{begun}");
     cluster.kill_server();
     cluster.kill_node(2);
     cluster.start_server();
     cluster.start_node(2);
     cluster.wait_for_nodes(3);
-    cluster.run(&["drain", "/d", "--wait"]);
+    cluster.run(&["stage", "out", "/d", "--wait"]);
     let both = places(&cluster, "/d/7");
     assert_eq!(
         (both.len(), &both[0]),
@@ -88,14 +88,14 @@ fn new_files_go_to_burst_tier_first_and_are_staged_out() {
 
     // A file stays in the tier while a program reads it there.
     let reader = std::fs::File::open(cluster.at("d/7")).unwrap();
-    cluster.run(&["drain", "/d", "--evict"]);
+    cluster.run(&["stage", "out", "/d", "--evict"]);
     wait("the others are evicted from the burst tier", || {
         nodes(&cluster, "/d/8").len() == 1
     });
     assert_ne!(nodes(&cluster, "/d/8"), [2]);
     cluster.sh("sha256sum --quiet -c sums");
     drop(reader);
-    cluster.run(&["drain", "/d", "--evict", "--wait"]);
+    cluster.run(&["stage", "out", "/d", "--evict", "--wait"]);
     assert_ne!(nodes(&cluster, "/d/7"), [2]);
 
     // A changed file is written to the tier again; a file to which data is only appended stays in its place.
@@ -107,7 +107,7 @@ fn new_files_go_to_burst_tier_first_and_are_staged_out() {
     wait("the burst tier is empty", || {
         cluster.json(&["status"])["nodes"][2]["burst_files"]["objects"] == 0
     });
-    let check = cluster.run(&["check"]);
+    let check = cluster.run(&["cluster", "fsck"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
@@ -127,8 +127,8 @@ fn writers_wait_for_space_in_burst_tier_and_lose_nothing() {
             .unwrap();
         free >= (64 << 20) / 5
     });
-    cluster.run(&["drain", "/", "--wait"]);
-    let health = cluster.json(&["health"]);
+    cluster.run(&["stage", "out", "/", "--wait"]);
+    let health = cluster.json(&["cluster", "health"]);
     assert_eq!(health["lost"], 0, "{health}");
 }
 
@@ -170,12 +170,12 @@ fn staged_files_survive_lost_burst_node_rest_is_listed() {
         return;
     };
     cluster.sh("echo kept > kept; echo lost > lost");
-    cluster.run(&["drain", "/kept", "--wait"]);
+    cluster.run(&["stage", "out", "/kept", "--wait"]);
     cluster.kill_node(2);
-    let printed = cluster.json(&["drain", "/lost"]);
+    let printed = cluster.json(&["stage", "out", "/lost"]);
     assert_eq!(printed["offline"], 2, "{printed}");
     assert_eq!(cluster.sh("cat kept").trim(), "kept");
-    let removed = cluster.run(&["node", "remove", "2", "--lose"]);
+    let removed = cluster.run(&["node", "remove", "2", "--lose", "--yes"]);
     assert!(removed.ok, "{}", removed.err);
     assert_eq!(cluster.sh("cat kept").trim(), "kept");
     assert!(!cluster.run(&["cat", "/lost"]).ok);
@@ -194,13 +194,13 @@ fn rebuilt_database_stages_out_remaining_files() {
         return;
     };
     cluster.sh("mkdir d; echo a > d/a; echo b > d/b");
-    cluster.run(&["drain", "/d/a", "--wait"]);
+    cluster.run(&["stage", "out", "/d/a", "--wait"]);
     cluster.wait_for_notes();
     cluster.rebuild();
     wait("the node has reported what it has", || {
         cluster.json(&["status"])["nodes"][2]["burst_files"]["objects"] == 2
     });
-    cluster.run(&["drain", "/d", "--evict", "--wait"]);
+    cluster.run(&["stage", "out", "/d", "--evict", "--wait"]);
     for path in ["/d/a", "/d/b"] {
         let places = nodes(&cluster, path);
         assert!(places.len() == 1 && places != [2], "{places:?}");
@@ -264,7 +264,7 @@ fn closed_but_unsealed_file_is_not_staged_out() {
     drop(file);
     let mut sync = std::process::Command::new("sync");
     let mut stage_out = cluster.tidemill();
-    stage_out.args(["drain", "/d", "--wait"]);
+    stage_out.args(["stage", "out", "/d", "--wait"]);
     let mut waiting = [
         sync.arg(cluster.at("d")).spawn().unwrap(),
         stage_out.spawn().unwrap(),
@@ -300,7 +300,7 @@ fn stage_out_wait_ignores_files_closed_later() {
     let synced = cluster.try_sh("timeout 170 sync d");
     let stored = (1..20).all(|i| nodes(&cluster, &format!("/d/{i}")).len() == 2);
     let staged_out = cluster.try_sh(&format!(
-        "timeout 170 {:?} drain /d --wait",
+        "timeout 170 {:?} stage out /d --wait",
         cluster.tidemill()
     ));
     cluster.sh("touch stop");
@@ -316,7 +316,7 @@ fn file_lost_from_its_store_is_staged_out_again() {
         return;
     };
     cluster.sh("echo kept > kept");
-    cluster.run(&["drain", "/kept", "--wait"]);
+    cluster.run(&["stage", "out", "/kept", "--wait"]);
     let first = nodes(&cluster, "/kept")[1];
     let other = 1 - first;
     let index = |node: u64| usize::try_from(node).unwrap();
@@ -326,12 +326,12 @@ fn file_lost_from_its_store_is_staged_out_again() {
             cluster.json(&["status"])["nodes"][index(node)]["up"] == false
         });
     }
-    let removed = cluster.run(&["node", "remove", &first.to_string(), "--lose"]);
+    let removed = cluster.run(&["node", "remove", &first.to_string(), "--lose", "--yes"]);
     assert!(removed.ok, "{}", removed.err);
-    let printed = cluster.json(&["drain", "/kept"]);
+    let printed = cluster.json(&["stage", "out", "/kept"]);
     assert_eq!(printed["objects"], 1, "{printed}");
     cluster.restart_node(index(other), &[]);
-    let staged_out = cluster.run(&["drain", "/kept", "--wait"]);
+    let staged_out = cluster.run(&["stage", "out", "/kept", "--wait"]);
     assert!(staged_out.ok, "{}", staged_out.err);
     assert!(nodes(&cluster, "/kept").contains(&other));
     cluster.kill_node(2);
@@ -340,7 +340,7 @@ fn file_lost_from_its_store_is_staged_out_again() {
         let mut nodes = status["nodes"].as_array().unwrap().iter();
         nodes.any(|one| one["node"] == 2 && one["up"] == false)
     });
-    let removed = cluster.run(&["node", "remove", "2", "--lose"]);
+    let removed = cluster.run(&["node", "remove", "2", "--lose", "--yes"]);
     assert!(removed.ok, "{}", removed.err);
     assert_eq!(cluster.sh("cat kept").trim(), "kept");
 }
@@ -353,14 +353,14 @@ fn stage_in_copies_stored_files_to_burst_tier_for_readers() {
         return;
     };
     cluster.sh("mkdir in; for i in 1 2 3 4; do head -c 4M /dev/urandom > in/$i; done; sha256sum in/* > sums");
-    cluster.run(&["drain", "/", "--evict", "--wait"]);
+    cluster.run(&["stage", "out", "/", "--evict", "--wait"]);
     let stored = nodes(&cluster, "/in/1");
     assert!(stored.len() == 1 && stored != [2], "{stored:?}");
 
     cluster.sh("chmod 711 in; chmod 600 in/1");
     let foreign = |path: &str| {
         cluster.try_sh(&format!(
-            "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} stage {path}",
+            "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} stage in {path}",
             cluster.tidemill()
         ))
     };
@@ -371,17 +371,17 @@ fn stage_in_copies_stored_files_to_burst_tier_for_readers() {
         refused.err
     );
     assert!(!foreign("/in").ok && foreign("/in/2").ok);
-    let refused = cluster.run(&["stage", "/in", "--node", "0"]);
+    let refused = cluster.run(&["stage", "in", "/in", "--node", "0"]);
     assert!(
         refused.err.contains("not of the burst tier"),
         "{}",
         refused.err
     );
-    assert!(!cluster.run(&["stage", "/in", "--node", "17"]).ok);
+    assert!(!cluster.run(&["stage", "in", "/in", "--node", "17"]).ok);
     std::fs::write(cluster.path("large"), vec![7; 100 << 20]).unwrap();
     let large = cluster.path("large");
     cluster.run(&["put", large.to_str().unwrap(), "/large", "--node", "0"]);
-    let refused = cluster.run(&["stage", "/large"]);
+    let refused = cluster.run(&["stage", "in", "/large"]);
     assert!(
         !refused.ok && refused.err.contains("bytes free"),
         "{}",
@@ -389,7 +389,7 @@ fn stage_in_copies_stored_files_to_burst_tier_for_readers() {
     );
 
     // All are killed between the request and the replicas.
-    let begun = cluster.json(&["stage", "/in"]);
+    let begun = cluster.json(&["stage", "in", "/in"]);
     assert_eq!(begun["files"], 4, "{begun}");
     cluster.kill_server();
     cluster.kill_node(2);
@@ -398,7 +398,7 @@ fn stage_in_copies_stored_files_to_burst_tier_for_readers() {
     cluster.restart_node(2, &["--tier", "burst", "--capacity", "96MiB"]);
     cluster.restart_node(0, &[]);
     cluster.wait_for_nodes(3);
-    let done = cluster.run(&["stage", "/in", "--wait"]);
+    let done = cluster.run(&["stage", "in", "/in", "--wait"]);
     assert!(
         done.ok && done.out.contains("in the burst tier"),
         "{}{}",
@@ -425,14 +425,14 @@ fn stage_in_copies_stored_files_to_burst_tier_for_readers() {
         !nodes(&cluster, "/in/1").contains(&2)
     });
     cluster.sh("sha256sum --quiet -c sums");
-    cluster.run(&["drain", "/", "--wait"]);
-    let health = cluster.json(&["health"]);
+    cluster.run(&["stage", "out", "/", "--wait"]);
+    let health = cluster.json(&["cluster", "health"]);
     assert_eq!(
         (&health["lost"], &health["short"]),
         (&0.into(), &0.into()),
         "{health}"
     );
-    let check = cluster.run(&["check"]);
+    let check = cluster.run(&["cluster", "fsck"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
@@ -443,7 +443,7 @@ fn reserving() -> Option<Cluster> {
 
 fn reservations(cluster: &Cluster) -> Vec<Value> {
     cluster
-        .json(&["stage", "list"])
+        .json(&["stage", "reservations"])
         .as_array()
         .cloned()
         .unwrap_or_default()
@@ -529,8 +529,8 @@ fn reservation_keeps_space_from_others_until_it_is_used() {
     cluster.restart_node(1, &[]);
     assert!(others.wait().unwrap().success());
     cluster.sh("(cd out; sha256sum --quiet -c osums); cd a; sha256sum --quiet -c sums");
-    cluster.run(&["drain", "/", "--wait"]);
-    let check = cluster.run(&["check"]);
+    cluster.run(&["stage", "out", "/", "--wait"]);
+    let check = cluster.run(&["cluster", "fsck"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
@@ -638,7 +638,7 @@ fn slurm_example_stages_in_and_out_with_rights_of_user() {
         ))
     };
     cluster.sh("mkdir in run; echo in > in/f; chmod 700 in");
-    cluster.run(&["drain", "/in", "--evict", "--wait"]);
+    cluster.run(&["stage", "out", "/in", "--evict", "--wait"]);
     job("#SBATCH -N 1\n#TM stage /in\n#TM drain /run/%j\n./simulate");
     // If a user may not read the job's inputs, the job does not begin.
     let refused = run("prolog", "nobody");
@@ -661,14 +661,14 @@ fn slurm_example_stages_in_and_out_with_rights_of_user() {
     job("#TM reserve 1MiB /run/%j/new\n#TM stage /nowhere");
     let refused = run("prolog", "root");
     assert!(!refused.ok, "{}", refused.out);
-    assert_eq!(cluster.json(&["stage", "list"]), serde_json::json!([]));
+    let reservations = || cluster.json(&["stage", "reservations"]);
+    assert_eq!(reservations(), serde_json::json!([]));
     job("#TM reserve 1MiB /run/%j/new");
     let reserved = run("prolog", "root");
     assert!(reserved.ok, "{}{}", reserved.out, reserved.err);
-    let reservations = cluster.json(&["stage", "list"]);
-    assert_eq!(reservations[0]["directory"], "/run/7/new", "{reservations}");
+    assert_eq!(reservations()[0]["directory"], "/run/7/new");
     assert!(run("epilog", "root").ok);
-    assert_eq!(cluster.json(&["stage", "list"]), serde_json::json!([]));
+    assert_eq!(reservations(), serde_json::json!([]));
     job("#TM steal /run");
     let refused = run("prolog", "root");
     assert!(
@@ -696,12 +696,12 @@ fn node_changes_tier_and_full_tier_passes_files_on() {
     cluster.wait_for_nodes(3);
     let status = cluster.json(&["status"]);
     assert_eq!(status["nodes"][2]["tier"], "capacity");
-    cluster.run(&["drain", "/a", "--wait"]);
+    cluster.run(&["stage", "out", "/a", "--wait"]);
     assert_eq!(places(&cluster, "/a"), [(2, "current".to_owned())]);
     // The node is in the tier again: its files are staged out.
     cluster.restart_node(2, &["--tier", "burst", "--capacity", "64MiB"]);
     cluster.wait_for_nodes(3);
-    cluster.run(&["drain", "/", "--wait", "--evict"]);
+    cluster.run(&["stage", "out", "/", "--wait", "--evict"]);
     for path in ["/a", "/b"] {
         let there = nodes(&cluster, path);
         assert!(there.len() == 1 && there != [2], "{path} {there:?}");
@@ -745,11 +745,11 @@ fn up_restarts_node_of_burst_tier_and_backend() {
     let down = tidemill(&["down"]);
     let again = tidemill(&["up", "--no-mount"]);
     let read = tidemill(&["cat", "/f"]);
-    let layout = tidemill(&["--json", "layout", "/f"]);
+    let layout = tidemill(&["--json", "stat", "/f"]);
     let elsewhere = tidemill(&["up", "--no-mount", "--burst", "/somewhere/else"]);
     assert!(again.ok, "{}", again.err);
     let other = tidemill(&["up", "--no-mount", "--backend", "file:///tmp"]);
-    let staged_out = tidemill(&["drain", "/", "--evict", "--wait"]);
+    let staged_out = tidemill(&["stage", "out", "/", "--evict", "--wait"]);
     let gone = std::fs::read_to_string(directory.path().join("backend/f")).unwrap_or_default();
     let down_again = tidemill(&["down"]);
     assert!(staged_out.ok && gone == "burst", "{}{gone}", staged_out.err);

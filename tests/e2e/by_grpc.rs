@@ -531,7 +531,7 @@ fn agent_port_needs_the_token_and_a_loopback_address() {
     let labels = Labels::of(&cluster, USER);
     let agent = |address: &str| {
         let mut command = labels.command(env!("CARGO_BIN_EXE_tidemill"));
-        command.args(["agent", "--listen", address]);
+        command.args(["async", "agent", "--listen", address]);
         command
             .stderr(std::process::Stdio::piped())
             .spawn()
@@ -581,7 +581,7 @@ fn agent_port_needs_the_token_and_a_loopback_address() {
     agent.wait().unwrap();
     let mut command = labels.command(env!("CARGO_BIN_EXE_tidemill"));
     let refused = command
-        .args(["agent", "--listen", "0.0.0.0:7070"])
+        .args(["async", "agent", "--listen", "0.0.0.0:7070"])
         .output()
         .unwrap();
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();

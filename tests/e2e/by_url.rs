@@ -149,7 +149,7 @@ fn put(cluster: &Cluster, bytes: &[u8], flags: &[&str], path: &str) {
 /// Waits until each part of a file has `count` replicas.
 fn copied(cluster: &Cluster, path: &str, count: usize) {
     wait("the file is copied", || {
-        let layout = cluster.json(&["layout", path]);
+        let layout = cluster.json(&["stat", path]);
         layout["parts"].as_array().unwrap().iter().all(|part| {
             let replicas = part["replicas"].as_array().unwrap();
             replicas.len() == count && replicas.iter().all(|replica| replica["state"] == "current")
@@ -486,7 +486,7 @@ fn stream_switches_to_another_replica_when_node_is_lost() {
             );
             copied(&cluster, "/f", 2);
             let begun = begin(&cluster, "/f");
-            let layout = cluster.json(&["layout", "/f"]);
+            let layout = cluster.json(&["stat", "/f"]);
             let first = layout["parts"][0]["replicas"][0]["node"].as_u64().unwrap();
             let first = usize::try_from(first).unwrap();
             if stopped {

@@ -58,6 +58,7 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
             count,
             "--lines",
             "--wait",
+            "--timeout",
             "120s",
         ];
         channel(&cluster, &args)
@@ -73,7 +74,10 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
     // No process waits for a consumer that does not empty its pipe.
     let slow = std::thread::spawn(move || slow.done());
     let senders = ["a", "b"].map(|who| {
-        let mut child = channel(&cluster, &["send", "r", "c", "--lines", "--wait", "120s"]);
+        let mut child = channel(
+            &cluster,
+            &["send", "r", "c", "--lines", "--wait", "--timeout", "120s"],
+        );
         let mut into = child.stdin.take().unwrap();
         let writing = std::thread::spawn(move || {
             for number in 0..LINES {
@@ -128,6 +132,7 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
         &left,
         "--lines",
         "--wait",
+        "--timeout",
         "120s",
     ];
     rest.extend(channel(&cluster, &args).done());
@@ -210,11 +215,11 @@ fn channel_is_bounded_and_ends_with_its_workspace_or_memory() {
     let message = cluster.path("message");
     std::fs::write(&message, vec![b'x'; 400_000]).unwrap();
     let message = message.to_str().unwrap().to_owned();
-    let send = |cluster: &Cluster, wait: &str| {
-        cluster.run(&["channel", "send", "r", "c", &message, "--wait", wait])
+    let send = |cluster: &Cluster, wait: &[&str]| {
+        cluster.run(&[&["channel", "send", "r", "c", &message], wait].concat())
     };
-    assert!(send(&cluster, "0").ok && send(&cluster, "0").ok);
-    let full = send(&cluster, "1s");
+    assert!(send(&cluster, &[]).ok && send(&cluster, &[]).ok);
+    let full = send(&cluster, &["--wait", "--timeout", "1s"]);
     assert!(!full.ok && full.err.contains("is full"), "{}", full.err);
     let long = cluster.path("long");
     std::fs::write(&long, vec![0; (1 << 20) + 1]).unwrap();
@@ -231,15 +236,19 @@ fn channel_is_bounded_and_ends_with_its_workspace_or_memory() {
         cluster.run(&args)
     };
     assert!(receive(&cluster, &["--consumer", "one", "-n", "2"]).ok);
-    assert!(send(&cluster, "0").ok, "all who read have read");
+    assert!(send(&cluster, &[]).ok, "all who read have read");
     assert!(
         receive(&cluster, &["--consumer", "two", "--from", "99"])
             .err
             .contains("no further message")
     );
-    assert!(send(&cluster, "0").ok && !send(&cluster, "0").ok);
-    assert!(cluster.run(&["channel", "forget", "r", "c", "one"]).ok);
-    assert!(send(&cluster, "0").ok, "two has read up to there");
+    assert!(send(&cluster, &[]).ok && !send(&cluster, &[]).ok);
+    assert!(
+        cluster
+            .run(&["channel", "delete-consumer", "r", "c", "one"])
+            .ok
+    );
+    assert!(send(&cluster, &[]).ok, "two has read up to there");
     let got = receive(&cluster, &["--from", "0"]).out;
     let got: Value = serde_json::from_str(&got).unwrap();
     assert_eq!(got["number"], 3, "the first that is there");
@@ -249,8 +258,8 @@ fn channel_is_bounded_and_ends_with_its_workspace_or_memory() {
         "list r",
         "receive r c",
         "receive r c --consumer two",
-        "forget r c two",
-        "remove r c",
+        "delete-consumer r c two",
+        "delete r c",
         "create r theirs",
         "send r c /etc/hostname",
     ] {
@@ -267,7 +276,7 @@ fn channel_is_bounded_and_ends_with_its_workspace_or_memory() {
     for command in [
         "receive r c --consumer theirs",
         "send r c /etc/hostname",
-        "forget r c two",
+        "delete-consumer r c two",
     ] {
         assert!(!cluster.try_sh(&format!("{tidemill} channel {command}")).ok);
     }
@@ -276,7 +285,10 @@ fn channel_is_bounded_and_ends_with_its_workspace_or_memory() {
     cluster.lose_memory(MEMORY_INDEX);
     cluster.start_node(MEMORY_INDEX);
     cluster.wait_for_nodes(3);
-    for printed in [send(&cluster, "5s"), receive(&cluster, &["--wait", "5s"])] {
+    for printed in [
+        send(&cluster, &["--wait", "--timeout", "5s"]),
+        receive(&cluster, &["--wait", "--timeout", "5s"]),
+    ] {
         assert!(
             !printed.ok && printed.err.contains("lost with the memory"),
             "{}",
@@ -284,18 +296,27 @@ fn channel_is_bounded_and_ends_with_its_workspace_or_memory() {
         );
     }
     assert_eq!(cluster.json(&["channel", "list", "r"])[0]["lost"], true);
-    assert!(cluster.run(&["channel", "remove", "r", "c"]).ok);
+    assert!(cluster.run(&["channel", "delete", "r", "c"]).ok);
     assert!(
         cluster
             .run(&["channel", "create", "r", "c", "--capacity", "1MiB"])
             .ok
     );
-    assert!(send(&cluster, "5s").ok);
+    assert!(send(&cluster, &["--wait", "--timeout", "5s"]).ok);
     let waits = channel(
         &cluster,
-        &["receive", "r", "c", "--from", "1", "--wait", "60s"],
+        &[
+            "receive",
+            "r",
+            "c",
+            "--from",
+            "1",
+            "--wait",
+            "--timeout",
+            "60s",
+        ],
     );
-    assert!(cluster.run(&["workspace", "remove", "r"]).ok);
+    assert!(cluster.run(&["workspace", "delete", "r"]).ok);
     let ended = waits.wait_with_output().unwrap();
     let why = String::from_utf8_lossy(&ended.stderr);
     assert!(

@@ -34,9 +34,9 @@ pub(crate) struct Options {
     pub(crate) flags: Vec<String>,
     /// Address on which nodes listen.
     pub(crate) node_listen: String,
-    /// Further arguments of `tidemill node`.
+    /// Further arguments of `tidemill node run`.
     pub(crate) node_args: Vec<String>,
-    /// Further arguments of `tidemill server`.
+    /// Further arguments of `tidemill server run`.
     pub(crate) server_args: Vec<String>,
     /// Environment variables of `tidemill mount`.
     pub(crate) mount_env: Vec<(&'static str, String)>,
@@ -125,7 +125,7 @@ impl Cluster {
 
     /// Returns the paths of a file's objects, each on the first node that has it.
     pub(crate) fn object_files(&self, path: &str) -> Vec<PathBuf> {
-        let layout = self.json(&["layout", path]);
+        let layout = self.json(&["stat", path]);
         let file = |part: &Value| {
             let object = part["object"].as_str().unwrap();
             let node = part["replicas"][0]["node"].as_u64().unwrap();
@@ -155,13 +155,13 @@ impl Cluster {
     pub(crate) fn start_server(&mut self) {
         let mut command = self.tidemill();
         command
-            .arg("server")
+            .args(["server", "run"])
             .arg("--data-dir")
             .arg(self.path("server"));
         command.args(["--listen", &self.listen]);
         command.args([
             "--node-timeout",
-            &self.options.node_timeout_secs.to_string(),
+            &format!("{}s", self.options.node_timeout_secs),
         ]);
         if self.options.server_cores > 0 {
             command.args(["--server-cores", &self.options.server_cores.to_string()]);
@@ -180,7 +180,7 @@ impl Cluster {
 
     pub(crate) fn start_node(&mut self, index: usize) {
         let mut command = self.tidemill();
-        command.arg("node").args(["--id", &index.to_string()]);
+        command.args(["node", "run", "--id", &index.to_string()]);
         command.arg("--data-dir").arg(self.node_directory(index));
         command.args(["--listen", &self.options.node_listen]);
         if !self.in_memory() {
@@ -299,7 +299,7 @@ impl Cluster {
         let nodes = 0..self.nodes.len();
         let nodes = nodes.map(|index| self.node_directory(index).display().to_string());
         let nodes: Vec<String> = nodes.collect();
-        let mut args = vec!["rebuild", "--data-dir", &server];
+        let mut args = vec!["server", "recover", "--data-dir", &server];
         args.extend(nodes.iter().map(String::as_str));
         let printed = self.json(&args);
         self.start_server();
@@ -383,7 +383,7 @@ impl Cluster {
     }
 
     pub(crate) fn job(&self, job: u64) -> Value {
-        self.json(&["jobs", &job.to_string()])
+        self.json(&["job", "show", &job.to_string()])
     }
 
     /// Waits until the job has ended; returns it.

@@ -81,7 +81,7 @@ impl Up {
 
     /// Returns the nodes that have a replica of a file.
     fn replicas(&self, path: &str) -> Vec<u64> {
-        let layout = self.json(&["layout", path]);
+        let layout = self.json(&["stat", path]);
         let replicas = layout["parts"][0]["replicas"].as_array().unwrap().iter();
         replicas.map(|one| one["node"].as_u64().unwrap()).collect()
     }
@@ -117,7 +117,7 @@ fn accelerator_stores_files_on_host_and_reads_backend_files() {
     std::fs::write(up.pfs("input/a"), "from the backend\n").unwrap();
     let address = format!("file://{}", up.pfs("").display());
     up.json(&["remote", "add", "pfs", address.trim_end_matches('/')]);
-    up.json(&["import", "--no-copy", "pfs/input/*", "/input"]);
+    up.json(&["cp", "--no-copy", "pfs:input/*", "/input"]);
     assert_eq!(read(&up.at("input/a")), "from the backend\n");
     assert_eq!(up.replicas("/input/a"), [997]);
     std::fs::create_dir(up.at("memory")).unwrap();
@@ -170,14 +170,14 @@ fn burst_buffer_maps_new_files_and_stages_out_to_backend() {
     };
     assert_eq!(up.nodes(), [997, 998]);
     std::fs::create_dir(up.at("run")).unwrap();
-    let hook = ["--map", "wordcount", "--output", "count/${stem}"];
-    up.json(&[&["hook", "add", "/run/*.txt"][..], &hook].concat());
+    let hook = ["--map", "wordcount", "--result", "count/${stem}"];
+    up.json(&[&["rule", "create", "/run/*.txt"][..], &hook].concat());
     std::fs::write(up.at("run/a.txt"), "a b\n").unwrap();
     wait("it is mapped", || {
         read(&up.at("run/count/a")).starts_with("1 2 4")
     });
     assert_eq!(up.replicas("/run/a.txt"), [998]);
-    up.tidemill(&["drain", "/", "--evict", "--wait"]);
+    up.tidemill(&["stage", "out", "/", "--evict", "--wait"]);
     assert_eq!(read(&up.pfs("run/run/a.txt")), "a b\n");
     assert_eq!(up.replicas("/run/a.txt"), [997]);
     assert_eq!(read(&up.at("run/a.txt")), "a b\n");
@@ -200,7 +200,7 @@ fn whole_storage_keeps_files_on_its_nodes() {
     let mut used = Vec::new();
     for name in &names {
         let path = format!("/{name}");
-        wait("it is sealed", || up.tidemill(&["layout", &path]).ok);
+        wait("it is sealed", || up.tidemill(&["stat", &path]).ok);
         used.extend(up.replicas(&path));
     }
     used.sort_unstable();

@@ -34,7 +34,9 @@ fn output_directory_is_made_read_elsewhere_cached_and_replaced() {
     assert_eq!(expected.lines().count(), 14);
     assert_eq!(cluster.sh("cat w/sums"), expected);
     assert!(task(&job, "read")["transferred_bytes"].as_u64().unwrap() > 0);
-    let lineage = cluster.json(&["lineage", "/w/cube.zarr/2/0.3"]).to_string();
+    let lineage = cluster
+        .json(&["lineage", "show", "/w/cube.zarr/2/0.3"])
+        .to_string();
     assert!(
         lineage.contains("cube.zarr/2/0.3") && lineage.contains("make"),
         "{lineage}"
@@ -76,7 +78,7 @@ fn output_directory_is_made_read_elsewhere_cached_and_replaced() {
         "x\nx\n"
     );
     wait("nothing is left over", || {
-        cluster.run(&["check", "--age", "0"]).ok
+        cluster.run(&["cluster", "fsck", "--age", "0s"]).ok
     });
 }
 
@@ -120,7 +122,7 @@ fn kills_leave_a_complete_output_directory_and_nothing_else() {
         "8003\n4000\n8000\n"
     );
     wait("nothing is left over", || {
-        cluster.run(&["check", "--age", "0"]).ok
+        cluster.run(&["cluster", "fsck", "--age", "0s"]).ok
     });
     // Its status, the input, the sums, and all files of the directory.
     assert_eq!(objects(&directory), 3 + 8000);

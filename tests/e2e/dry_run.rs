@@ -27,7 +27,13 @@ fn plan(cluster: &Cluster, script: &str, flags: &[&str]) -> Value {
 }
 
 fn has_nothing(cluster: &Cluster) {
-    assert!(cluster.json(&["jobs"]).as_array().unwrap().is_empty());
+    assert!(
+        cluster
+            .json(&["job", "list"])
+            .as_array()
+            .unwrap()
+            .is_empty()
+    );
     assert_eq!(cluster.sh("ls w"), "in\n");
 }
 
@@ -80,7 +86,7 @@ fn dry_run_predicts_the_job_and_submits_nothing() {
         "{}",
         printed.out
     );
-    assert_eq!(cluster.json(&["jobs"]).as_array().unwrap().len(), 1);
+    assert_eq!(cluster.json(&["job", "list"]).as_array().unwrap().len(), 1);
 
     // A dry run refuses the same jobs as a submission.
     let refused = dry_run(&cluster, JOB, &[]);

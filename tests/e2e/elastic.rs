@@ -64,7 +64,7 @@ fn cat(cluster: &Cluster, path: &str) {
 /// Checks that the energy of a job with one task is the same for the task and the job, and is not called measured.
 fn check_reported(cluster: &Cluster, job: u64) {
     let job = job.to_string();
-    let reported = cluster.json(&["report", &job])["energy"].clone();
+    let reported = cluster.json(&["job", "report", &job])["energy"].clone();
     assert_eq!(
         (&reported["runs"], &reported["runs_unknown"]),
         (&1.into(), &0.into())
@@ -73,14 +73,14 @@ fn check_reported(cluster: &Cluster, job: u64) {
         reported["by"].as_str().unwrap().contains("estimated"),
         "{reported}"
     );
-    assert_eq!(cluster.json(&["jobs", &job])["energy"], reported);
+    assert_eq!(cluster.json(&["job", "show", &job])["energy"], reported);
     // There may be several decisions: the last one has the energy.
-    let explained = cluster.json(&["explain", &job]);
+    let explained = cluster.json(&["job", "explain", &job]);
     let last = explained["decisions"].as_array().unwrap().last();
     assert_eq!(last.unwrap()["energy"], reported, "{explained:#}");
     assert!(
         cluster
-            .run(&["explain", &job])
+            .run(&["job", "explain", &job])
             .out
             .contains("J above idle (estimated")
     );
@@ -99,7 +99,7 @@ fn read_or_write_resumes_the_suspended_node() {
     cat(&cluster, "/b");
     cluster.sh("echo new > new");
     assert_eq!(
-        cluster.json(&["layout", "/new"])["parts"][0]["replicas"][0]["node"],
+        cluster.json(&["stat", "/new"])["parts"][0]["replicas"][0]["node"],
         1
     );
     assert!(is_suspended(&cluster, 0));
@@ -189,7 +189,7 @@ fn node_that_never_resumes_is_reported_suspended_is_not() {
         let printed = printed(
             cluster
                 .tidemill()
-                .args(["--json", "health"])
+                .args(["--json", "cluster", "health"])
                 .output()
                 .unwrap(),
         );
@@ -248,5 +248,5 @@ fn idle_nodes_are_suspended_and_resumed_by_commands() {
         is_suspended(&cluster, 0) && is_suspended(&cluster, 1)
     });
     cluster.sh("echo text > f; cat f");
-    assert!(cluster.run(&["check", "--age", "0"]).out.len() < 100_000);
+    assert!(cluster.run(&["cluster", "fsck", "--age", "0s"]).out.len() < 100_000);
 }

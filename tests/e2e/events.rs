@@ -1,4 +1,4 @@
-//! Tests events of new files: `subscribe`, labels that wait for files, `tidemill watch`. Semantics: docs/labels.md.
+//! Tests events of new files: `subscribe`, labels that wait for files, `tidemill events`. Semantics: docs/labels.md.
 
 use crate::apps::{Labels, USER, line};
 use crate::cluster::{Cluster, Options, OtherMount, wait};
@@ -98,7 +98,7 @@ fn events_report_each_file_once_in_order_despite_kills() {
     assert_eq!(sorted, expected);
     // From the start, with the command line as root: all present files, in the same order.
     let user = |path: &&str| !path.starts_with("/closed/") && *path != "/run/private";
-    let known = cluster.run(&["watch", "/**", "--from", &begin, "--count", "1502"]);
+    let known = cluster.run(&["events", "/**", "--since", &begin, "--count", "1502"]);
     let known: Vec<&str> = known.out.lines().filter(user).collect();
     let own: Vec<&str> = reported
         .iter()
@@ -170,7 +170,7 @@ fn labels_follow_event_of_files_of_others() {
     assert!(!cluster.at("w/follows").exists());
     // The same with the command line.
     let mut watch = cluster.tidemill();
-    let watch = watch.args(["--json", "watch", "/w/late", "--count", "1"]);
+    let watch = watch.args(["--json", "events", "/w/late", "--count", "1"]);
     let watch = watch.stdout(Stdio::piped()).spawn().unwrap();
     wait("it watches", || {
         cluster.sh("rm -f w/late; echo > w/late");

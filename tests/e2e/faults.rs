@@ -47,7 +47,7 @@ fn misbehaving_kernel_fails_alone_with_reason() {
         let error = job["tasks"][0]["error"].as_str().unwrap();
         assert!(error.contains(word), "{what}: {error}");
         if what == "crash" || what == "exit" {
-            let logs = cluster.run(&["logs", &job["job"].to_string()]).out;
+            let logs = cluster.run(&["job", "logs", &job["job"].to_string()]).out;
             assert!(logs.contains("why"), "{what}: {logs}");
         }
         assert!(
@@ -212,7 +212,7 @@ fn work_of_lost_node_is_done_elsewhere() {
     });
     cluster.kill_node(0);
     cluster.done(job);
-    let explained = cluster.json(&["explain", &job.to_string()]);
+    let explained = cluster.json(&["job", "explain", &job.to_string()]);
     let mut places = std::collections::BTreeMap::<u64, Vec<u64>>::new();
     for decision in explained["decisions"].as_array().unwrap() {
         let task = decision["task"].as_u64().unwrap();
@@ -275,7 +275,7 @@ fn node_killed_during_reschedule_keeps_or_returns_labels() {
         done["tasks"].as_array().unwrap().iter().any(there),
         "{done:#}"
     );
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
 }
 
 #[test]
@@ -376,7 +376,7 @@ fn wait_for_notes(cluster: &Cluster) {
 
 /// Returns the runs that made `/w/count`, as far as nodes know them.
 fn runs_of_count(cluster: &Cluster) -> serde_json::Value {
-    let mut all = cluster.json(&["lineage", "/w/count", "--up"]);
+    let mut all = cluster.json(&["lineage", "show", "/w/count", "--up"]);
     for run in all["runs"].as_array_mut().unwrap() {
         run["job_name"] = "".into();
         // Nodes record the objects that a task read, not the paths in its script.
@@ -414,7 +414,7 @@ fn lost_server_database_is_rebuilt_from_nodes() {
     let directory = directory.to_str().unwrap();
     let nodes = [0, 1].map(|index| cluster.node_directory(index).display().to_string());
     let [first, second] = &nodes;
-    let refused = cluster.run(&["rebuild", "--data-dir", directory, first, second]);
+    let refused = cluster.run(&["server", "recover", "--data-dir", directory, first, second]);
     assert!(
         !refused.ok && refused.err.contains("exists"),
         "{}",
@@ -423,7 +423,7 @@ fn lost_server_database_is_rebuilt_from_nodes() {
     for suffix in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(cluster.path(&format!("server/server.db{suffix}")));
     }
-    let refused = cluster.run(&["rebuild", "--data-dir", directory, first, first]);
+    let refused = cluster.run(&["server", "recover", "--data-dir", directory, first, first]);
     assert!(
         !refused.ok && refused.err.contains("given before"),
         "{}",

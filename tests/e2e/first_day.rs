@@ -5,8 +5,8 @@ use serde_json::Value;
 
 fn other_commands_mean_the_newest_too(cluster: &Cluster, newest: u64) {
     for command in ["explain", "report", "logs"] {
-        let of_newest = cluster.run(&[command]);
-        let of_it = cluster.run(&[command, &newest.to_string()]);
+        let of_newest = cluster.run(&["job", command]);
+        let of_it = cluster.run(&["job", command, &newest.to_string()]);
         assert!(of_newest.ok, "{command}: {}", of_newest.err);
         assert_eq!(of_newest.out, of_it.out, "{command}");
     }
@@ -17,7 +17,7 @@ fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
-    let lost = cluster.run(&["watch"]);
+    let lost = cluster.run(&["job", "watch"]);
     assert!(
         !lost.ok && lost.err.contains("tidemill submit"),
         "{}",
@@ -34,12 +34,12 @@ fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
     cluster.done(good);
     let bad = cluster.submit(&script("bad", "/bin/false"));
     assert_eq!(cluster.ended(bad)["state"], "failed");
-    let newest = cluster.run(&["watch"]);
+    let newest = cluster.run(&["job", "watch"]);
     assert!(!newest.ok && newest.out.contains("bad"), "{}", newest.out);
     other_commands_mean_the_newest_too(&cluster, bad);
 
     let listed = |args: &[&str]| -> Vec<u64> {
-        let jobs = cluster.json(&[&["jobs"], args].concat());
+        let jobs = cluster.json(&[&["job", "list"], args].concat());
         let jobs = jobs.as_array().unwrap().iter();
         jobs.map(|job| job["job"].as_u64().unwrap()).collect()
     };
@@ -52,12 +52,12 @@ fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
 
     // A job that has not ended stays.
     let waits = cluster.submit(&script("waits", "gzip").replace("\"in\"", "\"later\""));
-    let refused = cluster.run(&["jobs", "--delete", &waits.to_string()]);
-    assert!(refused.err.contains("tidemill cancel"), "{}", refused.err);
+    let refused = cluster.run(&["job", "delete", &waits.to_string()]).err;
+    assert!(refused.contains("tidemill job cancel"), "{refused}");
     // Of many concurrent deletions, one deletes the job, and the others report that it does not exist.
     let started = std::thread::scope(|scope| {
         let delete = || {
-            let printed = cluster.run(&["jobs", "--delete", "--json", &good.to_string()]);
+            let printed = cluster.run(&["job", "delete", "--json", &good.to_string()]);
             let says: serde_json::Value = serde_json::from_str(&printed.out).unwrap();
             assert!(says.get("error").is_some() || printed.ok, "{says}");
             says["deleted"].as_array().map_or(0, Vec::len)
@@ -69,14 +69,14 @@ fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
     assert_eq!(started, 1);
     assert!(
         cluster
-            .run(&["jobs", "--delete", "--older", "1d"])
+            .run(&["job", "delete", "--older", "1d"])
             .out
             .contains("0 jobs")
     );
     assert_eq!(listed(&[]), [waits, bad]);
-    assert!(!cluster.run(&["jobs", &good.to_string()]).ok);
+    assert!(!cluster.run(&["job", "show", &good.to_string()]).ok);
     // Its files and their lineage are unchanged, and its result is used again.
-    let lineage = cluster.run(&["lineage", "/w/good.out"]);
+    let lineage = cluster.run(&["lineage", "show", "/w/good.out"]);
     assert!(
         lineage.ok && lineage.out.contains("gzip"),
         "{}{}",
@@ -115,7 +115,7 @@ fn failure_with_json_flag_prints_json() {
         return;
     };
     for args in [
-        &["jobs", "99"][..],
+        &["job", "show", "99"][..],
         &["jbos"],
         &["ls", "/nowhere"],
         &["put", "/no/such/file", "/"],
@@ -141,20 +141,26 @@ const LOCAL: &str = "LOCAL";
 /// Mistakes, and the cause, place and remedy that each answer must contain.
 const MISTAKES: &[(&[&str], &[&str])] = &[
     (&["noode"], &["noode", "similar", "node"]),
-    (&["jobs", "--state", "bad"], &["bad", "--state", "running"]),
-    (&["jobs", "7"], &["no job 7", "tidemill jobs"]),
-    (&["jobs", "one"], &["one", "JOB"]),
-    (&["jobs", "1", "2"], &["one job at a time"]),
-    (&["jobs", "--delete"], &["which jobs", "--older"]),
     (
-        &["jobs", "--delete", "--older", "soon"],
+        &["job", "list", "--state", "bad"],
+        &["bad", "--state", "running"],
+    ),
+    (&["job", "show", "7"], &["no job 7", "tidemill job list"]),
+    (&["job", "show", "one"], &["one", "JOB"]),
+    (
+        &["job", "show", "1", "2"],
+        &["no job 1", "tidemill job list"],
+    ),
+    (&["job", "delete"], &["required", "<JOB>"]),
+    (
+        &["job", "delete", "--older", "soon"],
         &["soon", "s, m, h or d"],
     ),
-    (&["watch"], &["no jobs", "tidemill submit"]),
-    (&["logs", "9"], &["no job 9", "tidemill jobs"]),
-    (&["cancel", "9"], &["no job 9", "tidemill jobs"]),
-    (&["explain", "9"], &["no job 9", "tidemill jobs"]),
-    (&["report", "9"], &["no job 9", "tidemill jobs"]),
+    (&["job", "watch"], &["no jobs", "tidemill submit"]),
+    (&["job", "logs", "9"], &["no job 9", "tidemill job list"]),
+    (&["job", "cancel", "9"], &["no job 9", "tidemill job list"]),
+    (&["job", "explain", "9"], &["no job 9", "tidemill job list"]),
+    (&["job", "report", "9"], &["no job 9", "tidemill job list"]),
     (
         &["cat", "/w/dta"],
         &["/w/dta", "no such file", "did you mean /w/data?"],
@@ -168,7 +174,7 @@ const MISTAKES: &[(&[&str], &[&str])] = &[
         &["/w/daat", "no such file", "did you mean /w/data?"],
     ),
     (
-        &["lineage", "/w/dat"],
+        &["lineage", "show", "/w/dat"],
         &["/w/dat", "no such file", "did you mean /w/data?"],
     ),
     (&["cat", "/w"], &["/w", "get -r"]),
@@ -195,7 +201,7 @@ const MISTAKES: &[(&[&str], &[&str])] = &[
     (&["mkdir", "/w"], &["/w", "exists"]),
     (&["submit", "no.conf"], &["no.conf", "local file"]),
     (
-        &["lineage", "/w/none"],
+        &["lineage", "show", "/w/none"],
         &["/w/none", "no such", "tidemill ls /w"],
     ),
     (
@@ -216,7 +222,7 @@ const MISTAKES: &[(&[&str], &[&str])] = &[
     ),
     (
         &["plan", "offload", "max", "/w/data"],
-        &["no calibration", "tidemill bench kernel"],
+        &["no calibration", "tidemill kernel bench"],
     ),
     (
         &["token", "create", "--user", "no-such-user"],

@@ -26,13 +26,16 @@ fn start_with(cores: u32, args: &[&str]) -> Option<Cluster> {
 }
 
 fn show(cluster: &Cluster, name: &str) -> Value {
-    let printed = cluster.run(&["--json", "hook", "show", name]);
+    let printed = cluster.run(&["--json", "rule", "show", name]);
     serde_json::from_str(&printed.out).unwrap_or_default()
 }
 
 /// Adds a hook with these arguments of the command line.
 fn add(cluster: &Cluster, words: &str) -> Value {
-    let printed = cluster.sh(&format!("{:?} --json hook add {words}", cluster.tidemill()));
+    let printed = cluster.sh(&format!(
+        "{:?} --json rule create {words}",
+        cluster.tidemill()
+    ));
     serde_json::from_str(&printed).unwrap()
 }
 
@@ -61,12 +64,12 @@ fn create(cluster: &Cluster, name: &str) -> File {
 
 /// Checks that lineage names the hook that deleted the files, and reports that they were mapped where they were written.
 fn lineage_tells(cluster: &Cluster) {
-    let reported = cluster.run(&["lineage", "/run/all-1"]).out;
+    let reported = cluster.run(&["lineage", "show", "/run/all-1"]).out;
     assert!(
         reported.contains("step-10.txt") && reported.contains("dropped by hook words@1 after task"),
         "{reported}"
     );
-    let runs = cluster.json(&["lineage", "/run/all-1"])["runs"].clone();
+    let runs = cluster.json(&["lineage", "show", "/run/all-1"])["runs"].clone();
     let runs = runs.as_array().unwrap().iter();
     let maps = runs.filter(|run| run["kernel"].as_str().unwrap().contains("wordcount"));
     let nodes: Vec<_> = maps.map(|run| run["node"].as_u64()).collect();
@@ -84,7 +87,7 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
     cluster.sh("mkdir run");
     let made = add(
         &cluster,
-        "'/run/step-*.txt' --map wordcount --reduce 'cat {inputs}' --output 'all-${batch}' --inputs delete --group 4 --name words",
+        "'/run/step-*.txt' --map wordcount --reduce 'cat {inputs}' --result 'all-${batch}' --inputs delete --group 4 --name words",
     );
     assert_eq!(
         (&made["workdir"], &made["hook"]["group"]),
@@ -113,10 +116,10 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
     lineage_tells(&cluster);
 
     // A batch ends earlier on request; there is no batch before the first file.
-    let none = cluster.run(&["hook", "end", "words"]);
+    let none = cluster.run(&["rule", "flush", "words"]);
     assert!(none.err.contains("no file has come"), "{}", none.err);
     cluster.sh("seq 7 > run/step-7.txt");
-    let ended = cluster.json(&["hook", "end", "words", "--wait"]);
+    let ended = cluster.json(&["rule", "flush", "words", "--wait"]);
     assert_eq!(
         (&ended["batch"], &ended["state"]),
         (&2.into(), &"done".into()),
@@ -125,29 +128,29 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
     assert_eq!(cluster.sh("cut -d' ' -f1 run/all-2"), "7\n");
     assert!(
         cluster
-            .run(&["hook", "list"])
+            .run(&["rule", "list"])
             .out
             .contains("/run/step-*.txt")
     );
-    cluster.json(&["hook", "remove", "words"]);
+    cluster.json(&["rule", "delete", "words"]);
     cluster.sh("seq 2 > run/step-8.txt");
-    assert_eq!(cluster.json(&["hook", "list"]), serde_json::json!([]));
+    assert_eq!(cluster.json(&["rule", "list"]), serde_json::json!([]));
 
     // A file may stay, and is evicted from the tier as soon as it is stored.
     add(
         &cluster,
-        "'/run/step-*.txt' --map wordcount --output 'w/${name}' --inputs evict",
+        "'/run/step-*.txt' --map wordcount --result 'w/${name}' --inputs evict",
     );
     cluster.sh("seq 6 > run/step-6.txt");
     wait("it is mapped", || count(&cluster, "wordcount", "done") == 1);
-    cluster.run(&["drain", "/run", "--wait"]);
+    cluster.run(&["stage", "out", "/run", "--wait"]);
     wait("it is stored, and in the tier no more", || {
-        let layout = cluster.json(&["layout", "/run/step-6.txt"]);
+        let layout = cluster.json(&["stat", "/run/step-6.txt"]);
         let replicas = layout["parts"][0]["replicas"].as_array().unwrap().clone();
         replicas.len() == 1 && replicas[0]["node"] == 0
     });
     assert_eq!(cluster.sh("wc -l < run/step-6.txt"), "6\n");
-    let check = cluster.run(&["check"]);
+    let check = cluster.run(&["cluster", "fsck"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
@@ -202,7 +205,7 @@ fn map_during_write_equals_map_of_sealed_file() {
             add(
                 &cluster,
                 &format!(
-                    "'/run/*.f64' --map '{map}' --output '{name}/${{stem}}-{on}' --on {on} --name {name}-{on}"
+                    "'/run/*.f64' --map '{map}' --result '{name}/${{stem}}-{on}' --on {on} --name {name}-{on}"
                 ),
             );
         }
@@ -261,11 +264,11 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
         add(
             &cluster,
             &format!(
-                "'/run/*.dat' --map '{map}' --output '{name}/${{name}}' --name {name} {bounds}"
+                "'/run/*.dat' --map '{map}' --result '{name}/${{name}}' --name {name} {bounds}"
             ),
         );
     }
-    let reduced = "--map wordcount --output all --reduce 'cat {inputs}' --inputs delete";
+    let reduced = "--map wordcount --result all --reduce 'cat {inputs}' --inputs delete";
     add(&cluster, &format!("'/run/*.dat' {reduced} --name good"));
     cluster.sh("seq 5 > run/a.dat");
     for name in ["crash", "hang", "endless"] {
@@ -287,11 +290,11 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
     );
     // One of the hooks that could not map the file is fixed, and the others are removed: then no hook needs the file any more.
     for name in ["hang", "endless"] {
-        cluster.json(&["hook", "remove", name]);
+        cluster.json(&["rule", "delete", name]);
     }
     add(
         &cluster,
-        "'/run/*.dat' --map wordcount --output 'repaired/${name}' --name crash --replace",
+        "'/run/*.dat' --map wordcount --result 'repaired/${name}' --name crash --replace",
     );
     cluster.json(&["rule", "retry", "crash"]);
     wait("it is mapped by the repaired hook, and goes", || {
@@ -309,7 +312,7 @@ fn batch_with_unmapped_file_fails_until_kernel_is_fixed() {
     cluster.sh("mkdir run");
     let half = |map: &str| {
         format!(
-            "'/run/*.csv' --map '{map}' --output half --reduce 'cat {{inputs}}' --marker DONE --inputs delete --name half"
+            "'/run/*.csv' --map '{map}' --result half --reduce 'cat {{inputs}}' --marker DONE --inputs delete --name half"
         )
     };
     add(&cluster, &half("/bin/grep -v bad"));
@@ -317,7 +320,7 @@ fn batch_with_unmapped_file_fails_until_kernel_is_fixed() {
     wait("the batch has failed", || {
         batch(&cluster, "half", 1) == "failed"
     });
-    let printed = cluster.run(&["hook", "show", "half"]).out;
+    let printed = cluster.run(&["rule", "show", "half"]).out;
     assert!(printed.contains("/run/2.csv was not mapped"), "{printed}");
     assert!(!cluster.try_sh("test -e run/half").ok);
     wait("what was mapped is deleted, and no other", || {
@@ -340,25 +343,25 @@ fn hooks_have_only_the_rights_of_their_owner() {
     cluster.sh("mkdir -m 755 run; mkdir -m 777 out");
     add(
         &cluster,
-        "'/run/*.dat' --map wordcount --output '/out/root-${name}' --name roots",
+        "'/run/*.dat' --map wordcount --result '/out/root-${name}' --name roots",
     );
     let other = |args: &str| {
         let user = "setpriv --reuid 65534 --regid 65534 --clear-groups";
         cluster.try_sh(&format!("{user} {:?} {args}", cluster.tidemill()))
     };
     let mine = other(
-        "hook add '/run/*.dat' --map wordcount --output '/out/${name}' --inputs delete --name mine",
+        "rule create '/run/*.dat' --map wordcount --result '/out/${name}' --inputs delete --name mine",
     );
     assert!(mine.ok, "{}", mine.err);
-    for what in ["show", "end", "remove"] {
-        let printed = other(&format!("hook {what} roots"));
+    for what in ["show", "flush", "delete"] {
+        let printed = other(&format!("rule {what} roots"));
         assert!(
             !printed.ok && printed.err.contains("no rule roots"),
             "{what}: {}",
             printed.err
         );
     }
-    let all = other("rule add --for-all /dev/null");
+    let all = other("rule create --for-all /dev/null");
     assert!(!all.ok, "{}", all.out);
     cluster.sh("umask 077; echo secret > run/secret.dat; umask 022; echo plain > run/plain.dat");
     wait("both have seen what they may", || {
@@ -394,7 +397,7 @@ fn hooks_file_accepts_text_of_the_paper() {
     .unwrap_err();
     let error = cluster.sh("cat .tidemill/$(id -un)/last-error");
     assert!(error.contains("line 6") && error.contains("mop"), "{error}");
-    assert_eq!(cluster.json(&["hook", "list"]), serde_json::json!([]));
+    assert_eq!(cluster.json(&["rule", "list"]), serde_json::json!([]));
     std::fs::write(cluster.at(".tidemill/hooks"), text).unwrap();
     let listed = cluster.sh("cat .tidemill/hooks");
     assert!(
@@ -407,7 +410,7 @@ fn hooks_file_accepts_text_of_the_paper() {
     });
     assert_eq!(cluster.sh("cut -d' ' -f1 run/all"), "4\n");
     // The listed text makes the same hook again.
-    cluster.json(&["hook", "remove", "wordcount"]);
+    cluster.json(&["rule", "delete", "wordcount"]);
     std::fs::write(cluster.at(".tidemill/hooks"), &listed).unwrap();
     assert_eq!(cluster.sh("cat .tidemill/hooks"), listed);
 }
@@ -422,12 +425,12 @@ fn lagging_maps_run_after_close_and_lose_nothing() {
     };
     cluster.sh("mkdir run");
     let hook = |map: &str| {
-        format!("'/run/*.dat' --map {map} --output 'sums/${{name}}' --on write --name sums")
+        format!("'/run/*.dat' --map {map} --result 'sums/${{name}}' --on write --name sums")
     };
     add(&cluster, &hook("/usr/bin/md5sum"));
     let gone = add(
         &cluster,
-        "'/run/*.dat' --map wordcount --output 'w/${name}' --on write --name gone",
+        "'/run/*.dat' --map wordcount --result 'w/${name}' --on write --name gone",
     );
     let files = |name: &str| {
         cluster
@@ -438,7 +441,7 @@ fn lagging_maps_run_after_close_and_lose_nothing() {
     };
     let first = create(&cluster, "run/first.dat");
     wait("it is begun", || files("sums") == 1);
-    cluster.json(&["hook", "remove", &gone["rule"].to_string()]);
+    cluster.json(&["rule", "delete", &gone["rule"].to_string()]);
     drop(first);
     wait("it is mapped", || count(&cluster, "sums", "done") == 1);
     cluster.json(&["rule", "pause", "sums"]);
@@ -471,7 +474,7 @@ fn lagging_maps_run_after_close_and_lose_nothing() {
     // The previous definition of the hook started the first map.
     assert!(same >= 21 && rest.lines().count() == 22, "{first}\n{rest}");
     assert_eq!(show(&cluster, "sums")["hook"]["behind"]["files"], 0);
-    let health = cluster.json(&["health"]);
+    let health = cluster.json(&["cluster", "health"]);
     assert_eq!(health["lost"], 0, "{health}");
 }
 
@@ -483,10 +486,10 @@ fn maps_of_removed_hook_end_when_their_file_is_abandoned() {
     cluster.sh("mkdir run");
     add(
         &cluster,
-        "'/run/*.dat' --map /usr/bin/md5sum --output 'sums/${name}' --on write --name sums",
+        "'/run/*.dat' --map /usr/bin/md5sum --result 'sums/${name}' --on write --name sums",
     );
     let running = || {
-        let jobs = cluster.json(&["jobs"]);
+        let jobs = cluster.json(&["job", "list"]);
         let jobs = jobs.as_array().unwrap().iter();
         jobs.filter(|job| job["state"] == "running").count()
     };
@@ -498,7 +501,7 @@ fn maps_of_removed_hook_end_when_their_file_is_abandoned() {
         file
     };
     let (abandoned, stays) = (begin("abandoned", 1), begin("stays", 2));
-    cluster.json(&["hook", "remove", "sums"]);
+    cluster.json(&["rule", "delete", "sums"]);
     cluster.sh("rm run/abandoned.dat");
     drop(abandoned);
     wait("nothing waits for what is deleted", || running() == 1);
@@ -507,7 +510,7 @@ fn maps_of_removed_hook_end_when_their_file_is_abandoned() {
         cluster.at("run/sums/stays.dat").exists()
     });
     wait("all jobs have ended", || running() == 0);
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
 }
 
 /// Writes files in another directory on the same node, so that a new file is always open, until `end` is set.
@@ -547,7 +550,7 @@ fn maps_wait_for_end_of_burst_up_to_a_limit() {
     ] {
         let bounds = "--on write --time 3s";
         let words = format!(
-            "'/run/*.f64' --map '{map}' --output '{name}/${{stem}}' --name {name} {bounds}"
+            "'/run/*.f64' --map '{map}' --result '{name}/${{stem}}' --name {name} {bounds}"
         );
         add(&cluster, &words);
     }

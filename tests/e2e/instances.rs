@@ -17,7 +17,7 @@ fn with_stripes(remote: bool, size: usize) -> Option<(Cluster, Vec<u8>)> {
     })?;
     let bytes = Chance(size as u64).bytes(size);
     cluster.sh("mkdir d");
-    assert!(cluster.run(&["stripe", "/d", "64KiB"]).ok);
+    assert!(cluster.run(&["set", "/d", "stripe=64KiB"]).ok);
     std::fs::write(cluster.at("d/f"), &bytes).unwrap();
     cluster.sh("sync d/f");
     Some((cluster, bytes))
@@ -36,7 +36,7 @@ fn got(cluster: &Cluster, path: &str) -> Vec<u8> {
 }
 
 fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
-    let layout = cluster.json(&["layout", path]);
+    let layout = cluster.json(&["stat", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
     let first = |part: &Value| part["replicas"][0]["node"].as_u64().unwrap();
     parts.map(first).collect()
@@ -70,7 +70,7 @@ fn instance_outputs_are_striped_like_input_without_moves() {
         assert!(std::fs::read(cluster.at("out")).unwrap() == upper(&bytes));
         let lies = nodes(&cluster, "/d/f");
         assert_eq!(nodes(&cluster, "/out"), lies);
-        let reported = cluster.json(&["jobs", &id.to_string()]);
+        let reported = cluster.json(&["job", "show", &id.to_string()]);
         let tasks = reported["tasks"].as_array().unwrap();
         assert_eq!(tasks.len(), 4, "three task instances and what joins them");
         for (index, task) in tasks[..3].iter().enumerate() {
@@ -84,7 +84,7 @@ fn instance_outputs_are_striped_like_input_without_moves() {
             "{reported:#}"
         );
         // The lineage shows the task instances as one task.
-        let lineage = cluster.json(&["lineage", "/out", "--format", "json"]);
+        let lineage = cluster.json(&["lineage", "show", "/out", "--format", "json"]);
         let runs = lineage["runs"].as_array().unwrap();
         assert_eq!(runs.len(), 1, "{lineage:#}");
         assert_eq!(runs[0]["name"], "turned");
@@ -92,7 +92,7 @@ fn instance_outputs_are_striped_like_input_without_moves() {
         let all = bytes.len() as u64;
         assert!((all..all + 1000).contains(&read), "{lineage:#}");
         assert!(lineage.to_string().contains("/d/f"), "{lineage:#}");
-        let check = cluster.run(&["check", "--age", "0"]);
+        let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
@@ -114,8 +114,8 @@ fn instance_outputs_survive_every_loss() {
     let printed = cluster.rebuild();
     assert_eq!(printed["missing"], Value::from([0; 0]), "{printed}");
     assert!(std::fs::read(cluster.at("out")).unwrap() == upper(&bytes));
-    assert_eq!(cluster.json(&["layout", "/out"])["layout"], "striped");
-    let check = cluster.run(&["check", "--age", "0"]);
+    assert_eq!(cluster.json(&["stat", "/out"])["layout"], "striped");
+    let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
     assert!(check.ok, "{}{}", check.out, check.err);
     // The deletion of the file removes its parts, and nothing else.
     let before = objects(&cluster);
@@ -168,7 +168,7 @@ fn each_stripe_of_a_file_becomes_a_file_of_its_own() {
         );
     }
     let lies = nodes(&cluster, "/d/f");
-    let reported = cluster.json(&["jobs", &id.to_string()]);
+    let reported = cluster.json(&["job", "show", &id.to_string()]);
     for (index, task) in reported["tasks"].as_array().unwrap().iter().enumerate() {
         assert_eq!(task["node"].as_u64(), Some(lies[index % 3]), "{task:#}");
         assert_eq!(task["transferred_bytes"], 0);
@@ -209,7 +209,7 @@ fn failed_instance_is_retried_alone_and_leaves_nothing() {
     let id = cluster.submit(&job(&fails));
     let reported = cluster.ended(id);
     assert_eq!(reported["state"], "failed", "{reported:#}");
-    let reported = cluster.json(&["jobs", &id.to_string()]);
+    let reported = cluster.json(&["job", "show", &id.to_string()]);
     let failed: Vec<&Value> = reported["tasks"]
         .as_array()
         .unwrap()
@@ -219,7 +219,7 @@ fn failed_instance_is_retried_alone_and_leaves_nothing() {
     assert_eq!(failed.len(), 1, "{reported:#}");
     assert_eq!(failed[0]["name"], "turned[1]");
     assert_eq!(failed[0]["tries"], 2);
-    let logs = cluster.json(&["logs", &id.to_string()]);
+    let logs = cluster.json(&["job", "logs", &id.to_string()]);
     assert!(
         logs.to_string().contains("this one will not do"),
         "{logs:#}"
@@ -263,7 +263,7 @@ fn instance_on_full_device_runs_elsewhere() {
     // Each part is larger than the space that a node reserves for its own database, and frees when there is no space.
     let bytes = Chance(7).bytes(300 * UNIT);
     cluster.sh("mkdir d");
-    assert!(cluster.run(&["stripe", "/d", "64KiB"]).ok);
+    assert!(cluster.run(&["set", "/d", "stripe=64KiB"]).ok);
     std::fs::write(cluster.at("d/f"), &bytes).unwrap();
     with_slow_program(&cluster);
     cluster.sh("sync d/f");
@@ -277,7 +277,7 @@ fn instance_on_full_device_runs_elsewhere() {
         }
         cluster.done(id);
         assert!(got(&cluster, "/out") == upper(&bytes));
-        let reported = cluster.json(&["jobs", &id.to_string()]);
+        let reported = cluster.json(&["job", "show", &id.to_string()]);
         let tasks = &reported["tasks"].as_array().unwrap()[..3];
         let elsewhere = tasks.iter().all(|task| task["node"] != 1);
         assert!(elsewhere || begun, "{reported:#}");
@@ -286,7 +286,7 @@ fn instance_on_full_device_runs_elsewhere() {
         cluster.sh("rm out");
     }
     device.free();
-    let check = cluster.run(&["check", "--age", "0"]);
+    let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
     assert!(check.ok, "{}{}", check.out, check.err);
     assert!(got(&cluster, "/d/f") == bytes);
 }
@@ -327,12 +327,12 @@ fn striped_output_may_shrink_and_invalid_layouts_are_refused() {
     cluster.done(id);
     let expected: Vec<u8> = bytes.iter().copied().step_by(2).collect();
     assert!(got(&cluster, "/out") == expected);
-    assert_eq!(cluster.json(&["layout", "/out"])["unit"], UNIT / 2);
+    assert_eq!(cluster.json(&["stat", "/out"])["unit"], UNIT / 2);
     cluster.sh("rm out");
     let id = cluster.submit(&every(3));
     let reported = cluster.ended(id);
     assert_eq!(reported["state"], "failed", "{reported:#}");
-    let reported = cluster.json(&["jobs", &id.to_string()]);
+    let reported = cluster.json(&["job", "show", &id.to_string()]);
     assert!(
         reported
             .to_string()
@@ -459,7 +459,7 @@ fn records_across_stripes_are_read_once_and_whole() {
 
 /// Returns the number of bytes that the tasks of a job have transferred.
 fn transferred(cluster: &Cluster, job: u64) -> u64 {
-    let reported = cluster.json(&["jobs", &job.to_string()]);
+    let reported = cluster.json(&["job", "show", &job.to_string()]);
     let tasks = reported["tasks"].as_array().unwrap().iter();
     tasks
         .map(|task| task["transferred_bytes"].as_u64().unwrap())
@@ -510,12 +510,16 @@ fn instance_job_is_planned_reported_once_and_replaced() {
     let id = cluster.submit(&job(TURN)).to_string();
     cluster.done(id.parse().unwrap());
     // The bytes that task instances read and wrote are not counted again for the task that joins them.
-    let report = cluster.json(&["report", &id]);
+    let report = cluster.json(&["job", "report", &id]);
     let written = report["kernels"][0]["written_bytes"].as_u64();
     assert_eq!(written, Some(bytes.len() as u64), "{report:#}");
     let trace = cluster.path("trace.json");
     let trace = trace.to_str().unwrap();
-    assert!(cluster.run(&["jobs", &id, "--export-trace", trace]).ok);
+    assert!(
+        cluster
+            .run(&["job", "export-trace", &id, "--output", trace])
+            .ok
+    );
     let simulated = cluster.run(&["plan", "run", trace]);
     assert!(simulated.ok, "{}", simulated.err);
     bytes[7] ^= 1;
@@ -530,12 +534,12 @@ fn instance_job_is_planned_reported_once_and_replaced() {
     let again = cluster.json(&["submit", "--replace", script]);
     cluster.done(again["job"].as_u64().unwrap());
     assert!(got(&cluster, "/out") == upper(&bytes));
-    let versions = cluster.json(&["lineage", "/out", "--format", "json"]);
+    let versions = cluster.json(&["lineage", "show", "/out", "--format", "json"]);
     assert!(
         versions.to_string().contains("\"version\":2"),
         "{versions:#}"
     );
-    let check = cluster.run(&["check", "--age", "0"]);
+    let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
@@ -554,7 +558,7 @@ fn instances_with_several_outputs_are_counted_once() {
         assert!(got(&cluster, path) == bytes, "{path}");
         assert_eq!(nodes(&cluster, path), lies, "{path}");
     }
-    let lineage = cluster.json(&["lineage", "/other", "--format", "json"]);
+    let lineage = cluster.json(&["lineage", "show", "/other", "--format", "json"]);
     let run = &lineage["runs"][0];
     assert_eq!(run["read_bytes"], bytes.len(), "{lineage:#}");
     assert_eq!(run["written_bytes"], 2 * bytes.len(), "{lineage:#}");
@@ -576,11 +580,11 @@ fn cancelled_instances_leave_nothing_and_parts_are_private() {
     let before = objects(&cluster);
     let id = cluster.submit(&job(TURN)).to_string();
     wait("one task instance has ended", || {
-        let reported = cluster.json(&["jobs", &id]);
+        let reported = cluster.json(&["job", "show", &id]);
         reported["tasks_by_state"]["done"] == 1
     });
     assert!(!cluster.at("out").exists(), "a part is no file");
-    assert!(cluster.run(&["cancel", &id]).ok);
+    assert!(cluster.run(&["job", "cancel", &id]).ok);
     wait("what was made is deleted", || objects(&cluster) == before);
     assert!(!cluster.at("out").exists());
     // A user who may not read a file learns nothing of its parts, and gets none of them.

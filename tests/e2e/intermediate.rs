@@ -83,7 +83,7 @@ fn intermediate_stays_in_memory_until_used_and_is_recomputed() {
     cluster.start_node(0);
     cluster.wait_for_nodes(1);
     wait("what is lost is known", || {
-        let health = cluster.run(&["health", "--all"]);
+        let health = cluster.run(&["cluster", "health", "--all"]);
         health.out.contains("/w/middle") || !cluster.try_sh("cat w/middle > /dev/null").ok
     });
     assert_eq!(cluster.sh("cat w/said w/kept"), format!("{middle}\nmade\n"));
@@ -102,15 +102,15 @@ fn intermediate_stays_in_memory_until_used_and_is_recomputed() {
         ),
         (&1.into(), &0.into())
     );
-    let report = cluster.json(&["report", &id.to_string()]);
+    let report = cluster.json(&["job", "report", &id.to_string()]);
     assert_eq!(report["total"]["in_memory_bytes"], middle);
-    let explained = cluster.run(&["explain", &id.to_string()]).out;
+    let explained = cluster.run(&["job", "explain", &id.to_string()]).out;
     assert!(explained.contains("of it in the memory"), "{explained}");
     wait("it is deleted", || {
         bytes(&cluster).0 == 0 && !cluster.at("w/middle").exists()
     });
     assert_eq!(cluster.sh("ls w"), "go\nkept\nout\nsaid\n");
-    assert!(cluster.run(&["check", "--age", "0"]).ok);
+    assert!(cluster.run(&["cluster", "fsck", "--age", "0s"]).ok);
 }
 
 /// Neither full memory nor missing memory is a failure.
@@ -122,7 +122,7 @@ fn intermediate_too_large_for_memory_is_on_disk() {
     let id = cluster.submit(&job(middle));
     cluster.done(id);
     assert_eq!(cluster.sh("cat w/out"), expected(&cluster, middle));
-    let report = cluster.json(&["report", &id.to_string()]);
+    let report = cluster.json(&["job", "report", &id.to_string()]);
     assert_eq!(
         (
             &report["total"]["in_memory_bytes"],
@@ -130,7 +130,7 @@ fn intermediate_too_large_for_memory_is_on_disk() {
         ),
         (&0.into(), &1.into())
     );
-    let explained = cluster.run(&["explain", &id.to_string()]).out;
+    let explained = cluster.run(&["job", "explain", &id.to_string()]).out;
     assert!(explained.contains("not in memory"), "{explained}");
     wait("it is deleted", || !cluster.at("w/middle").exists());
     let wrong = job(1).replace("\"memory\"", "\"memry\"");
@@ -141,7 +141,7 @@ fn intermediate_too_large_for_memory_is_on_disk() {
         printed.err
     );
     let small = cluster.try_sh(&format!(
-        "{:?} node --id 7 --data-dir {:?} --intermediate-memory 1MiB",
+        "{:?} node run --id 7 --data-dir {:?} --intermediate-memory 1MiB",
         cluster.tidemill(),
         cluster.path("seven")
     ));

@@ -123,7 +123,7 @@ fn every_policy_gives_same_result_with_explanation() {
         for task in tasks {
             assert!(!task["kernel_hash"].as_str().unwrap().is_empty(), "{task}");
         }
-        let explained = cluster.json(&["explain", &job["job"].to_string()]);
+        let explained = cluster.json(&["job", "explain", &job["job"].to_string()]);
         let decisions = explained["decisions"].as_array().unwrap();
         assert!(decisions.len() >= 9, "{explained}");
         assert!(
@@ -179,7 +179,7 @@ fn logs_show_end_of_output_of_every_task() {
     );
     let job = cluster.ended(cluster.submit(&script));
     let id = job["job"].to_string();
-    let logs = cluster.json(&["logs", &id]);
+    let logs = cluster.json(&["job", "logs", &id]);
     let logs = logs.as_array().unwrap();
     let printed: Vec<_> = logs
         .iter()
@@ -202,12 +202,12 @@ fn logs_show_end_of_output_of_every_task() {
     let much = logs[2]["stdout"].as_str().unwrap();
     assert_eq!(much.len(), 16 << 10);
     assert!(much.ends_with("xlast\n") && !much.contains("first"));
-    let text = cluster.run(&["logs", &id, "well"]).out;
+    let text = cluster.run(&["job", "logs", &id, "well"]).out;
     assert!(
         text.contains("> fine") && text.contains("| careful"),
         "{text}"
     );
-    let silent = cluster.run(&["logs", &id, "silent"]);
+    let silent = cluster.run(&["job", "logs", &id, "silent"]);
     assert!(silent.ok && silent.out.contains("silent"), "{}", silent.out);
 }
 
@@ -268,7 +268,7 @@ fn cancel_stops_running_and_waiting_tasks() {
     wait("it runs", || {
         cluster.job(job)["tasks"][0]["state"] == "running"
     });
-    assert!(cluster.run(&["cancel", &job.to_string()]).ok);
+    assert!(cluster.run(&["job", "cancel", &job.to_string()]).ok);
     assert_eq!(cluster.ended(job)["state"], "cancelled");
     assert!(cluster.run(&["status"]).ok);
     wait("the node is idle", || {
@@ -343,7 +343,7 @@ fn montage_in_the_cluster_gives_the_same_mosaic_as_outside() {
     cluster.sh(&format!(
         "cmp m/mosaic.fits {plain}/mosaic.fits && cmp m/mosaic.png {plain}/mosaic.png"
     ));
-    let lineage = cluster.json(&["lineage", "/m/mosaic.png", "--up"]);
+    let lineage = cluster.json(&["lineage", "show", "/m/mosaic.png", "--up"]);
     assert_eq!(
         lineage["runs"].as_array().unwrap().len(),
         36,

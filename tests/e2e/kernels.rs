@@ -182,7 +182,7 @@ fn job(kernel: &str) -> String {
 /// Runs a kernel by its name; returns its output, and the hash of its code in the lineage of the output.
 fn run(cluster: &Cluster, kernel: &str) -> (String, String) {
     cluster.done(cluster.submit(&job(kernel)));
-    let lineage = cluster.json(&["lineage", "/w/out"]);
+    let lineage = cluster.json(&["lineage", "show", "/w/out"]);
     let hash = lineage["runs"][0]["kernel_hash"]
         .as_str()
         .unwrap()
@@ -323,16 +323,16 @@ fn kernel_versions_are_kept_and_run_by_name() {
 
     others_cannot_have_it_unless_allowed(&cluster);
 
-    cluster.json(&["kernel", "remove", "say@2"]);
+    cluster.json(&["kernel", "delete", "say@2"]);
     assert_eq!(run(&cluster, "say").0, "one");
-    cluster.json(&["kernel", "remove", "say"]);
+    cluster.json(&["kernel", "delete", "say"]);
     let gone = cluster.try_submit(&job("say"));
     assert!(
         !gone.ok && all(&gone).contains("/kernels/0"),
         "{}",
         all(&gone)
     );
-    assert!(!cluster.run(&["kernel", "remove", "say"]).ok);
+    assert!(!cluster.run(&["kernel", "delete", "say"]).ok);
 }
 
 fn others_cannot_have_it_unless_allowed(cluster: &Cluster) {
@@ -434,7 +434,7 @@ fn modules_run_by_name_and_compile_once() {
         cluster.sh("cat w/a.out w/b.out w/c.out"),
         "five\nfive\nfive\n"
     );
-    let hash = &cluster.json(&["lineage", "/w/b.out"])["runs"][0]["kernel_hash"];
+    let hash = &cluster.json(&["lineage", "show", "/w/b.out"])["runs"][0]["kernel_hash"];
     assert_eq!(*hash, cluster.json(&["kernel", "list"])["own"][0]["hash"]);
     let kept = std::fs::read_dir(cluster.node_directory(0).join("wasm")).unwrap();
     assert_eq!(kept.count(), 1);

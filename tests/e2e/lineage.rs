@@ -12,9 +12,9 @@ fn lineage_survives_renames_and_rewrites() {
         { name = "copy"; kernel = "/bin/cp"; args = ["in", "mid"]; input = ["in"]; output = ["mid"]; },
         { name = "count"; kernel = "wordcount"; input = ["mid"]; output = ["out"]; } );"#;
     cluster.done(cluster.submit(job));
-    let before = cluster.json(&["lineage", "/w/out"]);
+    let before = cluster.json(&["lineage", "show", "/w/out"]);
     cluster.sh("mv w/out w/result; mv w/in w/renamed; echo changed > w/renamed");
-    let after = cluster.json(&["lineage", "/w/result"]);
+    let after = cluster.json(&["lineage", "show", "/w/result"]);
     let runs = after["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 2, "{after:#}");
     let inputs = |lineage: &serde_json::Value| {
@@ -37,10 +37,10 @@ fn lineage_survives_renames_and_rewrites() {
         assert!(!run["kernel_hash"].as_str().unwrap().is_empty());
         assert!(run["end"].as_i64().unwrap() >= run["start"].as_i64().unwrap());
     }
-    let down = cluster.run(&["lineage", "/w/renamed", "--down"]);
+    let down = cluster.run(&["lineage", "show", "/w/renamed", "--down"]);
     assert!(down.ok, "{}", down.err);
     for format in ["text", "dot", "svg", "prov-json"] {
-        let printed = cluster.run(&["lineage", "/w/result", "--format", format]);
+        let printed = cluster.run(&["lineage", "show", "/w/result", "--format", format]);
         assert!(
             printed.ok && printed.out.contains("count"),
             "{format}: {}{}",

@@ -78,7 +78,7 @@ fn program_reads_variable_values_as_plain_file() {
         assert_eq!(second, expected);
         // The chunks are compressed and shuffled.
         cluster.done(cluster.submit(&show("netcdf4.nc", "deflated", "stripe-object")));
-        let lies = cluster.json(&["variables", "/netcdf4.nc", "deflated"]);
+        let lies = cluster.json(&["inspect", "/netcdf4.nc", "deflated"]);
         let parts = lies["variables"][0]["where"].as_array().unwrap().len();
         let made = cluster.sh("ls v/deflated.*").lines().count();
         assert!((1..=parts).contains(&made), "{lies:#}");
@@ -117,7 +117,7 @@ fn kernels_run_on_nodes_with_values_and_read_each_once() {
     ));
     let reported = cluster.done(id);
     let tasks = reported["tasks"].as_array().unwrap();
-    let layout = cluster.json(&["layout", "/records"]);
+    let layout = cluster.json(&["stat", "/records"]);
     for (task, part) in tasks.iter().zip(layout["parts"].as_array().unwrap()) {
         assert_eq!(task["node"], part["replicas"][0]["node"], "{reported:#}");
     }
@@ -182,7 +182,7 @@ fn missing_or_corrupt_variable_is_reported() {
     put(&cluster, &cluster.path("none"), "/none.nc");
     reported("none.nc", "netcdf:deflated");
     // One byte within a chunk changes: the header stays the same.
-    let lies = cluster.json(&["variables", "/good.nc", "deflated"]);
+    let lies = cluster.json(&["inspect", "/good.nc", "deflated"]);
     assert!(lies["variables"][0]["where"][0]["bytes"].as_u64().unwrap() > 0);
     let streams: Vec<usize> = (0..bytes.len() - 1)
         .filter(|&at| bytes[at] == 0x78 && matches!(bytes[at + 1], 0x01 | 0x5e | 0x9c | 0xda))
@@ -272,7 +272,7 @@ fn merged_result_of_instances_equals_whole_result() {
                 "{per}"
             );
         }
-        let lineage = cluster.json(&["lineage", "/merged", "--format", "json"]);
+        let lineage = cluster.json(&["lineage", "show", "/merged", "--format", "json"]);
         let runs = lineage["runs"].as_array().unwrap();
         assert_eq!(runs.len(), 1, "{lineage:#}");
         assert_eq!(
@@ -283,7 +283,7 @@ fn merged_result_of_instances_equals_whole_result() {
             )
         );
         assert!(lineage.to_string().contains("/netcdf4.nc"), "{lineage:#}");
-        let check = cluster.run(&["check", "--age", "0"]);
+        let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
@@ -310,7 +310,7 @@ fn user_kernel_merges_outputs_of_instances() {
         "smallest\n",
         "what task instances wrote has no names"
     );
-    let lineage = cluster.json(&["lineage", "/d/smallest", "--format", "json"]);
+    let lineage = cluster.json(&["lineage", "show", "/d/smallest", "--format", "json"]);
     assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
     // A failed task instance fails the task, and no output is left.
     let fails = r#"name = "r"; kernel = "sh"; type = "program"; args = [ "-c", "[ %part != 1 ] && echo %part" ]; per = "stripe-object"; retries = 0;
@@ -318,7 +318,7 @@ fn user_kernel_merges_outputs_of_instances() {
     let ended = cluster.ended(cluster.submit(&job(fails)));
     assert_eq!(ended["state"], "failed", "{ended:#}");
     assert!(!cluster.at("none").exists());
-    let check = cluster.run(&["check", "--age", "0"]);
+    let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
@@ -374,7 +374,7 @@ fn a_directory_is_summed(cluster: &Cluster) {
         cluster.sh("cat n2"),
         "it is in no chunk"
     );
-    let lineage = cluster.json(&["lineage", "/n1", "--format", "json"]);
+    let lineage = cluster.json(&["lineage", "show", "/n1", "--format", "json"]);
     assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
     assert!(lineage.to_string().contains("/tas/c/"), "{lineage:#}");
     // A corrupt chunk, and a directory that is no Zarr.
@@ -496,7 +496,7 @@ fn zarr_directory_is_read_on_nodes_with_its_chunks() {
             cluster.sh("rm -r v l; mkdir v l");
         }
         a_directory_is_summed(&cluster);
-        let check = cluster.run(&["check", "--age", "0"]);
+        let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
@@ -536,7 +536,7 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
         );
         let reported = cluster.done(cluster.submit(&parts));
         let tasks = reported["tasks"].as_array().unwrap();
-        let layout = cluster.json(&["layout", "/t.csv"]);
+        let layout = cluster.json(&["stat", "/t.csv"]);
         for (task, part) in tasks.iter().zip(layout["parts"].as_array().unwrap()) {
             assert_eq!(task["node"], part["replicas"][0]["node"], "{reported:#}");
         }

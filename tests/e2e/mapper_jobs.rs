@@ -104,7 +104,7 @@ fn program_mapper_defines_input_of_instances() {
     cluster.sh("cat chunk/* > all");
     assert_eq!(std::fs::read(cluster.at("all")).unwrap(), expected);
     // Each task instance runs where most of its bytes are: not even chunks across stripes are transferred completely.
-    let layout = cluster.json(&["layout", "/pieces"]);
+    let layout = cluster.json(&["stat", "/pieces"]);
     let size = layout["size"].as_u64().unwrap();
     let tasks = reported["tasks"].as_array().unwrap();
     let transferred = tasks
@@ -154,7 +154,7 @@ fn program_mapper_defines_input_of_instances() {
     }
     // The printed maps have no name, and are deleted.
     wait("nothing is left of maps", || {
-        cluster.run(&["check", "--age", "0"]).ok
+        cluster.run(&["cluster", "fsck", "--age", "0s"]).ok
     });
     assert!(!cluster.sh("ls -A").contains("tidemill-map"));
 }
@@ -242,7 +242,7 @@ fn failing_program_mapper_is_reported() {
     let rule = cluster.path("r.rule");
     let text = r#"name = "r"; workdir = "/"; pattern = "in/*"; task = { kernel = "wc"; per = "chunk"; variable = "program:m0"; output = [ "n.%chunk" ]; };"#;
     std::fs::write(&rule, text).unwrap();
-    let printed = cluster.run(&["rule", "add", rule.to_str().unwrap()]);
+    let printed = cluster.run(&["rule", "create", rule.to_str().unwrap()]);
     assert!(
         !printed.ok && printed.err.contains("none is run for a map here"),
         "{}",
@@ -255,11 +255,11 @@ fn failing_program_mapper_is_reported() {
 fn the_server_is_killed_meanwhile(cluster: &mut Cluster, job: &str) {
     script(cluster, "naps", "#!/bin/sh\nsleep 1\necho nothing\n");
     let jobs = |cluster: &Cluster, state: &str| {
-        let all = cluster.json(&["jobs"]);
+        let all = cluster.json(&["job", "list"]);
         let all = all.as_array().unwrap().iter();
         all.filter(|job| job["state"] == state).count()
     };
-    let before = cluster.json(&["jobs"]).as_array().unwrap().len();
+    let before = cluster.json(&["job", "list"]).as_array().unwrap().len();
     std::fs::write(cluster.path("naps.conf"), job).unwrap();
     let mut waits = cluster
         .tidemill()
@@ -276,11 +276,11 @@ fn the_server_is_killed_meanwhile(cluster: &mut Cluster, job: &str) {
     cluster.kill_server();
     cluster.start_server();
     wait("it has ended", || jobs(cluster, "running") == 0);
-    let all = cluster.json(&["jobs"]);
+    let all = cluster.json(&["job", "list"]);
     let all = all.as_array().unwrap();
     assert_eq!(all.len(), before + 1, "{all:#?}");
     assert!(all.iter().all(|job| job["name"] == "j.map"), "{all:#?}");
     wait("nothing is left of it", || {
-        cluster.run(&["check", "--age", "0"]).ok
+        cluster.run(&["cluster", "fsck", "--age", "0s"]).ok
     });
 }

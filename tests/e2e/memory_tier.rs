@@ -30,7 +30,7 @@ fn start() -> Option<Cluster> {
 
 /// Returns the node with the first replica of a file.
 fn node_of(cluster: &Cluster, path: &str) -> u64 {
-    let layout = cluster.json(&["layout", path]);
+    let layout = cluster.json(&["stat", path]);
     layout["parts"][0]["replicas"][0]["node"].as_u64().unwrap()
 }
 
@@ -95,7 +95,7 @@ fn files_in_memory_on_request_survive_every_kill() {
     cluster.wait_for_nodes(3);
     cluster.start_mount();
     assert!(std::fs::read(cluster.at("m/below/f")).unwrap() == content);
-    assert!(cluster.run(&["check", "--age", "0"]).ok);
+    assert!(cluster.run(&["cluster", "fsck", "--age", "0s"]).ok);
     // A rewritten file begins with its old content, and is in memory as well.
     cluster.sh("printf more >> m/below/f");
     assert_eq!(node_of(&cluster, "/m/below/f"), MEMORY);
@@ -192,7 +192,7 @@ for at in range(0, 60 << 20, 4096):
     std::fs::write(cluster.at("m/new"), b"fits").unwrap();
     assert_eq!(node_of(&cluster, "/m/new"), MEMORY);
     wait("nothing is left over", || {
-        cluster.run(&["check", "--age", "0"]).ok
+        cluster.run(&["cluster", "fsck", "--age", "0s"]).ok
     });
 }
 
@@ -200,7 +200,7 @@ for at in range(0, 60 << 20, 4096):
 fn lost(cluster: &Cluster) -> Vec<String> {
     let mut command = cluster.tidemill();
     let printed = command
-        .args(["--json", "health", "--all"])
+        .args(["--json", "cluster", "health", "--all"])
         .output()
         .unwrap();
     let health: Value = serde_json::from_slice(&printed.stdout).unwrap();
@@ -223,7 +223,7 @@ fn files_lost_with_host_memory_are_reported() {
         "mkdir m/two; setfattr -n user.tidemill.replicas -v 2,now m/two; echo kept > m/two/kept; sync m/two/kept
          echo gone > m/gone; echo disk > d/disk; echo old > m/again; sync m/gone m/again",
     );
-    let replicas = cluster.json(&["layout", "/m/two/kept"]);
+    let replicas = cluster.json(&["stat", "/m/two/kept"]);
     assert_eq!(replicas["parts"][0]["replicas"][0]["node"], MEMORY);
     let mut open = std::fs::File::create(cluster.at("m/open")).unwrap();
     open.write_all(b"half").unwrap();
@@ -242,7 +242,7 @@ fn files_lost_with_host_memory_are_reported() {
         assert!(!cluster.try_sh(&format!("cat .{path}")).ok);
     }
     assert_eq!(cluster.sh("cat m/two/kept d/disk"), "kept\ndisk\n");
-    let check = cluster.run(&["check", "--age", "0"]);
+    let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
     assert!(!check.ok && check.out.contains("/m/gone"), "{}", check.out);
     // The loss is recorded permanently.
     cluster.kill_server();
@@ -251,11 +251,11 @@ fn files_lost_with_host_memory_are_reported() {
     assert_eq!(lost(&cluster), named);
     // A file with another replica is recreated in memory, and a file that is written again is available again.
     cluster.sh("echo new > m/again; rm m/gone m/open m/probe");
-    wait("all is well", || cluster.run(&["health"]).ok);
+    wait("all is well", || cluster.run(&["cluster", "health"]).ok);
     assert_eq!(cluster.sh("cat m/again m/two/kept"), "new\nkept\n");
     assert_eq!(node_of(&cluster, "/m/again"), MEMORY);
     wait("nothing is left over", || {
-        cluster.run(&["check", "--age", "0"]).ok
+        cluster.run(&["cluster", "fsck", "--age", "0s"]).ok
     });
 }
 
@@ -296,7 +296,7 @@ fn ordinary_user_gets_shared_memory_up_to_limit() {
     );
     let printed = run("sh", &["-c", &script]);
     let place = |path: &str| {
-        let layout = tidemill(&["--json", "layout", path]).out;
+        let layout = tidemill(&["--json", "stat", path]).out;
         let layout: Value = serde_json::from_str(&layout).unwrap_or_default();
         layout["parts"][0]["replicas"][0]["node"].as_u64()
     };

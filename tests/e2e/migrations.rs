@@ -5,9 +5,9 @@ use std::io::{Read, Seek};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Returns the node with the first replica of a file, from `tidemill layout`.
+/// Returns the node with the first replica of a file, from `tidemill stat`.
 fn node_of(cluster: &Cluster, path: &str) -> u64 {
-    let layout = cluster.json(&["layout", path]);
+    let layout = cluster.json(&["stat", path]);
     layout["parts"][0]["replicas"][0]["node"].as_u64().unwrap()
 }
 
@@ -81,7 +81,7 @@ fn node_is_drained_and_removed_under_load() {
             drained.out,
             drained.err
         );
-        let check = cluster.run(&["check", "--age", "0"]);
+        let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
         assert!(check.ok, "{}{}", check.out, check.err);
         assert!(
             !cluster.run(&["node", "remove", "1"]).ok,
@@ -105,7 +105,7 @@ fn taken_out(cluster: &mut Cluster) {
         assert_eq!(node_of(cluster, &format!("/d/f{number}")), 1);
     }
     assert!(std::fs::read(cluster.at("d/large")).unwrap() == vec![7; 3_000_000]);
-    let check = cluster.run(&["check", "--age", "0"]);
+    let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
     assert!(check.ok, "{}{}", check.out, check.err);
     let status = cluster.json(&["status"]);
     assert_eq!(status["nodes"].as_array().unwrap().len(), 1);
@@ -115,7 +115,12 @@ fn taken_out(cluster: &mut Cluster) {
         "{}",
         last.err
     );
-    assert!(cluster.run(&["lineage", "/d/two"]).out.contains("/d/one"));
+    assert!(
+        cluster
+            .run(&["lineage", "show", "/d/two"])
+            .out
+            .contains("/d/one")
+    );
 }
 
 #[test]
@@ -130,7 +135,7 @@ fn move_and_rebalance_survive_server_kills() {
         files.len() == 100 && files.iter().all(|file| file["writing"] != true)
     });
     let mut open = std::fs::File::open(cluster.at("d/f7")).unwrap();
-    let moved = cluster.run(&["move", "/d", "--node", "1"]);
+    let moved = cluster.run(&["migrate", "/d", "--node", "1"]);
     assert!(
         moved.ok && moved.out.contains("100 files"),
         "{}{}",
@@ -141,7 +146,7 @@ fn move_and_rebalance_survive_server_kills() {
     cluster.start_server();
     cluster.wait_for_nodes(2);
     wait("all are moved", || {
-        let printed = cluster.json(&["labels"]);
+        let printed = cluster.json(&["cluster", "tasks"]);
         printed["pending"].as_array().is_some_and(Vec::is_empty)
     });
     let mut read = Vec::new();
@@ -149,37 +154,37 @@ fn move_and_rebalance_survive_server_kills() {
     assert_eq!(read.len(), 20_000);
     drop(open);
     assert_eq!(node_of(&cluster, "/d/f99"), 1);
-    let again = cluster.json(&["move", "/d", "--node", "1"]);
+    let again = cluster.json(&["migrate", "/d", "--node", "1"]);
     assert_eq!(
         (again["files"].as_u64(), again["there"].as_u64()),
         (Some(0), Some(100))
     );
     for (bad, why) in [
-        (["move", "/d", "--node", "9"], "not part of the cluster"),
-        (["move", "/none", "--node", "0"], "no such file"),
+        (["migrate", "/d", "--node", "9"], "not part of the cluster"),
+        (["migrate", "/none", "--node", "0"], "no such file"),
     ] {
         let printed = cluster.run(&bad);
         assert!(!printed.ok && printed.err.contains(why), "{}", printed.err);
     }
-    assert!(!cluster.run(&["move", "/d"]).ok, "where to?");
-    let planned = cluster.json(&["rebalance", "--dry-run", "--within", "1"]);
+    assert!(!cluster.run(&["migrate", "/d"]).ok, "where to?");
+    let planned = cluster.json(&["cluster", "rebalance", "--dry-run", "--within", "1"]);
     // Their files are small compared with their capacity.
     assert_eq!(planned["flows"].as_array().map(Vec::len), Some(0));
     assert_eq!(planned["nodes"][1]["held_bytes"].as_u64(), Some(2_000_000));
-    let bad = cluster.run(&["rebalance", "--within", "0"]);
+    let bad = cluster.run(&["cluster", "rebalance", "--within", "0"]);
     assert!(!bad.ok && bad.err.contains("give 1 to 100"), "{}", bad.err);
     wait("what was there is removed", || {
-        let labels = cluster.json(&["labels"]);
+        let labels = cluster.json(&["cluster", "tasks"]);
         labels["labels"].as_array().is_some_and(Vec::is_empty)
     });
-    assert!(cluster.run(&["labels"]).ok);
-    let check = cluster.run(&["check", "--age", "0"]);
+    assert!(cluster.run(&["cluster", "tasks"]).ok);
+    let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
 /// Returns the nodes of the first replicas of a file's parts, in the order of the parts.
 fn nodes_of(cluster: &Cluster, path: &str) -> Vec<u64> {
-    let layout = cluster.json(&["layout", path]);
+    let layout = cluster.json(&["stat", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
     let first = |part: &serde_json::Value| part["replicas"][0]["node"].as_u64().unwrap();
     parts.map(first).collect()
@@ -208,7 +213,7 @@ fn striped_files_move_to_named_nodes_by_part() {
     let others: Vec<u64> = (0..4).filter(|one| !begun.contains(one)).collect();
     let move_to = |nodes: &[u64]| {
         let named: Vec<String> = nodes.iter().map(u64::to_string).collect();
-        cluster.run(&["--json", "move", "/f", "--node", &named.join(",")])
+        cluster.run(&["--json", "migrate", "/f", "--node", &named.join(",")])
     };
     for wrong in [&[others[0], 9][..], &[9]] {
         let refused = move_to(wrong);
@@ -241,6 +246,6 @@ fn striped_files_move_to_named_nodes_by_part() {
     });
     is_whole();
     wait("what is left over is removed", || {
-        cluster.run(&["check", "--age", "0"]).ok
+        cluster.run(&["cluster", "fsck", "--age", "0s"]).ok
     });
 }

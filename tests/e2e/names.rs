@@ -336,12 +336,12 @@ fn commands_and_json_handle_names_that_are_not_utf8() {
         "{found}"
     );
 
-    let layout = json_bytes(&cluster, &[b"layout", b"/n\xff"]);
+    let layout = json_bytes(&cluster, &[b"stat", b"/n\xff"]);
     assert_eq!(
         (&layout["path"], &layout["size"]),
         (&json!(r"/n\xff"), &json!(3))
     );
-    let lineage = json_bytes(&cluster, &[b"lineage", b"--versions", b"/n\xff"]);
+    let lineage = json_bytes(&cluster, &[b"lineage", b"versions", b"/n\xff"]);
     assert_eq!(lineage["versions"][0]["path"], r"/n\xff", "{lineage}");
     assert_eq!(
         lineage["found"]["objects"].as_array().unwrap().len(),
@@ -350,7 +350,7 @@ fn commands_and_json_handle_names_that_are_not_utf8() {
     );
     let scrub = cluster
         .tidemill()
-        .args(["scrub", "--wait"])
+        .args(["cluster", "scrub", "--wait"])
         .arg(OsStr::from_bytes(b"/n\xff"))
         .output();
     assert!(scrub.unwrap().status.success());
@@ -377,11 +377,11 @@ fn are_copied_and_moved(cluster: &Cluster) {
         std::fs::read(cluster.at("").join(OsStr::from_bytes(b"d\xff/n\xff"))).unwrap(),
         b"one"
     );
-    ok_bytes(cluster, &[b"stripe", b"/d\xff", b"1MiB,2"]);
+    ok_bytes(cluster, &[b"set", b"/d\xff", b"stripe=1MiB,2"]);
     ok_bytes(cluster, &[b"mkdir", b"-p", b"/d\xff/e\xff"]);
     ok_bytes(cluster, &[b"mv", b"/n\xff", b"/d\xff/e\xff"]);
     assert_eq!(ok_bytes(cluster, &[b"cat", b"/d\xff/e\xff/n\xff"]), b"one");
-    ok_bytes(cluster, &[b"move", b"/d\xff", b"--node", b"0"]);
+    ok_bytes(cluster, &[b"migrate", b"/d\xff", b"--node", b"0"]);
     ok_bytes(cluster, &[b"rm", b"/n\xfe"]);
     ok_bytes(cluster, &[b"rm", b"-r", b"/d\xff"]);
     assert!(!cluster.at("").join(OsStr::from_bytes(b"d\xff")).exists());

@@ -99,7 +99,7 @@ shutil.rmtree(f'{mount}/.tidemill')
     // The entries that the Linux kernel cached for the directory are not shown any more.
     assert_eq!(cluster.sh("ls w | wc -l; ls w/g | wc -l"), "628\n5\n");
     cluster.sh("for n in 1 2 3; do echo more >> w/$n; done; rm w/4; mv w/5 w/6; test ! -e w/4; tail -1 w/2 | grep -q more");
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
 }
 
 /// A caller without labels has only its own rights, finds no directory by its number alone, and breaks nothing.
@@ -228,7 +228,7 @@ for n in range({count}):
         ));
     }
     labels.wait_until_done();
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
 }
 
 /// On a node of another host without free space, a label fails or its file is whole.
@@ -284,12 +284,12 @@ fn many_new_files_respect_quotas_tiers_and_rules() {
     std::fs::write(cluster.path("seen.rule"), rule).unwrap();
     cluster.json(&[
         "rule",
-        "add",
+        "create",
         &cluster.path("seen.rule").display().to_string(),
     ]);
     wait("the mount knows the node of the memory tier", || {
         cluster.sh("echo x > workspaces/r/probe");
-        cluster.json(&["layout", "/workspaces/r/probe"])["parts"][0]["replicas"][0]["node"] == 1
+        cluster.json(&["stat", "/workspaces/r/probe"])["parts"][0]["replicas"][0]["node"] == 1
     });
     cluster.sh("rm workspaces/r/probe");
     let labels = Labels::of(&cluster, 0);
@@ -315,7 +315,7 @@ for label in of: label.wait()
 ",
     );
     let file = cluster.sh("ls workspaces/r | sed -n 1p");
-    let layout = cluster.json(&["layout", &format!("/workspaces/r/{}", file.trim())]);
+    let layout = cluster.json(&["stat", &format!("/workspaces/r/{}", file.trim())]);
     assert_eq!(layout["parts"][0]["replicas"][0]["node"], 1, "{layout:#}");
     wait("each file has triggered its rule", || {
         cluster.json(&["rule", "show", "seen"])["rule_runs"]["done"] == 40
@@ -324,7 +324,7 @@ for label in of: label.wait()
     assert_eq!(cluster.sh("ls w/out | wc -l"), "40\n");
     assert!(
         cluster
-            .run(&["lineage", "/w/out/39"])
+            .run(&["lineage", "show", "/w/out/39"])
             .out
             .contains("/w/in/39")
     );

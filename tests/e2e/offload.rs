@@ -38,12 +38,16 @@ bytes_per_sec = 1e7
 "#;
 
 fn offload(directory: &Path, args: &[&str]) -> Output {
+    plan(directory, &[&["offload"], args].concat())
+}
+
+fn plan(directory: &Path, args: &[&str]) -> Output {
     let calibration = directory.join("calibration.toml");
     if !calibration.exists() {
         std::fs::write(&calibration, CALIBRATION).unwrap();
     }
     Command::new(env!("CARGO_BIN_EXE_tidemill"))
-        .args(["--json", "--dir", ".", "plan", "offload"])
+        .args(["--json", "--dir", ".", "plan"])
         .args(args)
         .current_dir(directory)
         .env("HOME", directory)
@@ -52,7 +56,10 @@ fn offload(directory: &Path, args: &[&str]) -> Output {
 }
 
 fn advice(directory: &Path, args: &[&str]) -> Value {
-    let output = offload(directory, args);
+    answer(&offload(directory, args), args)
+}
+
+fn answer(output: &Output, args: &[&str]) -> Value {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{args:?}: {errors}");
     serde_json::from_slice(&output.stdout).unwrap()
@@ -125,7 +132,7 @@ fn missing_calibration_is_reported() {
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(text.contains(words), "{args:?}: {text}");
     };
-    refused(&["min", "--size", "1 GB"], "tidemill bench kernel min");
+    refused(&["min", "--size", "1 GB"], "tidemill kernel bench min");
     refused(&["max", "--size", "1 GB"], "give --link");
     refused(&["max", "--size", "1 X"], "is not a size");
     refused(
@@ -165,7 +172,7 @@ fn bench_measures_kernels_and_advises_on_file() {
         cluster.json(
             &[
                 &[
-                    "bench", "kernel", "--size", "32Mi", "--runs", "3", "-o", file,
+                    "kernel", "bench", "--size", "32Mi", "--runs", "3", "-o", file,
                 ],
                 args,
             ]
@@ -279,7 +286,7 @@ fn advice_charges_running_and_queued_tasks_to_node() {
         "name = \"busy\"; workdir = \"/\"; tasks = ( {tasks} );"
     ));
     wait("a kernel that runs", || {
-        cluster.json(&["jobs", &job.to_string()])["tasks"][0]["state"] == "running"
+        cluster.json(&["job", "show", &job.to_string()])["tasks"][0]["state"] == "running"
     });
     let busy = ask(&[]);
     // Their durations are not known: a minute is assumed for each.
@@ -295,7 +302,7 @@ fn advice_charges_running_and_queued_tasks_to_node() {
     );
     assert!(busy.to_string().contains("wait for its"), "{busy}");
     assert!(waits(&ask(&["--no-load"]), "node") < f64::EPSILON);
-    assert!(cluster.run(&["cancel", &job.to_string()]).ok);
+    assert!(cluster.run(&["job", "cancel", &job.to_string()]).ok);
 }
 
 #[test]
@@ -315,7 +322,7 @@ fn advised_policy_runs_job_and_explains_it() {
         { name = "two"; kernel = "wordcount"; input = ["1"]; output = ["2"]; } );"#;
     let job = cluster.submit(job);
     cluster.done(job);
-    let why = cluster.json(&["explain", &job.to_string()]);
+    let why = cluster.json(&["job", "explain", &job.to_string()]);
     let text = why.to_string();
     assert!(
         text.contains("\"advised\"") && text.contains("of all nodes and the server cores"),
@@ -328,9 +335,12 @@ fn advised_policy_runs_job_and_explains_it() {
 #[test]
 fn advice_says_whether_burst_tier_keeps_up_with_hook() {
     let directory = tempfile::tempdir().unwrap();
-    let to_be = "--hook /run/*.f64 --map max --burst 100GB --files 64 --nodes 4 --cores 4 --write-rate 2.5GB/s --every";
+    let to_be = "burst /run/*.f64 --map max --burst 100GB --files 64 --nodes 4 --cores 4 --write-rate 2.5GB/s --every";
     let to_be: Vec<&str> = to_be.split(' ').collect();
-    let ask = |more: &[&str]| advice(directory.path(), &[&to_be, more].concat());
+    let ask = |more: &[&str]| {
+        let args = [&to_be, more].concat();
+        answer(&plan(directory.path(), &args), &args)
+    };
     let fast = ask(&["60s", "--kernel-rate", "1 GB/s"]);
     assert_eq!(
         (&fast["keeps_up"], &fast["cores_needed"]),
@@ -347,7 +357,7 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
     );
     close(&slow["behind_bytes"], 25e9 * (250.0 - 3.6 - 200.0) / 250.0);
     let refused = |args: &[&str], words: &str| {
-        let output = offload(directory.path(), args);
+        let output = plan(directory.path(), args);
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(
             !output.status.success() && text.contains(words),
@@ -367,8 +377,11 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
         "0..=99",
     );
     refused(&[&to_be[..], &["60s"]].concat(), "can't reach the server");
-    refused(&["--hook", "h", "max", "/a"], "cannot be used with");
-    refused(&["max", "/a", "--burst", "1GB"], "--hook");
+    refused(&["burst", "h", "/a"], "unexpected argument '/a'");
+    refused(
+        &["offload", "max", "/a", "--burst", "1GB"],
+        "unexpected argument '--burst'",
+    );
 
     let Some(mut cluster) = Cluster::with(Options {
         mount: false,
@@ -378,7 +391,7 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
         return;
     };
     let missing = |args: &[&str], words: &str| {
-        let printed = cluster.run(&[&["plan", "offload", "--hook"], args].concat());
+        let printed = cluster.run(&[&["plan", "burst"], args].concat());
         assert!(
             !printed.ok && printed.err.contains(words),
             "{}",
@@ -402,39 +415,36 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
     cluster.add_node(&["--tier", "burst"]);
     cluster.start_mount();
     let missing = |args: &[&str], words: &str| {
-        let printed = cluster.run(&[&["plan", "offload", "--hook"], args].concat());
+        let printed = cluster.run(&[&["plan", "burst"], args].concat());
         assert!(
             !printed.ok && printed.err.contains(words),
             "{}",
             printed.err
         );
     };
-    missing(&["none"], "none");
+    let timed = ["--burst", "1GB", "--every", "60s"];
+    missing(&[&["none"], &timed[..]].concat(), "none");
     cluster.sh("mkdir run");
     cluster.json(&[
-        "hook",
-        "add",
+        "rule",
+        "create",
         "/run/*.f64",
         "--map",
         "max",
-        "--output",
+        "--result",
         "max/${stem}",
         "--name",
         "top",
     ]);
-    missing(&["top"], "tidemill bench kernel --nodes max");
-    cluster.sh("head -c 8M /dev/zero > run/a.f64");
-    let of = |args: &[&str]| {
-        cluster.run(&[&["--json", "plan", "offload", "--hook", "top"], args].concat())
-    };
-    wait("it is known how fast it is", || {
-        of(&[]).err.contains("--burst")
-    });
-    assert!(
-        of(&["--burst", "1GB", "--every", "60s"])
-            .err
-            .contains("--write-rate")
+    missing(
+        &[&["top"], &timed[..]].concat(),
+        "tidemill kernel bench --nodes max",
     );
+    cluster.sh("head -c 8M /dev/zero > run/a.f64");
+    let of = |args: &[&str]| cluster.run(&[&["--json", "plan", "burst", "top"], args].concat());
+    wait("it is known how fast it is", || {
+        of(&timed).err.contains("--write-rate")
+    });
     let reported = of(&rates[2..]);
     let reported: Value =
         serde_json::from_str(&reported.out).unwrap_or_else(|_| panic!("{}", reported.err));
@@ -454,7 +464,7 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
         1e9 / reported["kernel_bytes_per_sec"].as_f64().unwrap(),
     );
     let text = cluster
-        .run(&[&["plan", "offload", "--hook", "top"], &rates[2..]].concat())
+        .run(&[&["plan", "burst", "top"], &rates[2..]].concat())
         .out;
     assert!(text.contains("keeps up: "), "{text}");
 }

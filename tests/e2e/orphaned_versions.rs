@@ -122,7 +122,7 @@ fn program_that_outlives_its_mount_cannot_change_sealed_file() {
     assert_eq!(cluster.sh("cat f"), sealed);
     assert_eq!(writer.tell("w too late"), "done");
     assert_eq!(cluster.sh("cat f"), sealed);
-    let found = cluster.json(&["check"]);
+    let found = cluster.json(&["cluster", "fsck"]);
     assert_eq!(found["findings"], 0, "{found}");
 }
 
@@ -164,7 +164,7 @@ fn check_finds_orphans_and_missing_objects_and_repairs() {
     cluster
         .sh("mkdir w; for i in 1 2 3 4 5 6; do echo $i > w/f$i; done; sync w/f6; seq 100 > w/open");
     let check = |more: &[&str]| {
-        let args = [&["--json", "check", "--age", "0"], more].concat();
+        let args = [&["--json", "cluster", "fsck", "--age", "0s"], more].concat();
         let printed = cluster.run(&args);
         let found: Vec<Value> = serde_json::Deserializer::from_str(&printed.out)
             .into_iter()
@@ -297,7 +297,7 @@ fn killed_put_is_aborted_and_waiting_put_is_not() {
     assert!(slow.wait().unwrap().success());
     assert_eq!(content(&cluster, "/slow").len(), (5 << 20) + 7);
     wait("the bytes of the other are deleted", || {
-        cluster.run(&["check", "--age", "0"]).ok
+        cluster.run(&["cluster", "fsck", "--age", "0s"]).ok
     });
 }
 
@@ -345,7 +345,7 @@ fn full_device_with_open_files_fails_writes_but_no_seal() {
     );
     cluster.sh("rm before");
     wait("its bytes are deleted", || {
-        cluster.run(&["check", "--age", "0"]).ok
+        cluster.run(&["cluster", "fsck", "--age", "0s"]).ok
     });
     device.as_ref().unwrap().free();
     wait("there is space again", || {

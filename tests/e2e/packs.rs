@@ -39,7 +39,7 @@ fn sent(cluster: &Cluster) -> u64 {
 /// Waits until all closed files of a directory are stored in the backend and nowhere else.
 fn stage_out(cluster: &Cluster, directory: &str, names: &[String]) {
     wait("all is in the backend only", || {
-        let printed = cluster.run(&["drain", directory, "--evict", "--wait"]);
+        let printed = cluster.run(&["stage", "out", directory, "--evict", "--wait"]);
         assert!(printed.ok, "{}", printed.err);
         let only = |name: &String| nodes(cluster, &format!("{directory}/{name}")) == [3];
         names.iter().all(only)
@@ -103,8 +103,8 @@ fn packs_are_sent_once_and_read_and_recovered() {
         args = ["-c", "cat d/large d/text | wc -c > count"]; input = ["d/large", "d/text"]; output = ["count"]; } );"#;
     cluster.done(cluster.submit(job));
     assert_eq!(cluster.sh("cat count"), format!("{}\n", BYTES + 588_895));
-    assert!(cluster.run(&["scrub", "/d", "--wait"]).ok);
-    assert!(!cluster.run(&["health"]).out.contains("/d/"));
+    assert!(cluster.run(&["cluster", "scrub", "/d", "--wait"]).ok);
+    assert!(!cluster.run(&["cluster", "health"]).out.contains("/d/"));
 
     // With another setting, new files are plain files there, and old files stay readable.
     cluster.restart_node(3, &["--backend", &uri, "--backend-cache", "1MiB"]);
@@ -142,7 +142,7 @@ fn packs_of_lost_node_suffice_for_recovery() {
     stage_out(&cluster, "/d", &names(&["large", "deep/small", "more"]));
     cluster.kill_node(3);
     std::fs::remove_dir_all(cluster.node_directory(3)).unwrap();
-    let reported = cluster.json(&["node", "recover", &uri]);
+    let reported = cluster.json(&["node", "recover-files", &uri]);
     let reported: Vec<_> = reported
         .as_array()
         .unwrap()
@@ -155,13 +155,13 @@ fn packs_of_lost_node_suffice_for_recovery() {
     );
     let back = cluster.path("back");
     let into = back.display().to_string();
-    let copied = cluster.json(&["node", "recover", &uri, "d/l*", "--into", &into]);
+    let copied = cluster.json(&["node", "recover-files", &uri, "d/l*", "--into", &into]);
     assert_eq!(
         (&copied["files"], &copied["failed"]),
         (&1.into(), &0.into())
     );
     std::fs::write(back.join("d/more"), "mine").unwrap();
-    let copied = cluster.json(&["node", "recover", &uri, "--into", &into]);
+    let copied = cluster.json(&["node", "recover-files", &uri, "--into", &into]);
     assert_eq!((&copied["files"], &copied["same"]), (&1.into(), &2.into()));
     assert!(std::fs::read(back.join("d/large")).unwrap() == large);
     assert_eq!(std::fs::read(back.join("d/deep/small")).unwrap(), b"new\n");
@@ -180,7 +180,7 @@ fn packs_of_lost_node_suffice_for_recovery() {
         .unwrap();
     let printed = cluster.run(&[
         "node",
-        "recover",
+        "recover-files",
         &uri,
         "--into",
         &cluster.path("less").display().to_string(),
@@ -217,9 +217,9 @@ fn changed_pack_is_corruption_of_its_files() {
         .unwrap();
     let file = std::fs::File::options().write(true).open(largest).unwrap();
     file.write_all_at(b"something else", 5000).unwrap();
-    cluster.run(&["scrub", "/d", "--wait"]);
+    cluster.run(&["cluster", "scrub", "/d", "--wait"]);
     wait("it is reported", || {
-        cluster.run(&["health"]).out.contains("/d/mine")
+        cluster.run(&["cluster", "health"]).out.contains("/d/mine")
             || cluster.run(&["status"]).out.contains("corrupt")
     });
     let got = cluster.path("got").display().to_string();
@@ -250,7 +250,7 @@ fn killed_packing_and_refusing_store_lose_nothing() {
     };
     key("nobody");
     cluster.sh("mkdir k; for i in $(seq 60); do head -c 400000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
-    assert!(cluster.run(&["drain", "/k"]).ok);
+    assert!(cluster.run(&["stage", "out", "/k"]).ok);
     wait("the store refuses", || {
         cluster.log("node-3.log").contains(".tidemill-packs/")
     });
@@ -282,7 +282,7 @@ fn killed_packing_and_refusing_store_lose_nothing() {
     });
     let recovered = cluster.run(&[
         "node",
-        "recover",
+        "recover-files",
         &uri,
         "--keys",
         more[1],
@@ -299,7 +299,7 @@ fn killed_packing_and_refusing_store_lose_nothing() {
     wait("all is deleted there", || {
         store.state().objects.keys().all(|key| key.ends_with(MARK))
     });
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
 }
 
 /// The directory of the node is full, with its database in it.
@@ -330,7 +330,7 @@ fn full_node_keeps_its_packs_and_waits_for_space() {
     assert!(get("one") == one);
     std::fs::write(cluster.at("d/other"), &other).unwrap();
     wait("it is stored elsewhere", || {
-        let staged_out = cluster.run(&["drain", "/d", "--evict", "--wait"]);
+        let staged_out = cluster.run(&["stage", "out", "/d", "--evict", "--wait"]);
         let there = nodes(&cluster, "/d/other");
         staged_out.ok && there.iter().all(|one| [0, 1].contains(one))
     });

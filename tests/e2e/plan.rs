@@ -239,7 +239,7 @@ fn sweep_covers_clusters_of_many_shapes() {
 #[test]
 fn elastic_plan_counts_cost_of_resuming() {
     let directory = job();
-    let base = ["plan", "elastic", "job.conf", "--costs", "costs.toml"];
+    let base = ["plan", "power", "job.conf", "--costs", "costs.toml"];
     let on = |platform: &str, more: &[&str]| {
         let args = [
             &["--json"],

@@ -1,4 +1,4 @@
-//! Tests unchanged programs without a mount: `tidemill preload`.
+//! Tests unchanged programs without a mount: `tidemill exec`.
 
 use crate::cluster::{Cluster, Options, Printed, printed, wait};
 use std::ffi::{OsStr, OsString};
@@ -76,10 +76,7 @@ impl Programs {
 
     pub(crate) fn command(&self) -> Command {
         let mut command = self.tidemill();
-        command
-            .arg("preload")
-            .arg("--data-dir")
-            .arg(&self.directory);
+        command.arg("exec").arg("--data-dir").arg(&self.directory);
         command.arg("--library").arg(library());
         command.args(&self.flags).arg("--");
         command
@@ -123,10 +120,7 @@ impl Programs {
     /// Waits until all closed files are stored.
     pub(crate) fn try_wait(&self) -> Printed {
         let mut command = self.tidemill();
-        command
-            .arg("preload")
-            .arg("--data-dir")
-            .arg(&self.directory);
+        command.arg("exec").arg("--data-dir").arg(&self.directory);
         let flags = self.flags.iter().filter(|flag| *flag != "--async");
         printed(command.args(flags).arg("--wait").output().unwrap())
     }
@@ -418,7 +412,7 @@ fn unsuitable_programs_are_refused() {
     let mut command = cluster.tidemill();
     let printed = printed(
         command
-            .args(["preload", "--prefix", "/", "--", "ls"])
+            .args(["exec", "--prefix", "/", "--", "ls"])
             .output()
             .unwrap(),
     );
@@ -467,7 +461,7 @@ fn everybody(cluster: &Cluster) -> (std::process::Child, PathBuf) {
     let directory = cluster.path("everybody");
     let mut command = cluster.tidemill();
     command
-        .args(["preload", "--serve", "--allow-other", "--data-dir"])
+        .args(["exec", "--serve", "--allow-other", "--data-dir"])
         .arg(&directory);
     let serving = command
         .stdout(Stdio::null())
@@ -494,7 +488,7 @@ fn users_keep_their_own_rights_under_preload() {
             .gid(USER)
             .current_dir("/")
             .env("HOME", "/nonexistent");
-        command.args(["preload", "--data-dir"]).arg(&directory);
+        command.args(["exec", "--data-dir"]).arg(&directory);
         printed(command.args(["--", "bash", "-c", script]).output().unwrap())
     };
     let mine = run(
@@ -527,7 +521,7 @@ fn users_keep_their_own_rights_under_preload() {
         .uid(USER)
         .gid(USER)
         .current_dir("/")
-        .args(["preload", "--data-dir"])
+        .args(["exec", "--data-dir"])
         .arg(&only.directory);
     let printed = printed(command.args(["--", "cat", "/t/p"]).output().unwrap());
     assert!(

@@ -192,7 +192,8 @@ fn ask(cluster: &Cluster, args: &[&str]) -> Value {
     cluster.json(&[&["lineage"], args].concat())
 }
 
-const GRAPHICS: [&str; 5] = [
+const GRAPHICS: [&str; 6] = [
+    "search",
     "--down",
     "--annotation",
     "globalmaximum=4095",
@@ -214,17 +215,17 @@ fn nine_provenance_challenge_questions_are_one_command_each() {
 fn processes(cluster: &Cluster) {
     let ask = |args: &[&str]| ask(cluster, args);
     // 1. The process that led to Atlas X Graphic: everything.
-    let whole = ask(&["/run1/atlas-x.gif"]);
+    let whole = ask(&["show", "/run1/atlas-x.gif"]);
     assert_eq!(
         whole["runs"].as_array().unwrap().len(),
         4 + 4 + 1 + 1 + 1,
         "{whole:#}"
     );
     // 2. The same without the steps before the averaging.
-    let late = ask(&["/run1/atlas-x.gif", "--stop", "softmean"]);
+    let late = ask(&["show", "/run1/atlas-x.gif", "--stop", "softmean"]);
     assert_eq!(names(&late), ["softmean", "slicer-x", "convert-x"]);
     // 3. Stages 3, 4 and 5: the last three.
-    let stages = ask(&["/run1/atlas-x.gif", "--depth", "3"]);
+    let stages = ask(&["show", "/run1/atlas-x.gif", "--depth", "3"]);
     assert_eq!(names(&stages), ["softmean", "slicer-x", "convert-x"]);
     // 4. All runs of align_warp with -m 12 on a Monday; the test uses the present day. A run may begin a moment before midnight, and
     // another after it.
@@ -232,7 +233,15 @@ fn processes(cluster: &Cluster) {
     let aligned = aligned.filter(|run| run["name"].as_str().unwrap().starts_with("align"));
     let days: Vec<usize> = aligned.map(weekday).collect();
     for (day, name) in DAYS.iter().enumerate() {
-        let found = ask(&["--kernel", "align_warp", "--arg", "-m 12", "--on", name]);
+        let found = ask(&[
+            "search",
+            "--kernel",
+            "align_warp",
+            "--arg",
+            "-m 12",
+            "--on",
+            name,
+        ]);
         let ran = days.iter().filter(|one| **one == day).count();
         assert_eq!(
             found["found"]["tasks"].as_array().unwrap().len(),
@@ -259,6 +268,7 @@ fn files_by_what_led_to_them(cluster: &Cluster) {
     let averaged = ask(
         cluster,
         &[
+            "search",
             "--down",
             "--kernel",
             "align_warp",
@@ -276,12 +286,7 @@ fn files_by_what_led_to_them(cluster: &Cluster) {
 
 fn difference(cluster: &Cluster) {
     // 7. The difference of two runs.
-    let differs = cluster.run(&[
-        "lineage",
-        "/run1/atlas-x.gif",
-        "--diff",
-        "/run2/atlas-x.jpg",
-    ]);
+    let differs = cluster.run(&["lineage", "diff", "/run1/atlas-x.gif", "/run2/atlas-x.jpg"]);
     let lines: Vec<&str> = differs.out.lines().collect();
     for line in [
         "- convert-x: convert@1 atlas-x.gif atlas-x.pgm",
@@ -310,6 +315,7 @@ fn files_by_annotations(cluster: &Cluster) {
     let chicago = ask(
         cluster,
         &[
+            "search",
             "--kernel",
             "align_warp",
             "--annotation",
@@ -325,6 +331,7 @@ fn files_by_annotations(cluster: &Cluster) {
     // 9. Graphics with a study modality of speech, visual or audio, and all their annotations.
     let modality = [
         "lineage",
+        "search",
         "--annotation",
         "studyModality=speech,visual,audio",
     ];
@@ -352,15 +359,21 @@ fn annotations_belong_to_the_version(cluster: &Cluster) {
     );
     let ask = |args: &[&str]| ask(cluster, args);
     assert_eq!(files(&ask(&GRAPHICS)), of_run1());
-    let versions = ask(&["--versions", "/images1/anatomy2.hdr"]);
+    let versions = ask(&["versions", "/images1/anatomy2.hdr"]);
     let values = versions["versions"].as_array().unwrap().iter();
     let values: Vec<&Value> = values
         .map(|version| &version["annotations"]["globalmaximum"])
         .collect();
     assert_eq!(values, ["4095", "1"], "{versions:#}");
-    let gone = ask(&["--versions", "/images1/anatomy1.img"]);
+    let gone = ask(&["versions", "/images1/anatomy1.img"]);
     assert_eq!(gone["versions"][0]["annotations"]["center"], "UChicago");
-    let prov = cluster.run(&["lineage", "/run1/warp2.warp", "--format", "prov-json"]);
+    let prov = cluster.run(&[
+        "lineage",
+        "show",
+        "/run1/warp2.warp",
+        "--format",
+        "prov-json",
+    ]);
     assert!(
         prov.out.contains("4095") && prov.out.contains("UChicago"),
         "{}",
@@ -382,7 +395,7 @@ fn annotations_of_other_mount_belong_to_next_version() {
          exec 9>&-; setfattr -n user.seen -v both f",
         other.path.display()
     ));
-    let versions = || ask(&cluster, &["--versions", "/f"])["versions"].clone();
+    let versions = || ask(&cluster, &["versions", "/f"])["versions"].clone();
     wait("both versions are there", || {
         versions().as_array().unwrap().len() == 2
     });
@@ -404,10 +417,10 @@ fn annotations_of_other_mount_belong_to_next_version() {
 fn kernels_go_by_their_names(cluster: &Cluster) {
     let ask = |args: &[&str]| cluster.run(&[&["lineage"], args].concat()).out;
     // This also works after they are deleted.
-    let gone = cluster.run(&["kernel", "remove", "convert"]);
+    let gone = cluster.run(&["kernel", "delete", "convert"]);
     assert!(gone.ok, "{}{}", gone.out, gone.err);
     for format in ["text", "json", "svg", "dot", "prov-json"] {
-        let printed = ask(&["/run1/atlas-x.gif", "--format", format]);
+        let printed = ask(&["show", "/run1/atlas-x.gif", "--format", format]);
         assert!(
             !printed.contains(".new-") && printed.contains("convert@1"),
             "{format}: {printed}"
@@ -431,7 +444,7 @@ fn reused_result_shows_run_that_made_it() {
         jobs.push(cluster.done(cluster.submit(&job)));
         cluster.sh(&format!("mv w/out w/{output}"));
     }
-    let run = |path: &str| cluster.json(&["lineage", path])["runs"][0].clone();
+    let run = |path: &str| cluster.json(&["lineage", "show", path])["runs"][0].clone();
     let (first, second, third) = (run("/w/a"), run("/w/b"), run("/w/c"));
     assert_eq!(first["reused_task"], Value::Null);
     for reused in [&second, &third] {
@@ -441,14 +454,14 @@ fn reused_result_shows_run_that_made_it() {
         }
     }
     // By the id of a task, too.
-    let asked = cluster.json(&["lineage", "--task", &third["task"].to_string()]);
+    let asked = cluster.json(&["lineage", "show", "--task", &third["task"].to_string()]);
     assert_eq!(asked["runs"][0], third);
-    let text = cluster.run(&["lineage", "/w/c"]).out;
+    let text = cluster.run(&["lineage", "show", "/w/c"]).out;
     assert!(
         text.contains(&format!("of task {}", first["task"])),
         "{text}"
     );
-    let prov = cluster.json(&["lineage", "/w/c", "--format", "prov-json"]);
+    let prov = cluster.json(&["lineage", "show", "/w/c", "--format", "prov-json"]);
     assert_eq!(
         prov["wasInformedBy"].as_object().unwrap().len(),
         1,

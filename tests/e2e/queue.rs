@@ -19,11 +19,11 @@ fn unreachable_queue_is_reported_without_password() {
     let directory = directory.path();
     let reported =
         |printed: &Printed| assert!(!format!("{}{}", printed.out, printed.err).contains("hush"));
-    for command in ["server", "up"] {
-        let help = run(directory, ADDRESS, &[command, "--help"]);
+    for command in [&["server", "run"][..], &["up"]] {
+        let help = run(directory, ADDRESS, &[command, &["--help"]].concat());
         assert!(help.ok && help.out.contains("TIDEMILL_SERVER_QUEUE"));
         reported(&help);
-        let bad = run(directory, "http://mill:hush@127.0.0.1:1", &[command]);
+        let bad = run(directory, "http://mill:hush@127.0.0.1:1", command);
         assert!(
             !bad.ok && bad.err.contains("nats://HOST:PORT"),
             "{}",
@@ -32,7 +32,7 @@ fn unreachable_queue_is_reported_without_password() {
         reported(&bad);
         // With NATS the server starts anyway (`server/tests/nats.rs`).
         if !cfg!(feature = "nats") {
-            let without = run(directory, "", &[command, "--queue", ADDRESS]);
+            let without = run(directory, "", &[command, &["--queue", ADDRESS]].concat());
             assert!(
                 !without.ok && without.err.contains("--features nats"),
                 "{}",

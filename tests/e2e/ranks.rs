@@ -27,7 +27,7 @@ fn start() -> Option<Cluster> {
         ..Options::default()
     })?;
     cluster.sh("mkdir -p lib run/wide");
-    cluster.json(&["stripe", "/run/wide", "64KiB"]);
+    cluster.json(&["set", "/run/wide", "stripe=64KiB"]);
     Some(cluster)
 }
 
@@ -44,11 +44,14 @@ fn build(cluster: &Cluster, name: &str, source: &str) {
 }
 
 fn add(cluster: &Cluster, words: &str) {
-    cluster.sh(&format!("{:?} --json hook add {words}", cluster.tidemill()));
+    cluster.sh(&format!(
+        "{:?} --json rule create {words}",
+        cluster.tidemill()
+    ));
 }
 
 fn show(cluster: &Cluster, name: &str) -> Value {
-    let printed = cluster.run(&["--json", "hook", "show", name]);
+    let printed = cluster.run(&["--json", "rule", "show", name]);
     serde_json::from_str(&printed.out).unwrap_or_default()
 }
 
@@ -113,7 +116,7 @@ fn reported(ranks: usize, bytes: &[u8]) -> String {
 
 /// Returns the number of nodes that have a part of a file.
 fn nodes(cluster: &Cluster, path: &str) -> usize {
-    let layout = cluster.json(&["layout", path]);
+    let layout = cluster.json(&["stat", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
     let all: BTreeSet<_> = parts
         .map(|part| part["replicas"][0]["node"].as_u64().unwrap())
@@ -149,7 +152,7 @@ fn ranks_on_all_nodes_map_same_file() {
     build(&cluster, "tell", TELL);
     for map in ["extremes", "tell"] {
         let words = format!(
-            "'/run/**/*.f64' --mpi --map /lib/{map}.so --output '/{map}/${{stem}}' --name {map}"
+            "'/run/**/*.f64' --mpi --map /lib/{map}.so --result '/{map}/${{stem}}' --name {map}"
         );
         add(&cluster, &words);
     }
@@ -180,7 +183,7 @@ fn ranks_on_all_nodes_map_same_file() {
     // The input of a reduce is also read as one file, in the order of the files.
     add(
         &cluster,
-        "'/run/*.step' --mpi --map /lib/extremes.so --reduce /lib/tell.so --group 2 --output '/all' --name all",
+        "'/run/*.step' --mpi --map /lib/extremes.so --reduce /lib/tell.so --group 2 --result '/all' --name all",
     );
     cluster.sh("cp run/one.f64 run/2.step; cp run/one.f64 run/10.step");
     wait("the batch is reduced", || cluster.try_sh("test -s all").ok);
@@ -194,7 +197,7 @@ fn ranks_on_all_nodes_map_same_file() {
     // One mount writes: the file is read while it is written.
     add(
         &cluster,
-        "'/run/*.grows' --mpi --map /lib/tell.so --output '/tell/${stem}' --on write --name grows",
+        "'/run/*.grows' --mpi --map /lib/tell.so --result '/tell/${stem}' --on write --name grows",
     );
     let mut file = File::create(cluster.at("run/g.grows")).unwrap();
     file.write_all(&bytes[..1_000_000]).unwrap();
@@ -277,7 +280,7 @@ fn ranks_fail_together_and_reach_only_each_other() {
     for (name, what, _) in BAD {
         build(&cluster, name, &bad(what));
         let words = format!(
-            "'/run/wide/a.bad' --mpi --map /lib/{name}.so --output '/out/{name}' --name {name}"
+            "'/run/wide/a.bad' --mpi --map /lib/{name}.so --result '/out/{name}' --name {name}"
         );
         let limit = if name == "hang" { "--time 3s" } else { "" };
         add(&cluster, &format!("{words} {limit}"));
@@ -285,7 +288,7 @@ fn ranks_fail_together_and_reach_only_each_other() {
     without_mpi(&cluster);
     add(
         &cluster,
-        "'/run/wide/a.bad' --mpi --map /lib/reach.so --output '/out/reach' --name reach",
+        "'/run/wide/a.bad' --mpi --map /lib/reach.so --result '/out/reach' --name reach",
     );
     let bytes = values(100_000);
     std::fs::write(cluster.at("run/wide/a.bad"), &bytes).unwrap();
@@ -321,13 +324,13 @@ fn killed(cluster: &mut Cluster, bytes: &[u8]) {
     build(cluster, "slow", &slow);
     add(
         cluster,
-        "'/run/wide/*.slow' --mpi --map /lib/slow.so --output '/out/${stem}' --name slow",
+        "'/run/wide/*.slow' --mpi --map /lib/slow.so --result '/out/${stem}' --name slow",
     );
     for leads in [true, false] {
         std::fs::write(cluster.at(&format!("run/wide/{leads}.slow")), bytes).unwrap();
         let mut leader = None;
         wait("it runs", || {
-            let jobs = cluster.json(&["jobs"]);
+            let jobs = cluster.json(&["job", "list"]);
             let job = jobs.as_array().and_then(|jobs| jobs.first().cloned());
             let job = job.unwrap_or_default()["job"].as_u64().unwrap_or(0);
             let task = cluster.job(job)["tasks"][0].clone();
@@ -366,18 +369,18 @@ fn without_mpi(cluster: &Cluster) {
         add(
             cluster,
             &format!(
-                "'/run/wide/a.bad' --mpi --map /lib/{name}.so --output '/out/{name}' --name {name}"
+                "'/run/wide/a.bad' --mpi --map /lib/{name}.so --result '/out/{name}' --name {name}"
             ),
         );
     }
     let refused = cluster.run(&[
-        "hook",
-        "add",
+        "rule",
+        "create",
         "/run/*",
         "--mpi",
         "--map",
         "max",
-        "--output",
+        "--result",
         "o/${stem}",
     ]);
     assert!(

@@ -83,7 +83,7 @@ fn instances_read_parts_on_other_nodes() {
             transferred >= 2 * SIZE,
             "what comes from elsewhere is counted: {reported:#}"
         );
-        let log = cluster.run(&["logs", &reported["job"].to_string()]);
+        let log = cluster.run(&["job", "logs", &reported["job"].to_string()]);
         let log = format!("{}{}", log.out, log.err);
         assert!(
             log.contains(r#"-2 the task has no input "../x""#)
@@ -186,7 +186,7 @@ fn malformed_or_unread_requests_harm_nobody() {
         cluster.job(id)["tasks"][0]["state"] == "running"
     });
     std::thread::sleep(std::time::Duration::from_secs(1));
-    let layout = cluster.json(&["layout", "/w/x"]);
+    let layout = cluster.json(&["stat", "/w/x"]);
     let on = |part: usize| {
         layout["parts"][part]["replicas"][0]["node"]
             .as_u64()
@@ -201,7 +201,7 @@ fn malformed_or_unread_requests_harm_nobody() {
     assert!(!reported.contains("exit code 9"), "{reported}");
     cluster.start_node(usize::try_from(gone).unwrap());
     cluster.wait_for_nodes(3);
-    cluster.run(&["cancel", &id.to_string()]);
+    cluster.run(&["job", "cancel", &id.to_string()]);
     // The cluster is unchanged.
     script(&cluster, "fine", "get 12345 6 x");
     cluster.done(cluster.submit(&one("fine")));

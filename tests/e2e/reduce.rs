@@ -297,7 +297,7 @@ fn reduce_matches_local_result_for_all_formats() {
             flags,
             if local.is_dir() { "/" } else { &path },
         );
-        let shown = cluster.json(&["variables", &path]);
+        let shown = cluster.json(&["inspect", &path]);
         for variable in shown["variables"].as_array().unwrap() {
             let name = variable["name"].as_str().unwrap();
             let of = |file: &str, more: &[&str]| {
@@ -332,7 +332,7 @@ fn reduce_names_undecodable_chunk() {
         return;
     };
     let shown = cluster.json(&[
-        "variables",
+        "inspect",
         "--local",
         fixtures().join("netcdf4.nc").to_str().unwrap(),
         "deflated",
@@ -361,7 +361,7 @@ fn rule_makes_monthly_means_of_several_files() {
     };
     let rule = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/rules/monthly.rule");
     cluster.sh("mkdir -p cmip/in");
-    cluster.json(&["rule", "add", rule.to_str().unwrap()]);
+    cluster.json(&["rule", "create", rule.to_str().unwrap()]);
     std::fs::write(cluster.path("daily.nc"), daily()).unwrap();
     cluster.sh(&format!(
         "cp {} cmip/in/tas_day_model_1990.nc",
@@ -379,7 +379,7 @@ fn rule_makes_monthly_means_of_several_files() {
         "/cmip/monthly/tas_day_model_1990.nc:tas",
         "--over",
         "lon",
-        "--to",
+        "--output",
         found.to_str().unwrap(),
     ]);
     assert!(printed.ok, "{}", printed.err);
@@ -413,11 +413,11 @@ fn reduce_to_cluster_records_lineage() {
     cluster.sh("mkdir d");
     put(&cluster, &cluster.path("daily.nc"), &[], "/d/daily.nc");
     let mean = ["mean", "/d/daily.nc:tas", "--by", "month", "--over", "time"];
-    let to = |to: &str| cluster.run(&[&["reduce"], &mean[..], &["--to", to]].concat());
+    let to = |flag: &str, to: &str| cluster.run(&[&["reduce"], &mean[..], &[flag, to]].concat());
     let local = cluster.path("monthly.nc");
-    let printed = to(local.to_str().unwrap());
+    let printed = to("--output", local.to_str().unwrap());
     assert!(printed.ok, "{}", printed.err);
-    let printed = to("cluster:/results/monthly.nc");
+    let printed = to("--to", "/results/monthly.nc");
     assert!(printed.ok, "{}", printed.err);
     let sum = |args: &[&str]| reduced(&cluster, &[&["sum"], args, &["--over", "lon"]].concat());
     assert_eq!(
@@ -425,28 +425,22 @@ fn reduce_to_cluster_records_lineage() {
         sum(&["--local", &format!("{}:tas", local.display())])
     );
     let lineage = cluster
-        .json(&["lineage", "/results/monthly.nc"])
+        .json(&["lineage", "show", "/results/monthly.nc"])
         .to_string();
     for word in ["/d/daily.nc", "op=mean", "by=month"] {
         assert!(lineage.contains(word), "{word}: {lineage}");
     }
     // An existing result is not replaced, and local files can't be reduced into the cluster.
-    let printed = to("cluster:/results/monthly.nc");
+    let printed = to("--to", "/results/monthly.nc");
     assert!(
         !printed.ok && printed.err.contains("/results/monthly.nc"),
         "{}",
         printed.err
     );
-    let printed = refused(
-        &cluster,
-        &["max", "/d/daily.nc:tas", "--to", "cluster:x.nc"],
-    );
+    let printed = refused(&cluster, &["max", "/d/daily.nc:tas", "--to", "x.nc"]);
     assert!(printed.contains("by its full path"), "{printed}");
     let file = format!("{}:tas", local.display());
-    let printed = refused(
-        &cluster,
-        &["max", "--local", &file, "--to", "cluster:/x.nc"],
-    );
+    let printed = refused(&cluster, &["max", "--local", &file, "--to", "/x.nc"]);
     assert!(printed.contains("leave out one of the two"), "{printed}");
 }
 
@@ -493,7 +487,7 @@ fn reduce_writes_large_result_slab_by_slab() {
             printed.contains("17280000 values") && printed.contains(".nc"),
             "{printed}"
         );
-        let (file, args) = (format!("{of}:x"), ["--over", "k", "--to", &to]);
+        let (file, args) = (format!("{of}:x"), ["--over", "k", "--output", &to]);
         let printed = cluster.run(&[&["reduce", "max", &file], &flags[..], &args].concat());
         assert!(printed.ok, "{}", printed.err);
         let found = reduced(
@@ -516,7 +510,7 @@ fn reduce_writes_large_result_slab_by_slab() {
     assert_eq!(left.count(), 0);
 }
 
-/// A full disk fails `reduce --to` by name; the previous file stays, and no temporary file remains.
+/// A full disk fails `reduce --output` by name; the previous file stays, and no temporary file remains.
 #[test]
 fn reduce_to_full_disk_keeps_previous_file() {
     let Some(cluster) = Cluster::start() else {
@@ -534,7 +528,9 @@ fn reduce_to_full_disk_keeps_previous_file() {
             device.fill();
         }
         let to_text = to.display().to_string();
-        let args = ["max", "--local", &file, "--over", over, "--to", &to_text];
+        let args = [
+            "max", "--local", &file, "--over", over, "--output", &to_text,
+        ];
         let printed = refused(&cluster, &args);
         assert!(printed.contains("No space left"), "{printed}");
         assert_eq!(std::fs::read_to_string(&to).unwrap(), "of yesterday\n");

@@ -359,7 +359,7 @@ fn reduction_uses_other_replica_if_one_is_lost_or_corrupt() {
     for path in ["/a", "/b"] {
         put(&cluster, &packed, &["--replicas", "2"], path);
         wait("the file is copied", || {
-            let layout = cluster.json(&["layout", path]);
+            let layout = cluster.json(&["stat", path]);
             let replicas = layout["parts"][0]["replicas"].as_array().unwrap();
             replicas.len() == 2 && replicas.iter().all(|replica| replica["state"] == "current")
         });
@@ -433,11 +433,11 @@ fn reduction_does_not_wait_for_stopped_node() {
     };
     put(&cluster, &numbers(50_000), &["--replicas", "2"], "/a");
     wait("the file is copied", || {
-        let layout = cluster.json(&["layout", "/a"]);
+        let layout = cluster.json(&["stat", "/a"]);
         let replicas = layout["parts"][0]["replicas"].as_array().unwrap();
         replicas.len() == 2 && replicas.iter().all(|replica| replica["state"] == "current")
     });
-    let first = cluster.json(&["layout", "/a"])["parts"][0]["replicas"][0]["node"]
+    let first = cluster.json(&["stat", "/a"])["parts"][0]["replicas"][0]["node"]
         .as_u64()
         .unwrap();
     cluster.signal_node(

@@ -44,7 +44,7 @@ fn import_and_export_copy_files_and_skip_existing_ones() {
     symlink("/etc/passwd", source.join("run/link")).unwrap();
     assert!(cluster.run(&["remote", "check", "source"]).ok);
     assert_eq!(
-        counts(&cluster, &["import", "source/run", "/raw"]),
+        counts(&cluster, &["cp", "source:run", "/raw"]),
         [3, 0, 0, 1]
     );
     assert_eq!(
@@ -52,39 +52,39 @@ fn import_and_export_copy_files_and_skip_existing_ones() {
         "aaccc"
     );
     assert_eq!(
-        counts(&cluster, &["import", "source/run", "/raw"]),
+        counts(&cluster, &["cp", "source:run", "/raw"]),
         [0, 3, 0, 1]
     );
     // Only files that were changed at either end are copied again.
     std::fs::write(source.join("run/a.nc"), "AA").unwrap();
     cluster.sh("echo mine > raw/b.txt");
     assert_eq!(
-        counts(&cluster, &["import", "source/run/**/*.nc", "/raw"]),
+        counts(&cluster, &["cp", "source:run/**/*.nc", "/raw"]),
         [1, 1, 0, 1]
     );
     assert_eq!(
-        counts(&cluster, &["import", "source/run/b.txt", "/raw"]),
+        counts(&cluster, &["cp", "source:run/b.txt", "/raw"]),
         [1, 0, 0, 0]
     );
     assert_eq!(cluster.sh("cat raw/a.nc raw/b.txt"), "AA");
-    let nothing = cluster.run(&["import", "source/none", "/raw"]);
+    let nothing = cluster.run(&["cp", "source:none", "/raw"]);
     assert!(
         !nothing.ok && nothing.err.contains("none"),
         "{}",
         nothing.err
     );
 
-    assert_eq!(counts(&cluster, &["export", "/raw", "out/x"]), [3, 0, 0, 0]);
+    assert_eq!(counts(&cluster, &["cp", "/raw", "out:x"]), [3, 0, 0, 0]);
     assert_eq!(std::fs::read(out.join("x/deep/c.nc")).unwrap(), b"ccc");
     assert_eq!(
-        counts(&cluster, &["export", "/raw/*.nc", "out/x"]),
+        counts(&cluster, &["cp", "/raw/*.nc", "out:x"]),
         [0, 1, 0, 0]
     );
     std::fs::write(out.join("x/a.nc"), "no").unwrap();
     std::fs::write(out.join("x/old"), "old").unwrap();
     cluster.sh("rm raw/b.txt");
     assert_eq!(
-        counts(&cluster, &["sync", "/raw", "out/x", "--delete"]),
+        counts(&cluster, &["sync", "/raw", "out:x", "--delete"]),
         [1, 1, 2, 0]
     );
     assert_eq!(std::fs::read(out.join("x/a.nc")).unwrap(), b"AA");
@@ -92,11 +92,11 @@ fn import_and_export_copy_files_and_skip_existing_ones() {
     cluster.sh("echo new > raw/new");
     // Files that came from the cluster are known to be the same.
     assert_eq!(
-        counts(&cluster, &["sync", "out/x", "/raw", "--delete"]),
+        counts(&cluster, &["sync", "out:x", "/raw", "--delete"]),
         [0, 2, 1, 0]
     );
     // A file is not a directory whose other files can be deleted.
-    assert!(!cluster.run(&["sync", "out/x/a.nc", "/raw", "--delete"]).ok);
+    assert!(!cluster.run(&["sync", "out:x/a.nc", "/raw", "--delete"]).ok);
     assert_eq!(
         cluster.sh("find raw -type f | sort"),
         "raw/a.nc\nraw/deep/c.nc\n"
@@ -106,8 +106,8 @@ fn import_and_export_copy_files_and_skip_existing_ones() {
         text.contains("source") && text.contains("file://"),
         "{text}"
     );
-    assert!(cluster.run(&["remote", "remove", "out"]).ok && out.join("x/a.nc").exists());
-    assert!(!cluster.run(&["export", "/raw", "out/x"]).ok);
+    assert!(cluster.run(&["remote", "delete", "out"]).ok && out.join("x/a.nc").exists());
+    assert!(!cluster.run(&["cp", "/raw", "out:x"]).ok);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn remote_respects_rights_and_only_administrators_add_it() {
     std::fs::set_permissions(&out, PermissionsExt::from_mode(0o777)).unwrap();
     let other_user =
         |args: &str| cluster.try_sh(&format!("{OTHER_USER} {:?} {args}", cluster.tidemill()));
-    for args in ["remote add mine file:///tmp", "remote remove source"] {
+    for args in ["remote add mine file:///tmp", "remote delete source"] {
         let refused = other_user(args);
         assert!(
             !refused.ok && refused.err.contains("only an administrator"),
@@ -136,7 +136,7 @@ fn remote_respects_rights_and_only_administrators_add_it() {
         );
     }
     assert!(other_user("remote list").out.contains("source"));
-    let import = other_user("import source /theirs");
+    let import = other_user("cp source: /theirs");
     assert!(
         !import.ok && import.err.contains("secret"),
         "{}",
@@ -146,8 +146,8 @@ fn remote_respects_rights_and_only_administrators_add_it() {
         cluster.sh("cat theirs/open; stat -c %u theirs/open; ls theirs"),
         "open65534\nopen\n"
     );
-    assert!(!other_user("import source /d").ok);
-    let export = other_user("export /d out");
+    assert!(!other_user("cp source: /d").ok);
+    let export = other_user("cp /d out:");
     assert!(
         !export.ok && export.err.contains("private"),
         "{}",
@@ -155,12 +155,12 @@ fn remote_respects_rights_and_only_administrators_add_it() {
     );
     assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0);
     cluster.sh("echo x > theirs/new");
-    assert!(!other_user("export /theirs source").ok && !source.join("new").exists());
-    let kept = cluster.run(&["export", "/d", "kept"]);
+    assert!(!other_user("cp /theirs source:").ok && !source.join("new").exists());
+    let kept = cluster.run(&["cp", "/d", "kept:"]);
     assert!(!kept.ok && kept.err.contains("read only"), "{}", kept.err);
     assert!(!cluster.run(&["remote", "add", "source", &uri]).ok);
     assert!(!cluster.run(&["remote", "add", "../x", &uri]).ok);
-    assert!(!cluster.run(&["import", "nowhere/x", "/d"]).ok);
+    assert!(!cluster.run(&["cp", "nowhere:x", "/d"]).ok);
 }
 
 #[test]
@@ -176,7 +176,11 @@ fn killed_copy_restarts_and_shows_no_partial_file() {
     }
     let begin = |args: &[&str]| {
         let mut command = cluster.tidemill();
-        command.args(args).args(["--limit", "1MB"]).spawn().unwrap()
+        command
+            .args(args)
+            .args(["--limit-rate", "1MB"])
+            .spawn()
+            .unwrap()
     };
     let noted = |name: &str| {
         let find = format!(
@@ -185,18 +189,18 @@ fn killed_copy_restarts_and_shows_no_partial_file() {
         cluster.sh(&find).contains("tag")
     };
     cluster.sh("mkdir raw");
-    let mut import = begin(&["import", "source", "/raw"]);
+    let mut import = begin(&["cp", "source:", "/raw"]);
     wait("a file has come", || noted("source"));
     import.kill().unwrap();
     import.wait().unwrap();
     // A file that was just begun may exist, without any content.
     let halves = cluster.sh("find raw -type f -size +0c -not -size 500000c");
     assert_eq!(halves, "");
-    let [files, same, ..] = counts(&cluster, &["import", "source", "/raw"]);
+    let [files, same, ..] = counts(&cluster, &["cp", "source:", "/raw"]);
     assert!(files + same == 12 && same > 0, "{files} {same}");
     cluster.sh(&format!("diff -r {source:?} raw"));
 
-    let mut export = begin(&["export", "/raw", "out"]);
+    let mut export = begin(&["cp", "/raw", "out:"]);
     let seen = || {
         let files = std::fs::read_dir(&out).unwrap().map(|file| file.unwrap());
         let files =
@@ -209,7 +213,7 @@ fn killed_copy_restarts_and_shows_no_partial_file() {
     export.kill().unwrap();
     export.wait().unwrap();
     assert!(seen().iter().all(|&length| length == 500_000));
-    let [files, same, ..] = counts(&cluster, &["export", "/raw", "out"]);
+    let [files, same, ..] = counts(&cluster, &["cp", "/raw", "out:"]);
     assert!(files + same == 12 && same > 0, "{files} {same}");
     cluster.sh(&format!("diff -r {source:?} {out:?}"));
 }
@@ -272,8 +276,8 @@ fn keys_are_sent_to_their_store_only() {
     cluster.sh("mkdir d; echo x > d/f");
     for args in [
         &["remote", "check", "cloud", "-vv"][..],
-        &["import", "cloud/a", "/raw", "-vv"],
-        &["export", "/d", "cloud", "-vv"],
+        &["cp", "cloud:a", "/raw", "-vv"],
+        &["cp", "/d", "cloud:", "-vv"],
     ] {
         let refused = with_keys(args);
         let reported = refused.out + &refused.err;

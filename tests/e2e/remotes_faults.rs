@@ -60,7 +60,7 @@ fn import_into_full_cluster_keeps_whole_files_and_resumes() {
         &format!("file://{}", source.display()),
     ]);
     let mut import = cluster.tidemill();
-    import.args(["import", "source", "/raw", "--limit", "2MB"]);
+    import.args(["cp", "source:", "/raw", "--limit-rate", "2MB"]);
     import
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped());
@@ -74,15 +74,15 @@ fn import_into_full_cluster_keeps_whole_files_and_resumes() {
     assert!((1..FILES).contains(&before));
     device.free();
     wait("there is space", || {
-        let printed = cluster.run(&["import", "source", "/raw"]);
+        let printed = cluster.run(&["cp", "source:", "/raw"]);
         printed.ok && whole(&cluster.at("raw")) == FILES
     });
-    let again = cluster.json(&["import", "source", "/raw"]);
+    let again = cluster.json(&["cp", "source:", "/raw"]);
     assert_eq!(
         (&again["files"], &again["same"]),
         (&0.into(), &FILES.into())
     );
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
 }
 
 /// Starts a cluster in which node 0 is in the burst tier and node 1 has its files in a backend; there is no other.
@@ -104,7 +104,7 @@ fn reported(cluster: &Cluster) -> String {
 }
 
 fn staged_out(cluster: &Cluster, names: &[&str]) -> bool {
-    cluster.run(&["drain", "/d", "--evict"]);
+    cluster.run(&["stage", "out", "/d", "--evict"]);
     names
         .iter()
         .all(|name| nodes(cluster, &format!("/d/{name}")) == [1])
@@ -124,7 +124,7 @@ fn full_store_keeps_file_in_tier_until_it_has_space() {
     device.fill();
     std::fs::write(cluster.at("d/large"), noise(1)).unwrap();
     cluster.sh("echo small > d/small");
-    cluster.run(&["drain", "/d"]);
+    cluster.run(&["stage", "out", "/d"]);
     wait("it is reported", || {
         reported(&cluster).contains("No space left")
     });
@@ -142,7 +142,7 @@ fn full_store_keeps_file_in_tier_until_it_has_space() {
     wait("nothing is reported any more", || {
         !reported(&cluster).contains("No space left")
     });
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
 }
 
 /// The store is overloaded, refuses the keys, or has another clock.
@@ -166,7 +166,7 @@ fn refusing_store_gets_files_later_and_reason_is_shown() {
     ] {
         store.state().deny = Some((status, code));
         std::fs::write(cluster.at(format!("d/{name}").as_str()), noise(1)).unwrap();
-        cluster.run(&["drain", "/d"]);
+        cluster.run(&["stage", "out", "/d"]);
         wait("it is reported", || reported(&cluster).contains(why));
         assert_eq!(nodes(&cluster, &format!("/d/{name}")), [0]);
         assert!(store.state().denied > 0);
@@ -195,7 +195,7 @@ fn failed_upload_of_large_file_leaves_no_part_and_retries() {
     };
     store.state().bad_part = Some(2);
     cluster.sh("mkdir d; head -c 40000000 /dev/urandom > d/large; sha256sum d/large > sum");
-    cluster.run(&["drain", "/d"]);
+    cluster.run(&["stage", "out", "/d"]);
     wait("it is reported", || {
         reported(&cluster).contains("InvalidPart")
     });
@@ -261,7 +261,7 @@ fn node_killed_at_each_stage_out_step_leaves_files_whole() {
         });
     }
     assert!(struck > STEPS / 2);
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
 }
 
 /// The keys are revoked while files are copied, and are valid again later.
@@ -283,7 +283,8 @@ fn copy_with_revoked_keys_continues_when_they_are_valid() {
     let keys = keys.display().to_string();
     let begin = |args: &[&str]| {
         let mut command = cluster.tidemill();
-        command.args(args).args(["--keys", &keys, "--limit", "2MB"]);
+        let more = ["--keys", &keys, "--limit-rate", "2MB"];
+        command.args(args).args(more);
         command.stdout(std::process::Stdio::piped());
         command
             .stderr(std::process::Stdio::piped())
@@ -298,14 +299,14 @@ fn copy_with_revoked_keys_continues_when_they_are_valid() {
     for number in 0..FILES {
         store.put(&format!("top/in/{number}"), content(number));
     }
-    let import = begin(&["import", "cloud/in", "/raw"]);
+    let import = begin(&["cp", "cloud:in", "/raw"]);
     wait("a file has come", || whole(&cluster.at("raw")) > 0);
     key("other");
     refused(printed(import.wait_with_output().unwrap()));
     assert!((1..FILES).contains(&whole(&cluster.at("raw"))));
     key("me");
     let ended = printed(
-        begin(&["import", "cloud/in", "/raw"])
+        begin(&["cp", "cloud:in", "/raw"])
             .wait_with_output()
             .unwrap(),
     );
@@ -321,7 +322,7 @@ fn copy_with_revoked_keys_continues_when_they_are_valid() {
         let lengths = below.map(|(_, (content, _))| content.len());
         lengths.collect::<Vec<_>>()
     };
-    let export = begin(&["export", "/raw", "cloud/out"]);
+    let export = begin(&["cp", "/raw", "cloud:out"]);
     wait("a file is there", || !there().is_empty());
     store.state().deny = Some((403, "RequestTimeTooSkewed"));
     let skewed = printed(export.wait_with_output().unwrap());
@@ -330,7 +331,7 @@ fn copy_with_revoked_keys_continues_when_they_are_valid() {
     assert!(there().len() < FILES && there().iter().all(|&bytes| bytes == BYTES));
     store.state().deny = None;
     let ended = printed(
-        begin(&["export", "/raw", "cloud/out"])
+        begin(&["cp", "/raw", "cloud:out"])
             .wait_with_output()
             .unwrap(),
     );

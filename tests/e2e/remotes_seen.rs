@@ -333,6 +333,6 @@ fn directories_of_that_name(seen: &Seen) {
     cluster.sh("echo x > f; test $(cat remotes/circle/f) = x");
     let printed = cluster.try_sh("ls remotes/circle/remotes/circle");
     assert!(!printed.ok, "{}", printed.out);
-    cluster.json(&["remote", "remove", "circle"]);
+    cluster.json(&["remote", "delete", "circle"]);
     wait("it is deleted", || !cluster.at("remotes/circle").exists());
 }

@@ -5,9 +5,9 @@ use serde_json::Value;
 use std::io::Read;
 use std::path::PathBuf;
 
-/// Returns the nodes that have a file and the states of its replicas, from `tidemill layout`.
+/// Returns the nodes that have a file and the states of its replicas, from `tidemill stat`.
 fn replicas(cluster: &Cluster, path: &str) -> Vec<(u64, String)> {
-    let layout = cluster.json(&["layout", path]);
+    let layout = cluster.json(&["stat", path]);
     let replicas = layout["parts"][0]["replicas"].as_array().cloned();
     let replica = |replica: &Value| {
         let state = replica["state"].as_str().unwrap().to_owned();
@@ -26,7 +26,7 @@ fn copied(cluster: &Cluster, path: &str, count: usize) {
 
 /// Returns the paths at which the nodes would store the bytes of a file.
 fn objects(cluster: &Cluster, path: &str) -> [PathBuf; 2] {
-    let layout = cluster.json(&["layout", path]);
+    let layout = cluster.json(&["stat", path]);
     let object = layout["parts"][0]["object"].as_str().unwrap().to_owned();
     let below = format!("objects/{}/{object}", &object[14..]);
     [0, 1].map(|index| cluster.node_directory(index).join(&below))
@@ -49,13 +49,13 @@ fn file_is_copied_to_another_node_and_removed_from_both() {
         printed.contains("current") && printed.ends_with('2'),
         "{printed}"
     );
-    let text = cluster.run(&["layout", "/d/f"]);
+    let text = cluster.run(&["stat", "/d/f"]);
     assert!(
         text.out.contains("all replicas are on one host"),
         "{}",
         text.out
     );
-    let check = cluster.run(&["check", "--age", "0"]);
+    let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
     assert!(check.ok, "{}{}", check.out, check.err);
     // First a new version, then none.
     cluster.sh("echo more >> d/f");
@@ -90,7 +90,7 @@ fn file_is_copied_to_another_node_and_removed_from_both() {
             .try_sh("setfattr -n user.tidemill.replicas -v 2 h")
             .ok
     );
-    assert!(!cluster.run(&["layout", "/d"]).ok);
+    assert!(!cluster.run(&["stat", "/d"]).ok);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn replicas_now_waits_until_replicas_exist() {
             ])
             .ok
     );
-    for part in cluster.json(&["layout", "/striped"])["parts"]
+    for part in cluster.json(&["stat", "/striped"])["parts"]
         .as_array()
         .unwrap()
     {
@@ -242,33 +242,35 @@ fn corruption_is_found_reported_and_repaired_or_readable() {
         copied(&cluster, "/d/f", 2);
         copied(&cluster, "/d/g", 2);
         // All objects are hashed, then two of them are corrupt.
-        let scrub = cluster.run(&["scrub", "--wait"]);
+        let scrub = cluster.run(&["cluster", "scrub", "--wait"]);
         assert!(scrub.ok, "{}{}", scrub.out, scrub.err);
         spoil(&objects(&cluster, "/d/f")[0]);
         std::fs::remove_file(&objects(&cluster, "/d/g")[1]).unwrap();
-        let found = cluster.run(&["scrub", "--wait", "/d"]);
+        let found = cluster.run(&["cluster", "scrub", "--wait", "/d"]);
         assert!(
             !found.ok && found.out.contains("2 corrupt"),
             "{}",
             found.out
         );
-        wait("both are repaired", || cluster.run(&["health"]).ok);
+        wait("both are repaired", || {
+            cluster.run(&["cluster", "health"]).ok
+        });
         for (name, bytes) in [("f", "bytes\n"), ("g", "others\n")] {
             for object in objects(&cluster, &format!("/d/{name}")) {
                 assert_eq!(std::fs::read_to_string(object).unwrap(), bytes);
             }
             assert_eq!(cluster.sh(&format!("cat d/{name}")), bytes);
         }
-        let again = cluster.run(&["scrub", "--wait", "/d"]);
+        let again = cluster.run(&["cluster", "scrub", "--wait", "/d"]);
         assert!(again.ok, "{}{}", again.out, again.err);
         // The third file has no other replica.
-        let layout = cluster.json(&["layout", "/h"]);
+        let layout = cluster.json(&["stat", "/h"]);
         let on = layout["parts"][0]["replicas"][0]["node"].as_u64().unwrap();
         let alone = &objects(&cluster, "/h")[usize::try_from(on).unwrap()];
         spoil(alone);
-        assert!(!cluster.run(&["scrub", "--wait", "/h"]).ok);
+        assert!(!cluster.run(&["cluster", "scrub", "--wait", "/h"]).ok);
         assert!(!alone.exists());
-        let health = cluster.run(&["health"]);
+        let health = cluster.run(&["cluster", "health"]);
         assert_eq!(health.code, Some(4), "{}", health.out);
         assert!(
             health.out.contains("/h") && health.out.contains("--corrupt"),
@@ -287,10 +289,12 @@ fn corruption_is_found_reported_and_repaired_or_readable() {
         let get = ["get", "--corrupt", "/h", back.to_str().unwrap()];
         assert!(cluster.run(&get).ok);
         assert_eq!(std::fs::read_to_string(&back).unwrap(), "Xlone\n");
-        let check = cluster.run(&["check"]);
+        let check = cluster.run(&["cluster", "fsck"]);
         assert!(check.out.contains("corrupt"), "{}", check.out);
         cluster.sh("echo anew > h");
-        wait("nothing is corrupt", || cluster.run(&["health"]).ok);
+        wait("nothing is corrupt", || {
+            cluster.run(&["cluster", "health"]).ok
+        });
         assert_eq!(cluster.sh("cat h"), "anew\n");
     }
 }
@@ -306,12 +310,12 @@ fn scrub_and_its_repairs_survive_kills() {
     for i in 1..=40 {
         copied(&cluster, &format!("/d/{i}"), 2);
     }
-    assert!(cluster.run(&["scrub", "--wait"]).ok);
+    assert!(cluster.run(&["cluster", "scrub", "--wait"]).ok);
     for i in 1..=40 {
         let both = objects(&cluster, &format!("/d/{i}"));
         spoil(&both[i % 2]);
     }
-    assert!(cluster.run(&["scrub"]).ok);
+    assert!(cluster.run(&["cluster", "scrub"]).ok);
     for round in 0..4 {
         match round % 2 {
             0 => {
@@ -326,7 +330,7 @@ fn scrub_and_its_repairs_survive_kills() {
         cluster.wait_for_nodes(2);
     }
     wait("all is repaired", || {
-        cluster.run(&["scrub", "--wait"]).ok && cluster.run(&["health"]).ok
+        cluster.run(&["cluster", "scrub", "--wait"]).ok && cluster.run(&["cluster", "health"]).ok
     });
     assert_eq!(cluster.sh("cd d; sha256sum $(seq 40)"), sums);
 }

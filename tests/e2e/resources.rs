@@ -83,7 +83,7 @@ fn resources_are_shown_and_impossible_requests_refused() {
         ["--busy-power", "much"],
     ];
     for flags in &flags {
-        let wrong = cluster.run(&[&["node", "--id", "7"][..], flags].concat());
+        let wrong = cluster.run(&[&["node", "run", "--id", "7"][..], flags].concat());
         assert!(
             !wrong.ok && wrong.err.contains(flags[1].split('=').next().unwrap()),
             "{}",
@@ -124,13 +124,14 @@ fn tasks_share_resources_and_know_their_own() {
     let thrifty = format!("policy = \"constraint:energy\"; {}", script(&[("e", gpu)]));
     let thrifty = cluster.submit(&thrifty.replace("\"j\"", "\"k\""));
     cluster.done(thrifty);
-    let why = cluster.json(&["explain", &thrifty.to_string()])["decisions"][0].to_string();
+    let why = cluster.json(&["job", "explain", &thrifty.to_string()])["decisions"][0].to_string();
     assert!(why.contains("speed class 5, energy class 4"), "{why}");
     let trace = cluster.path("trace.json");
     let exported = [
-        "jobs",
+        "job",
+        "export-trace",
         &job.to_string(),
-        "--export-trace",
+        "--output",
         trace.to_str().unwrap(),
     ];
     assert!(cluster.run(&exported).ok);

@@ -36,7 +36,7 @@ fn pipeline_of_kernels_is_one_task_without_intermediates() {
     assert_eq!(task(&job, "t")["kernel"], kernel);
     assert!(!task(&job, "t")["kernel_hash"].as_str().unwrap().is_empty());
     assert_eq!(cluster.sh("ls w"), "lines\nout\nswap\n");
-    let lineage = cluster.json(&["lineage", "/w/out"]).to_string();
+    let lineage = cluster.json(&["lineage", "show", "/w/out"]).to_string();
     assert!(lineage.contains("swap tide ebb"), "{lineage}");
     let refused = cluster.try_submit(&script("cat lines | swap tide | wordcount --no", "bad"));
     assert!(
@@ -47,7 +47,9 @@ fn pipeline_of_kernels_is_one_task_without_intermediates() {
     let failing = cluster.submit(&script("cat lines | swap tide | gunzip", "bad"));
     let failed = cluster.ended(failing);
     assert_eq!(failed["state"], "failed");
-    let logs = cluster.json(&["logs", &failing.to_string()]).to_string();
+    let logs = cluster
+        .json(&["job", "logs", &failing.to_string()])
+        .to_string();
     assert!(logs.contains("stage "), "{logs}");
     assert_eq!(cluster.sh("ls w"), "lines\nout\nswap\n");
 }
@@ -94,7 +96,7 @@ fn unchanged_tasks_are_not_run_again() {
     assert_eq!(task(&again, "a")["reused_job"], first["job"]);
     // The time for returning a cached result is not reported as the time of a run.
     let traced = |job: &Value| {
-        let trace = cluster.json(&["jobs", &job["job"].to_string(), "--export-trace", "-"]);
+        let trace = cluster.json(&["job", "export-trace", &job["job"].to_string()]);
         trace["tasks"][0].clone()
     };
     let (ran, given) = (traced(&first), traced(&again));
@@ -110,15 +112,15 @@ fn unchanged_tasks_are_not_run_again() {
     );
     assert_eq!(task(&again, "d")["cpu_ns"], 0);
     let id = again["job"].to_string();
-    let explained = cluster.json(&["explain", &id, "c"]);
+    let explained = cluster.json(&["job", "explain", &id, "c"]);
     assert_eq!(
         explained["decisions"][0]["reused_job"], first["job"],
         "{explained:#}"
     );
-    let printed = cluster.run(&["explain", &id]).out;
+    let printed = cluster.run(&["job", "explain", &id]).out;
     assert!(printed.contains("reused the result of task"), "{printed}");
 
-    let lineage = cluster.run(&["lineage", "/w/d"]).out;
+    let lineage = cluster.run(&["lineage", "show", "/w/d"]).out;
     assert_eq!(lineage.matches("used again").count(), 4, "{lineage}");
     // The last step changes, and then the data of one of two inputs: the tasks that depend on the change run.
     let changed =
@@ -208,7 +210,9 @@ fn equal_bytes_in_another_version_reuse_result() {
         assert_eq!(reused(&again), ["a", "b"], "{rewrite}: {again:#}");
         assert_eq!(task(&again, "a")["transferred_bytes"], bytes);
         assert_eq!(cluster.sh("cat w/mid w/out"), result);
-        let explained = cluster.run(&["explain", &again["job"].to_string()]).out;
+        let explained = cluster
+            .run(&["job", "explain", &again["job"].to_string()])
+            .out;
         assert!(
             explained.contains("reused the result of task"),
             "{explained}"

@@ -13,7 +13,7 @@ fn add(cluster: &Cluster, text: &str, flags: &[&str]) -> Value {
     let path = cluster.path("count.rule");
     std::fs::write(&path, text).unwrap();
     let path = path.display().to_string();
-    cluster.json(&[&["rule", "add", &path], flags].concat())
+    cluster.json(&[&["rule", "create", &path], flags].concat())
 }
 
 fn show(cluster: &Cluster) -> Value {
@@ -47,7 +47,7 @@ fn new_files_are_analysed_and_lineage_names_rule() {
         cluster.sh("cd w/out; grep . *"),
         "a:5\nb:7\nbefore:3\nc:2\nd:2\n"
     );
-    let lineage = cluster.run(&["lineage", "/w/out/a"]).out;
+    let lineage = cluster.run(&["lineage", "show", "/w/out/a"]).out;
     assert!(
         lineage.contains("count@1") && lineage.contains("/w/in/a.txt"),
         "{lineage}"
@@ -70,7 +70,7 @@ fn new_files_are_analysed_and_lineage_names_rule() {
     );
     std::fs::write(cluster.path("wrong.rule"), RULE.replace("]+)", "]+")).unwrap();
     let wrong = cluster.path("wrong.rule").display().to_string();
-    let printed = cluster.run(&["rule", "add", &wrong]);
+    let printed = cluster.run(&["rule", "create", &wrong]);
     assert!(
         printed
             .err
@@ -78,7 +78,7 @@ fn new_files_are_analysed_and_lineage_names_rule() {
         "{}",
         printed.err
     );
-    cluster.json(&["rule", "remove", "count"]);
+    cluster.json(&["rule", "delete", "count"]);
     assert!(!cluster.run(&["rule", "show", "count"]).ok);
 }
 
@@ -212,7 +212,7 @@ fn what_is_wrong_is_refused(cluster: &Cluster, file: &str, set: &str) {
     )
     .unwrap();
     let wrong = cluster.path("wrong.rule").display().to_string();
-    let printed = cluster.run(&["rule", "add", "--path", "/c", &wrong]);
+    let printed = cluster.run(&["rule", "create", "--path", "/c", &wrong]);
     assert!(
         printed.err.contains("/c:user.tidemill.rule:2:"),
         "{}",
@@ -280,7 +280,7 @@ fn directory_rule_is_set_by_attribute() {
     let listed = cluster.json(&["rule", "list"]);
     assert_eq!(listed.as_array().unwrap().len(), 2, "{listed}");
     let name = listed[1]["name"].as_str().unwrap();
-    cluster.json(&["rule", "remove", name]);
+    cluster.json(&["rule", "delete", name]);
     assert!(!cluster.try_sh("getfattr -n user.tidemill.rule b").ok);
     assert_eq!(cluster.sh("ls c/out | paste -sd,"), "before,x,y,z\n");
 }
@@ -326,7 +326,7 @@ fn streaming_file_is_read_while_written() {
     assert_eq!(log[0]["object"].to_string(), object);
     assert!(
         cluster
-            .run(&["lineage", "/w/out/a"])
+            .run(&["lineage", "show", "/w/out/a"])
             .out
             .contains("/w/a.log")
     );

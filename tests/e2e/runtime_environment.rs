@@ -128,7 +128,7 @@ fn runtime_environment_of_task_is_part_of_its_result_key() {
     };
     let hello = host.hello();
     cluster.done(cluster.submit(&hello));
-    let reported = cluster.run(&["lineage", "/w/out1"]).out;
+    let reported = cluster.run(&["lineage", "show", "/w/out1"]).out;
     let program = host.at("sw/bin/hello");
     assert!(
         reported.contains("EVERY=one") && reported.contains(&program),
@@ -239,7 +239,7 @@ fn invalid_runtime_environments_are_refused_with_alternatives() {
             "/sw:/etc is no directory's path",
         ),
     ] {
-        let wrong = cluster.run(&["node", "--id", "7", flag, value]);
+        let wrong = cluster.run(&["node", "run", "--id", "7", flag, value]);
         assert!(!wrong.ok && wrong.err.contains(why), "{}", wrong.err);
     }
 }
@@ -265,7 +265,9 @@ fn private_files_are_not_read_and_libraries_stay_inside() {
         );
         let failed = cluster.ended(cluster.submit(&script("", &read)));
         assert_eq!(failed["state"], "failed", "{file}");
-        let logs = cluster.run(&["logs", &failed["job"].to_string()]).out;
+        let logs = cluster
+            .run(&["job", "logs", &failed["job"].to_string()])
+            .out;
         assert!(logs.contains("ermission denied"), "{file}: {logs}");
     }
     // Libraries of a task are loaded only within the sandbox: the program that starts its kernel does not use them.

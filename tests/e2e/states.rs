@@ -63,7 +63,15 @@ impl Bench {
     /// Command of an additional node.
     fn node(&self, id: u32, directory: &str) -> Command {
         let mut command = self.cluster.tidemill();
-        command.args(["node", "--cores", "1", "--listen", "127.0.0.1:0", "--id"]);
+        command.args([
+            "node",
+            "run",
+            "--cores",
+            "1",
+            "--listen",
+            "127.0.0.1:0",
+            "--id",
+        ]);
         command
             .arg(id.to_string())
             .arg("--data-dir")
@@ -94,7 +102,8 @@ impl Bench {
         let printed = printed(
             self.cluster
                 .tidemill()
-                .args(["--json", command])
+                .arg("--json")
+                .args(command.split(' '))
                 .output()
                 .unwrap(),
         );
@@ -130,11 +139,13 @@ impl Bench {
     fn check(&mut self, case: &Case) {
         let name = case.state;
         let before = self.logged(case);
-        wait("nothing is wrong", || self.json("health").0 == Some(0));
+        wait("nothing is wrong", || {
+            self.json("cluster health").0 == Some(0)
+        });
         (case.begin)(self);
         let mut seen = None;
         wait(&format!("health names {name}"), || {
-            seen = self.find("health", case);
+            seen = self.find("cluster health", case);
             seen.is_some()
         });
         let (code, shown) = seen.unwrap();
@@ -155,10 +166,10 @@ impl Bench {
         wait(&format!("the log names {name}"), || {
             self.logged(case) > before
         });
-        assert!(self.find("health", case).is_some(), "{name} lasts");
+        assert!(self.find("cluster health", case).is_some(), "{name} lasts");
         (case.end)(self);
         wait(&format!("{name} ends"), || {
-            self.find("health", case).is_none()
+            self.find("cluster health", case).is_none()
         });
         assert_eq!(self.logged(case), before + 1, "{name} is logged once");
     }
@@ -302,7 +313,7 @@ fn node_states_have_name_exit_code_and_one_log_line() {
 /// A node whose directory was a cluster's that is no more.
 fn of_another_cluster(bench: &mut Bench) {
     let mut never = Command::new(env!("CARGO_BIN_EXE_tidemill"));
-    never.args(["--server", "unix:/nowhere", "node", "--id", "7"]);
+    never.args(["--server", "unix:/nowhere", "node", "run", "--id", "7"]);
     never.args(["--listen", "127.0.0.1:0", "--data-dir"]);
     never.arg(bench.cluster.path("other"));
     bench.spawn(&mut never);
@@ -337,12 +348,12 @@ const FILES: &[Case] = &[
         exit: 4,
         begin: |bench| {
             bench.cluster.sh("echo alone > h; sync h");
-            assert!(bench.cluster.run(&["scrub", "--wait", "/h"]).ok);
+            assert!(bench.cluster.run(&["cluster", "scrub", "--wait", "/h"]).ok);
             let object = bench.cluster.object_files("/h").remove(0);
             std::fs::set_permissions(&object, PermissionsExt::from_mode(0o644)).unwrap();
             let mut file = std::fs::File::options().write(true).open(&object).unwrap();
             file.write_all(b"X").unwrap();
-            assert!(!bench.cluster.run(&["scrub", "--wait", "/h"]).ok);
+            assert!(!bench.cluster.run(&["cluster", "scrub", "--wait", "/h"]).ok);
         },
         end: |bench| drop(bench.cluster.sh("rm h")),
     },
@@ -369,10 +380,10 @@ const FILES: &[Case] = &[
             bench.cluster.sh("mkdir w");
             bench
                 .cluster
-                .json(&["rule", "add", &path.display().to_string()]);
+                .json(&["rule", "create", &path.display().to_string()]);
             bench.cluster.sh("echo x > w/x.txt");
         },
-        end: |bench| assert!(bench.cluster.run(&["rule", "remove", "bad"]).ok),
+        end: |bench| assert!(bench.cluster.run(&["rule", "delete", "bad"]).ok),
     },
     Case {
         state: "files-unsealed",
@@ -501,7 +512,7 @@ fn file_states_have_name_exit_code_and_one_log_line() {
 fn corrupt_a_replica(bench: &mut Bench) {
     assert!(bench.put("/two", &["--node", "0", "--replicas", "2"]).ok);
     let second = |bench: &Bench| -> Option<PathBuf> {
-        let layout = bench.cluster.json(&["layout", "/two"]);
+        let layout = bench.cluster.json(&["stat", "/two"]);
         let part = &layout["parts"][0];
         let object = part["object"].as_str()?.to_owned();
         let node = part["replicas"][1]["node"].as_u64()?;
@@ -511,12 +522,15 @@ fn corrupt_a_replica(bench: &mut Bench) {
     wait("it has two replicas", || second(bench).is_some());
     let replica = second(bench).unwrap();
     wait("both are as they were written", || {
-        bench.cluster.run(&["scrub", "--wait", "/two"]).ok
+        bench
+            .cluster
+            .run(&["cluster", "scrub", "--wait", "/two"])
+            .ok
     });
     bench.cluster.kill_node(0);
     std::fs::set_permissions(&replica, PermissionsExt::from_mode(0o644)).unwrap();
     std::fs::write(&replica, "TEXT\n").unwrap();
-    bench.cluster.run(&["scrub", "--wait", "/two"]);
+    bench.cluster.run(&["cluster", "scrub", "--wait", "/two"]);
 }
 
 /// Writes files until the cluster takes no more.
@@ -547,7 +561,7 @@ fn small_cluster_states_have_name_exit_code_and_log_line() {
     let Some(mut bench) = Bench::start(options, None) else {
         return;
     };
-    let (code, shown) = bench.json("health");
+    let (code, shown) = bench.json("cluster health");
     assert_eq!(
         (code, &shown["states"][0]["name"]),
         (Some(3), &"no-node".into())
@@ -561,15 +575,15 @@ fn small_cluster_states_have_name_exit_code_and_log_line() {
         end: |bench| assert!(bench.cluster.run(&["rm", "-r", "/large"]).ok),
     };
     (full.begin)(&mut bench);
-    for command in ["health", "status"] {
+    for command in ["cluster health", "status"] {
         wait("the full cluster is named", || {
             bench.find(command, &full).is_some()
         });
     }
-    assert_eq!(bench.json("health").0, Some(full.exit));
+    assert_eq!(bench.json("cluster health").0, Some(full.exit));
     (full.end)(&mut bench);
     wait("the cluster takes files again", || {
-        bench.find("health", &full).is_none()
+        bench.find("cluster health", &full).is_none()
     });
     wait("there is space again", || bench.put("/kept", &[]).ok);
     bench.cluster.wait_for_notes();
@@ -584,9 +598,14 @@ fn small_cluster_states_have_name_exit_code_and_log_line() {
         bench.cluster.node_directory(0),
     );
     let paths = [server, node].map(|path| path.display().to_string());
-    let rebuilt = bench
-        .cluster
-        .run(&["--json", "rebuild", "--data-dir", &paths[0], &paths[1]]);
+    let rebuilt = bench.cluster.run(&[
+        "--json",
+        "server",
+        "recover",
+        "--data-dir",
+        &paths[0],
+        &paths[1],
+    ]);
     assert_eq!(rebuilt.code, Some(1), "{}{}", rebuilt.out, rebuilt.err);
     let members: Value = serde_json::from_str(&rebuilt.out).unwrap();
     assert_eq!(members["members"], serde_json::json!([0]));
@@ -599,7 +618,7 @@ fn small_cluster_states_have_name_exit_code_and_log_line() {
         begin: |_| {},
         end: |_| {},
     };
-    assert!(bench.find("health", &less).is_some());
+    assert!(bench.find("cluster health", &less).is_some());
     wait("the log names it", || bench.logged(&less) == 1);
 }
 
@@ -621,10 +640,10 @@ fn removed_node_stays_out_after_rebuild() {
     wait("it is taken out", || {
         cluster.run(&["node", "remove", "2"]).ok
     });
-    wait("its process has ended", || cluster.node_code(2) == Some(3));
+    wait("its process has ended", || cluster.node_code(2) == Some(6));
     cluster.start_node(2);
     wait("it does not start again", || {
-        cluster.node_code(2) == Some(3)
+        cluster.node_code(2) == Some(6)
     });
     let log = cluster.log("node-2.log");
     assert_eq!(
@@ -640,7 +659,7 @@ fn removed_node_stays_out_after_rebuild() {
     let server = cluster.path("server").display().to_string();
     let directories = [0, 1, 2].map(|index| cluster.node_directory(index).display().to_string());
     let [zero, one, two] = directories.each_ref().map(String::as_str);
-    let rebuilt = cluster.json(&["rebuild", "--data-dir", &server, zero, one, two]);
+    let rebuilt = cluster.json(&["server", "recover", "--data-dir", &server, zero, one, two]);
     assert_eq!(rebuilt["members"], serde_json::json!([0, 1]));
     assert_eq!(rebuilt["removed"], serde_json::json!([2]));
     cluster.start_server();
@@ -660,7 +679,7 @@ fn removed_node_stays_out_after_rebuild() {
         .ok
     );
     cluster.start_node(2);
-    wait("it is refused", || cluster.node_code(2) == Some(3));
+    wait("it is refused", || cluster.node_code(2) == Some(6));
     let nodes = cluster.json(&["status"])["nodes"].as_array().unwrap().len();
     assert_eq!(nodes, 2);
 }
@@ -678,7 +697,7 @@ fn files_of_abandoned_node_are_lost_for_good() {
     assert!(bench.put("/gone", &["--node", "1"]).ok);
     bench.cluster.kill_node(1);
     let lost = |bench: &Bench| {
-        let (code, shown) = bench.json("health");
+        let (code, shown) = bench.json("cluster health");
         let names: Vec<Value> = shown["states"]
             .as_array()
             .unwrap()
@@ -692,7 +711,10 @@ fn files_of_abandoned_node_are_lost_for_good() {
     assert_eq!(names, ["data-unavailable", "node-offline"]);
     assert_eq!(files[0]["what"], "its nodes do not answer");
     wait("it is declared failed", || {
-        bench.cluster.run(&["node", "remove", "1", "--lose"]).ok
+        bench
+            .cluster
+            .run(&["node", "remove", "1", "--lose", "--yes"])
+            .ok
     });
     let (code, names, files) = lost(&bench);
     assert_eq!(
@@ -732,7 +754,7 @@ fn failing_commands_and_processes_name_their_state() {
     let port = address.split_once("//").unwrap().1.to_owned();
     let text = |path: &Path| path.display().to_string();
     let node = |directory: PathBuf, id: &str, listen: &str| -> Vec<String> {
-        let words = ["node", "--id", id, "--listen", listen, "--data-dir"];
+        let words = ["node", "run", "--id", id, "--listen", listen, "--data-dir"];
         words
             .map(str::to_owned)
             .into_iter()
@@ -740,7 +762,7 @@ fn failing_commands_and_processes_name_their_state() {
             .collect()
     };
     let server = |directory: &str| {
-        let words = ["server", "--listen", "127.0.0.1:0", "--data-dir"];
+        let words = ["server", "run", "--listen", "127.0.0.1:0", "--data-dir"];
         words
             .map(str::to_owned)
             .into_iter()
@@ -777,7 +799,11 @@ fn failing_commands_and_processes_name_their_state() {
 
 fn without_server(cluster: &mut Cluster) {
     cluster.kill_server();
-    named(&cluster.run(&["--json", "health"]), "server-offline", 1);
+    named(
+        &cluster.run(&["--json", "cluster", "health"]),
+        "server-offline",
+        5,
+    );
     let nowhere = tempfile::tempdir().unwrap();
     let mut unnamed = Command::new(env!("CARGO_BIN_EXE_tidemill"));
     unnamed
@@ -786,7 +812,7 @@ fn without_server(cluster: &mut Cluster) {
         .arg(nowhere.path())
         .arg("status");
     let unnamed = printed(unnamed.output().unwrap());
-    named(&unnamed, "server-offline", 1);
+    named(&unnamed, "server-offline", 5);
     assert!(unnamed.err.contains("TIDEMILL_SERVER"), "{}", unnamed.err);
 }
 

@@ -89,18 +89,18 @@ fn names_and_jobs_resume_when_disk_has_space() {
     // A job is deleted completely, or not at all.
     disk.fill();
     let made = make_directories(&cluster, more + 1);
-    let whole = cluster.json(&["jobs", &job.to_string()]);
-    let refused = cluster.run(&["jobs", "--delete", &job.to_string()]);
+    let whole = cluster.json(&["job", "show", &job.to_string()]);
+    let refused = cluster.run(&["job", "delete", &job.to_string()]);
     assert!(
         !refused.ok && refused.err.contains("free some space"),
         "{made}: {}{}",
         refused.out,
         refused.err
     );
-    assert_eq!(cluster.json(&["jobs", &job.to_string()]), whole);
+    assert_eq!(cluster.json(&["job", "show", &job.to_string()]), whole);
     disk.free();
-    assert!(cluster.run(&["jobs", "--delete", &job.to_string()]).ok);
-    assert!(!cluster.run(&["jobs", &job.to_string()]).ok);
+    assert!(cluster.run(&["job", "delete", &job.to_string()]).ok);
+    assert!(!cluster.run(&["job", "show", &job.to_string()]).ok);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn files_and_jobs_are_removed_on_full_disk() {
     disk.fill();
     make_directories(&cluster, 0);
     cluster.sh("for n in $(seq 1 100); do rm w/f$n; done; : > w/f101");
-    assert!(cluster.run(&["jobs", "--delete", &job.to_string()]).ok);
+    assert!(cluster.run(&["job", "delete", &job.to_string()]).ok);
 
     // The same applies at the start.
     cluster.kill_server();

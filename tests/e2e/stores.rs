@@ -60,7 +60,9 @@ impl There {
 
     fn stage_out(&self, directory: &str, names: &[&str]) {
         wait("all is in the backend only", || {
-            let printed = self.cluster.run(&["drain", directory, "--evict", "--wait"]);
+            let printed = self
+                .cluster
+                .run(&["stage", "out", directory, "--evict", "--wait"]);
             let only = |name: &&str| nodes(&self.cluster, &format!("{directory}/{name}")) == [3];
             printed.ok && names.iter().all(only)
         });
@@ -111,7 +113,7 @@ fn files_of_a_cluster_are_there(server: Server) {
     cluster.sh("echo two > d/small; rm d/empty");
     std::fs::write(cluster.at("d/large"), &other).unwrap();
     wait("the new versions are there", || {
-        assert!(cluster.run(&["drain", "/d", "--evict", "--wait"]).ok);
+        assert!(cluster.run(&["stage", "out", "/d", "--evict", "--wait"]).ok);
         there.content("d/small").unwrap() == b"two\n" && there.content("d/large").unwrap() == other
     });
     let left = ["d/large", "d/small", "d/ä b%+"];
@@ -121,7 +123,7 @@ fn files_of_a_cluster_are_there(server: Server) {
 
     cluster.sh("mkdir k; for i in $(seq 30); do head -c 50000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
     there.server.gate.shut();
-    assert!(cluster.run(&["drain", "/k"]).ok);
+    assert!(cluster.run(&["stage", "out", "/k"]).ok);
     wait("it is reported", || {
         cluster.log("node-3.log").contains("k/")
     });
@@ -142,7 +144,7 @@ fn files_of_a_cluster_are_there(server: Server) {
     assert_eq!(backend(cluster, 3)["waiting"], 0);
     cluster.sh("rm -r k");
     wait("they are deleted there", || there.names("k").is_empty());
-    assert!(cluster.run(&["check"]).ok);
+    assert!(cluster.run(&["cluster", "fsck"]).ok);
 }
 
 #[test]
@@ -196,11 +198,11 @@ fn killed_sftp_export_is_repeated_without_partial_files() {
     cluster.json(&["remote", "add", "far", &server.uri]);
     let keys = keys(&cluster, &server.keys).display().to_string();
     cluster.sh("mkdir raw; for i in $(seq 8); do head -c 500000 /dev/urandom > raw/$i; done");
-    let export = ["export", "/raw", "far/run", "--keys", &keys];
+    let export = ["cp", "/raw", "far:run", "--keys", &keys];
     let mut killed = cluster.tidemill();
     let mut killed = killed
         .args(export)
-        .args(["--limit", "1MB"])
+        .args(["--limit-rate", "1MB"])
         .spawn()
         .unwrap();
     let whole = || (1..=8).filter(|number| files.join(format!("run/{number}")).exists());
@@ -225,9 +227,9 @@ fn killed_sftp_export_is_repeated_without_partial_files() {
         files.join("run")
     ));
     std::fs::write(files.join("run/new"), "from there").unwrap();
-    cluster.json(&["import", "far/run/new", "/back", "--keys", &keys]);
+    cluster.json(&["cp", "far:run/new", "/back", "--keys", &keys]);
     assert_eq!(cluster.sh("cat back/new"), "from there");
-    let refused = cluster.run(&["export", "/raw", "far/run"]);
+    let refused = cluster.run(&["cp", "/raw", "far:run"]);
     assert!(
         !refused.ok && refused.err.contains("known hosts"),
         "{}",

@@ -83,13 +83,13 @@ fn task_reads_output_of_running_task() {
     open(&gates, "a");
     cluster.done(id);
     assert_eq!(cluster.sh("cat w/a.out"), both);
-    let explained = cluster.run(&["explain", &id.to_string()]).out;
+    let explained = cluster.run(&["job", "explain", &id.to_string()]).out;
     assert!(explained.contains("(streaming)"), "{explained}");
     assert!(
         explained.contains("1 input while the task that made it ran"),
         "{explained}"
     );
-    let lineage = cluster.run(&["lineage", "/w/a.out"]).out;
+    let lineage = cluster.run(&["lineage", "show", "/w/a.out"]).out;
     assert!(lineage.contains("/w/a"), "{lineage}");
 
     // The task fails in the middle until the test allows it to succeed.
@@ -120,7 +120,7 @@ fn task_reads_output_of_running_task() {
     open(&gates, "d");
     cluster.done(id);
     assert_eq!(cluster.sh("cat w/c.out"), "one\ntwo\n");
-    let printed = cluster.run(&["logs", &id.to_string()]).out;
+    let printed = cluster.run(&["job", "logs", &id.to_string()]).out;
     assert!(printed.contains("leave its input out"), "{printed}");
 
     // The task fails permanently.
@@ -130,7 +130,7 @@ fn task_reads_output_of_running_task() {
     assert_eq!(task(&ended, "d")["state"], "failed");
     assert_eq!(task(&ended, "d.read")["state"], "cancelled");
     assert!(!cluster.at("w/d.out").exists());
-    assert!(cluster.run(&["check", "--age", "0"]).ok);
+    assert!(cluster.run(&["cluster", "fsck", "--age", "0s"]).ok);
 }
 
 /// Programs that cannot read a pipe, or do not read all of it, give the same result as without it. No task waits for a
@@ -163,7 +163,7 @@ fn streaming_result_is_same_for_any_reader_and_node() {
              seq 300000 | grep 7 | cmp - chain.out; seq 300000 | grep 77 | cmp - chain2.out",
         );
         assert_eq!(task(&done, "file.read")["tries"], 1);
-        let explained = cluster.run(&["explain", &id.to_string()]).out;
+        let explained = cluster.run(&["job", "explain", &id.to_string()]).out;
         let streamed = explained.contains("while the task that made it ran\n");
         assert!(cores > 1 || !streamed, "{explained}");
 

@@ -1,7 +1,7 @@
 //! Tests files on several nodes, in a cluster of real processes.
 
 use crate::chance::Chance;
-use crate::cluster::{Cluster, Options, wait};
+use crate::cluster::{Cluster, Options, Printed, wait};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -18,7 +18,7 @@ fn three(remote: bool) -> Option<Cluster> {
 
 /// Returns the object files of a striped file's parts.
 fn parts(cluster: &Cluster, path: &str) -> Vec<PathBuf> {
-    let layout = cluster.json(&["layout", path]);
+    let layout = cluster.json(&["stat", path]);
     assert_eq!(layout["layout"], "striped", "{layout}");
     cluster.object_files(path)
 }
@@ -48,8 +48,8 @@ fn striped_file_is_read_back_from_all_nodes() {
     for remote in [false, true] {
         let Some(cluster) = three(remote) else { return };
         cluster.sh("mkdir d");
-        assert!(cluster.run(&["stripe", "/d", "64KiB"]).ok);
-        assert_eq!(cluster.run(&["stripe", "/d"]).out, "/d: 64KiB\n");
+        assert!(cluster.run(&["set", "/d", "stripe=64KiB"]).ok);
+        assert_eq!(cluster.json(&["set", "/d"])["settings"]["stripe"], "64KiB");
         let mut chance = Chance(7);
         let bytes = chance.bytes((5 << 20) + 123);
         std::fs::write(cluster.at("d/f"), &bytes).unwrap();
@@ -71,14 +71,14 @@ fn striped_file_is_read_back_from_all_nodes() {
         put(&cluster, b"", &["--stripe", "1MiB"], "/empty");
         assert_eq!(std::fs::read(cluster.at("empty")).unwrap(), b"");
         assert_eq!(got(&cluster, "/empty"), b"");
-        let check = cluster.run(&["check", "--age", "0"]);
+        let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
         assert!(check.ok, "{}{}", check.out, check.err);
         let all = [parts(&cluster, "/d/f"), parts(&cluster, "/g")].concat();
         cluster.sh("rm d/f g");
         wait("all parts are removed", || {
             all.iter().all(|part| !part.exists())
         });
-        let check = cluster.run(&["check", "--age", "0"]);
+        let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
@@ -104,7 +104,7 @@ fn random_writes_to_striped_file_match_plain_file() {
     for remote in [false, true] {
         let Some(cluster) = three(remote) else { return };
         cluster.sh("mkdir d");
-        assert!(cluster.run(&["stripe", "/d", "8KiB,3"]).ok);
+        assert!(cluster.run(&["set", "/d", "stripe=8KiB,3"]).ok);
         let mut chance = Chance(11);
         let bytes = chance.bytes(300_000);
         let (ours, model) = (cluster.at("d/f"), cluster.path("model"));
@@ -139,7 +139,7 @@ fn striped_file_of_dead_mount_is_sealed_with_its_bytes() {
             return;
         };
         cluster.sh("mkdir d");
-        assert!(cluster.run(&["stripe", "/d", "64KiB"]).ok);
+        assert!(cluster.run(&["set", "/d", "stripe=64KiB"]).ok);
         let bytes = Chance(5).bytes(1 << 20);
         let mut file = File::create(cluster.at("d/f")).unwrap();
         file.write_all(&bytes).unwrap();
@@ -150,7 +150,7 @@ fn striped_file_of_dead_mount_is_sealed_with_its_bytes() {
             cluster.json(&["ls", "/d/f"])["entries"][0]["size"] == 1 << 20
         });
         assert!(got(&cluster, "/d/f") == bytes);
-        let check = cluster.run(&["check", "--age", "0"]);
+        let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
@@ -160,7 +160,7 @@ fn tasks_read_striped_file_as_one_on_any_node() {
     for remote in [false, true] {
         let Some(cluster) = three(remote) else { return };
         cluster.sh("mkdir d");
-        assert!(cluster.run(&["stripe", "/d", "64KiB"]).ok);
+        assert!(cluster.run(&["set", "/d", "stripe=64KiB"]).ok);
         let bytes = Chance(3).bytes((1 << 20) + 77);
         std::fs::write(cluster.at("d/f"), &bytes).unwrap();
         let sum = cluster.sh("sha256sum < d/f");
@@ -180,7 +180,7 @@ fn tasks_read_striped_file_as_one_on_any_node() {
             assert_eq!(cluster.sh(&format!("cat {output}")), sum);
         }
         // Two of three parts were transferred.
-        let jobs = cluster.json(&["jobs", "1"]);
+        let jobs = cluster.json(&["job", "show", "1"]);
         let tasks = jobs["tasks"].as_array().unwrap().iter();
         // A task that ran at the same time as the first may have transferred it for both.
         let there = tasks.filter(|task| task["node"] == 0);
@@ -189,7 +189,7 @@ fn tasks_read_striped_file_as_one_on_any_node() {
             .sum();
         assert!((640 << 10..=768 << 10).contains(&moved), "{moved}");
         // An output of a job in such a directory is a normal file.
-        let lineage = cluster.run(&["lineage", "/o1"]);
+        let lineage = cluster.run(&["lineage", "show", "/o1"]);
         assert!(
             lineage.ok && lineage.out.contains("d/f"),
             "{}{}",
@@ -209,7 +209,7 @@ fn rebuilt_cluster_has_its_striped_files() {
     std::fs::write(cluster.at("d/f"), &bytes).unwrap();
     cluster.sh("mv d/f d/g; setfattr -n user.tidemill.replicas -v 2 d; head -c 50000 d/g > d/h");
     wait("all parts are copied", || {
-        let layout = cluster.json(&["layout", "/d/h"]);
+        let layout = cluster.json(&["stat", "/d/h"]);
         let parts = layout["parts"].as_array().unwrap();
         parts.iter().all(|part| {
             let replicas = part["replicas"].as_array().unwrap();
@@ -226,7 +226,7 @@ fn rebuilt_cluster_has_its_striped_files() {
     );
     assert!(std::fs::read(cluster.at("d/g")).unwrap() == bytes);
     assert!(std::fs::read(cluster.at("d/h")).unwrap() == bytes[..50_000]);
-    let check = cluster.run(&["check", "--age", "0"]);
+    let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
     assert!(check.ok, "{}{}", check.out, check.err);
     // Each part has a replica on another node.
     cluster.kill_node(0);
@@ -240,7 +240,7 @@ fn invalid_striping_is_refused_with_reason() {
     let Some(cluster) = three(false) else { return };
     cluster.sh("mkdir d; echo x > f");
     for bad in ["0", "1000", "1MB", "x", "4096,0", "4096,9999", "2GiB"] {
-        let printed = cluster.run(&["stripe", "/d", bad]);
+        let printed = cluster.run(&["set", "/d", &format!("stripe={bad}")]);
         assert!(!printed.ok && printed.err.contains(bad), "{}", printed.err);
         assert!(
             !cluster
@@ -253,7 +253,7 @@ fn invalid_striping_is_refused_with_reason() {
         assert!(!printed.ok, "{bad}");
     }
     // The stripe count exceeds the number of nodes.
-    assert!(cluster.run(&["stripe", "/d", "4096,4"]).ok);
+    assert!(cluster.run(&["set", "/d", "stripe=4096,4"]).ok);
     let printed = cluster.try_sh("echo x > d/g");
     assert!(
         !printed.ok && printed.err.contains("Invalid argument"),
@@ -267,9 +267,9 @@ fn invalid_striping_is_refused_with_reason() {
         "{}",
         printed.err
     );
-    let printed = cluster.run(&["stripe", "/f", "4096"]);
+    let printed = cluster.run(&["set", "/f", "stripe=4096"]);
     assert!(
-        !printed.ok && printed.err.contains("/f is a file"),
+        !printed.ok && printed.err.contains("not a directory: /f"),
         "{}",
         printed.err
     );
@@ -279,9 +279,9 @@ fn invalid_striping_is_refused_with_reason() {
             .ok
     );
     // A subdirectory may have another setting.
-    assert!(cluster.run(&["stripe", "/d", "off"]).ok);
+    assert!(cluster.run(&["set", "/d", "stripe=off"]).ok);
     cluster.sh("echo x > d/g");
-    assert_eq!(cluster.json(&["layout", "/d/g"])["layout"], "whole");
+    assert_eq!(cluster.json(&["stat", "/d/g"])["layout"], "whole");
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn parts_leave_drained_node_unnoticed_by_readers() {
         std::fs::write(cluster.at("d/new"), &bytes).unwrap();
         sealed(&cluster, "/d/new");
         for name in ["a", "b", "c", "w", "new"] {
-            let layout = cluster.json(&["layout", &format!("/d/{name}")]);
+            let layout = cluster.json(&["stat", &format!("/d/{name}")]);
             for part in layout["parts"].as_array().unwrap() {
                 assert_ne!(part["replicas"][0]["node"], 0, "{name}: {layout}");
             }
@@ -331,7 +331,7 @@ fn parts_leave_drained_node_unnoticed_by_readers() {
                 "{name}"
             );
         }
-        let check = cluster.run(&["check", "--age", "0"]);
+        let check = cluster.run(&["cluster", "fsck", "--age", "0s"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
@@ -341,13 +341,13 @@ fn remaining_bytes_of_corrupt_striped_file_can_be_read() {
     let Some(cluster) = three(true) else { return };
     let mut bytes = Chance(3).bytes(1_000_000);
     put(&cluster, &bytes, &["--stripe", "64KiB,3"], "/f");
-    let scrub = cluster.run(&["scrub", "--wait"]);
+    let scrub = cluster.run(&["cluster", "scrub", "--wait"]);
     assert!(scrub.ok, "{}{}", scrub.out, scrub.err);
     let parts = parts(&cluster, "/f");
     let object = OpenOptions::new().write(true).open(&parts[1]).unwrap();
     object.write_all_at(&[!bytes[64 << 10]], 0).unwrap();
     std::fs::remove_file(&parts[2]).unwrap();
-    let found = cluster.run(&["scrub", "--wait", "/f"]);
+    let found = cluster.run(&["cluster", "scrub", "--wait", "/f"]);
     assert!(
         !found.ok && found.out.contains("2 corrupt"),
         "{}",
@@ -376,7 +376,7 @@ fn remaining_bytes_of_corrupt_striped_file_can_be_read() {
 
 /// Returns the node of each part of a file, from `layout`.
 fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
-    let layout = cluster.json(&["layout", path]);
+    let layout = cluster.json(&["stat", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
     parts
         .map(|part| part["replicas"][0]["node"].as_u64().unwrap())
@@ -386,7 +386,7 @@ fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
 /// Stores a file with stripes of 64 KiB on three nodes.
 fn with_stripes(cluster: &Cluster, bytes: &[u8]) {
     cluster.sh("mkdir d");
-    assert!(cluster.run(&["stripe", "/d", "64KiB"]).ok);
+    assert!(cluster.run(&["set", "/d", "stripe=64KiB"]).ok);
     std::fs::write(cluster.at("d/f"), bytes).unwrap();
     sealed(cluster, "/d/f");
 }
@@ -408,7 +408,7 @@ fn task_per_part_runs_on_its_node_and_moves_nothing() {
         let job = cluster.submit(script);
         cluster.done(job);
         let lies = nodes(&cluster, "/d/f");
-        let reported = cluster.json(&["jobs", &job.to_string()]);
+        let reported = cluster.json(&["job", "show", &job.to_string()]);
         for (index, task) in reported["tasks"].as_array().unwrap().iter().enumerate() {
             let read = got(&cluster, &format!("/o{index}"));
             assert!(read == part_of(&bytes, index), "part {index}");
@@ -417,13 +417,13 @@ fn task_per_part_runs_on_its_node_and_moves_nothing() {
             assert_eq!(task["read_bytes"].as_u64(), Some(read.len() as u64));
             assert_eq!(task["selections"][0], format!("part {index}"));
         }
-        let printed = cluster.run(&["explain", &job.to_string()]);
+        let printed = cluster.run(&["job", "explain", &job.to_string()]);
         assert!(
             printed.out.contains("reads  /d/f, part 1\n"),
             "{}",
             printed.out
         );
-        let lineage = cluster.json(&["lineage", "/o1", "--format", "json"]);
+        let lineage = cluster.json(&["lineage", "show", "/o1", "--format", "json"]);
         assert_eq!(lineage["runs"][0]["inputs"][0]["selection"], "part 1");
     }
 }
@@ -452,7 +452,7 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
             &bytes[1_048_600..],
         ];
         assert!(got(&cluster, "/o") == expected.concat());
-        let reported = cluster.json(&["jobs", &job.to_string()]);
+        let reported = cluster.json(&["job", "show", &job.to_string()]);
         // 536 bytes of the first stripe, ten of the third part, and the last stripe, which is the second's.
         let moved: u64 = 536 + 10;
         assert_eq!(
@@ -461,7 +461,7 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
         );
         assert_eq!(reported["tasks"][0]["read_bytes"], 10 + 1001 + 53);
         assert_eq!((before, simulated(&cluster, job)), (moved, moved));
-        let printed = cluster.run(&["explain", &job.to_string()]);
+        let printed = cluster.run(&["job", "explain", &job.to_string()]);
         assert!(
             printed.out.contains("bytes 65000-66000,1048600-1048652"),
             "{}",
@@ -469,7 +469,7 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
         );
         assert!(printed.out.contains("546 B fetched"), "{}", printed.out);
         // On another node more would be transferred: the requested bytes, not the file.
-        let explained = cluster.json(&["explain", &job.to_string()]);
+        let explained = cluster.json(&["job", "explain", &job.to_string()]);
         for estimate in explained["decisions"][0]["estimates"].as_array().unwrap() {
             let bytes = estimate["transfer_bytes"].as_u64().unwrap();
             assert!(bytes <= 1064, "{explained:#}");
@@ -489,7 +489,7 @@ fn planned(cluster: &Cluster, script: &str) -> u64 {
 fn simulated(cluster: &Cluster, job: u64) -> u64 {
     let trace = cluster.path("trace.json");
     let trace = trace.to_str().unwrap();
-    let printed = cluster.run(&["jobs", &job.to_string(), "--export-trace", trace]);
+    let printed = cluster.run(&["job", "export-trace", &job.to_string(), "--output", trace]);
     assert!(printed.ok, "{}", printed.err);
     let simulated = cluster.json(&["plan", "run", trace]);
     simulated["transferred_bytes"].as_u64().unwrap()
@@ -625,12 +625,21 @@ fn results_of_parts_are_cached_separately() {
     // The first stripe is the start of the first part.
     assert_eq!(sums.len(), inputs.len() - 1);
     // The same file with another stripe size: its ranges are the same, its parts differ.
-    assert!(cluster.run(&["stripe", "/d", "128KiB"]).ok);
+    assert!(cluster.run(&["set", "/d", "stripe=128KiB"]).ok);
     std::fs::write(cluster.at("d/new"), &bytes).unwrap();
     cluster.sh("mv d/new d/f");
     sealed(&cluster, "/d/f");
     let (reused, sum) = run("otherwise", inputs[1]);
     assert!(!reused && sum != first[1].1);
+}
+
+/// Sets the stripes of `/d`, and rewrites the files of a path. Returns the output, also as JSON.
+fn rewritten(cluster: &Cluster, path: &str, stripes: &str) -> (Printed, Value) {
+    let stripes = format!("stripe={stripes}");
+    assert!(cluster.run(&["set", "/d", &stripes]).ok);
+    let printed = cluster.run(&["--json", "migrate", "--rewrite", path]);
+    let value = serde_json::from_str(&printed.out).unwrap_or_default();
+    (printed, value)
 }
 
 #[test]
@@ -647,13 +656,13 @@ fn existing_files_are_rewritten_striped_or_whole() {
         let stat = |cluster: &Cluster| cluster.sh("stat -c '%a %u %s %y' d/f");
         let before = stat(&cluster);
         let mut open = File::open(cluster.at("d/f")).unwrap();
-        let refused = cluster.run(&["stripe", "/d/f", "64KiB"]);
+        let refused = cluster.run(&["set", "/d/f", "stripe=64KiB"]);
         assert!(
             !refused.ok && refused.err.contains("--rewrite"),
             "{}",
             refused.err
         );
-        let done = cluster.json(&["stripe", "--rewrite", "/d/f", "64KiB,2"]);
+        let (_, done) = rewritten(&cluster, "/d/f", "64KiB,2");
         assert_eq!(
             (done["files"].as_u64(), done["bytes"].as_u64()),
             (Some(1), Some(20_000_000))
@@ -676,7 +685,7 @@ fn existing_files_are_rewritten_striped_or_whole() {
             .open(cluster.at("d/f"))
             .unwrap();
         written.write_all(b"more").unwrap();
-        let refused = cluster.run(&["stripe", "--rewrite", "/d/f", "off"]);
+        let (refused, _) = rewritten(&cluster, "/d/f", "off");
         assert!(
             !refused.ok && refused.err.contains("being written"),
             "{}",
@@ -687,27 +696,27 @@ fn existing_files_are_rewritten_striped_or_whole() {
         assert!(got(&cluster, "/d/f") == bytes);
         // The file is made from any available replica.
         wait("it has its replicas", || {
-            let layout = cluster.json(&["layout", "/d/f"]);
+            let layout = cluster.json(&["stat", "/d/f"]);
             layout["parts"].as_array().unwrap().iter().all(|part| {
                 let replicas = part["replicas"].as_array().unwrap();
                 replicas.len() == 2 && replicas.iter().all(|replica| replica["state"] == "current")
             })
         });
         cluster.kill_node(0);
-        let printed = cluster.run(&["stripe", "--rewrite", "/d/f", "off"]);
+        let (printed, _) = rewritten(&cluster, "/d/f", "off");
         assert!(printed.ok, "{}", printed.err);
-        assert_eq!(cluster.json(&["layout", "/d/f"])["layout"], "whole");
+        assert_eq!(cluster.json(&["stat", "/d/f"])["layout"], "whole");
         assert!(got(&cluster, "/d/f") == bytes);
         cluster.start_node(0);
         cluster.wait_for_nodes(3);
         // A directory with all its contents, each file once.
-        let done = cluster.json(&["stripe", "--rewrite", "/d", "8KiB"]);
+        let (_, done) = rewritten(&cluster, "/d", "8KiB");
         assert_eq!(done["files"], 3, "{done}");
         assert_eq!(parts(&cluster, "/d/f").len(), 3);
         assert_eq!(parts(&cluster, "/d/sub/g").len(), 3);
         assert_eq!(cluster.sh("cat d/sub/g d/empty"), "small\n");
         assert!(got(&cluster, "/d/second") == bytes);
-        assert_eq!(cluster.run(&["stripe", "/d"]).out, "/d: 8KiB\n");
+        assert_eq!(cluster.json(&["set", "/d"])["settings"]["stripe"], "8KiB");
     }
 }
 

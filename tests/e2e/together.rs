@@ -104,14 +104,14 @@ fn concurrent_writes_of_mounts_form_one_file() {
             same(&three.at(mount, "f"), &expected, "after the seal");
         }
         assert!(three.got("/f") == expected);
-        let layout = three.cluster.json(&["layout", "/f"]);
+        let layout = three.cluster.json(&["stat", "/f"]);
         assert_eq!(layout["layout"], "extents", "{layout}");
         assert_eq!(
             layout["parts"].as_array().map(Vec::len),
             Some(3),
             "{layout}"
         );
-        let check = three.cluster.run(&["check", "--age", "0"]);
+        let check = three.cluster.run(&["cluster", "fsck", "--age", "0s"]);
         assert!(check.ok, "{}{}", check.out, check.err);
         // The file works like any file.
         three
@@ -121,7 +121,7 @@ fn concurrent_writes_of_mounts_form_one_file() {
         three.cluster.done(job);
         three.cluster.sh("sha256sum < f | cmp - sum");
         three.cluster.sh("rm f");
-        let check = three.cluster.run(&["check", "--age", "0"]);
+        let check = three.cluster.run(&["cluster", "fsck", "--age", "0s"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }

@@ -36,7 +36,7 @@ fn recorded_run_is_replayed_and_predicts_similar_run() {
     };
     cluster.sh("mkdir w; for i in 0 1 2 3 4 5 6 7; do head -c $((10000 * (i + 1))) /dev/urandom > w/in$i; done");
     let first = cluster.submit(&script("a"));
-    let refused = cluster.run(&["jobs", &first.to_string(), "--export-trace", "-"]);
+    let refused = cluster.run(&["job", "export-trace", &first.to_string()]);
     assert!(
         !refused.ok && refused.err.contains("is running"),
         "{}",
@@ -47,10 +47,14 @@ fn recorded_run_is_replayed_and_predicts_similar_run() {
     cluster.done(second);
     let (first, second) = (first.to_string(), second.to_string());
 
-    let trace = cluster.json(&["jobs", &first, "--export-trace", "-"]);
-    check(&trace, &cluster.json(&["jobs", &first]));
+    let trace = cluster.json(&["job", "export-trace", &first]);
+    check(&trace, &cluster.json(&["job", "show", &first]));
     let file = cluster.path("first.json").display().to_string();
-    assert!(cluster.run(&["jobs", &first, "--export-trace", &file]).ok);
+    assert!(
+        cluster
+            .run(&["job", "export-trace", &first, "--output", &file])
+            .ok
+    );
     let replayed = cluster.json(&["plan", "run", &file]);
     assert_eq!(replayed["placement"], "recorded");
     assert_eq!(replayed["tasks"].as_array().unwrap().len(), 9);
@@ -117,8 +121,8 @@ fn check(trace: &Value, job: &Value) {
 
 fn refuses(cluster: &Cluster) {
     for (args, part) in [
-        (vec!["jobs", "--export-trace", "-"], "<JOB>"),
-        (vec!["jobs", "999", "--export-trace", "-"], "no job 999"),
+        (vec!["job", "export-trace"], "<JOB>"),
+        (vec!["job", "export-trace", "999"], "no job 999"),
         (vec!["plan", "compare", "999"], "no job 999"),
         (vec!["plan", "compare", "none.json"], "none.json"),
     ] {

@@ -104,7 +104,7 @@ fn variables_and_reduce_refuse_files_of_other_users() {
     for args in [
         &["reduce", "mean", "/f.nc:tas"][..],
         &["reduce", "count", "/*.nc:tas"],
-        &["variables", "/f.nc"],
+        &["inspect", "/f.nc"],
     ] {
         host.done(ALICE, args);
         let printed = host.run(BOB, args);
@@ -187,15 +187,18 @@ fn token_gives_command_line_rights_of_its_user_only() {
     }
     let count = std::fs::read_to_string(host.home(ALICE).join("n")).unwrap();
     assert_eq!(count.trim(), "1000");
-    assert!(host.done(ALICE, &["lineage", "/w/n"]).contains("count"));
     assert!(
-        host.done(ALICE, &["logs", "1"])
+        host.done(ALICE, &["lineage", "show", "/w/n"])
+            .contains("count")
+    );
+    assert!(
+        host.done(ALICE, &["job", "logs", "1"])
             .contains(&ALICE.to_string())
     );
     for args in [
         &["status"][..],
-        &["jobs"],
-        &["explain", "1"],
+        &["job", "list"],
+        &["job", "explain", "1"],
         &["ls", "-lR", "/w"],
         &["mv", "/w/n", "/w/sub/m"],
         &["rm", "/w/sub/m"],
@@ -242,14 +245,14 @@ fn nobody_else(host: &ClientHost) {
         &["rm", "/of-root"],
         &["put", "in", "/b/in"],
         &["ls", "/b"],
-        &["check"],
-        &["jobs", "--all"],
+        &["cluster", "fsck"],
+        &["job", "list", "--all"],
         &["token", "create", "--output", "another"],
         &["token", "create", "--daemon", "--output", "another"],
     ] {
         assert!(!host.run(ALICE, args).ok, "{args:?}");
     }
-    assert!(!host.run(BOB, &["logs", "1"]).ok && !host.run(BOB, &["cancel", "1"]).ok);
+    assert!(!host.run(BOB, &["job", "logs", "1"]).ok && !host.run(BOB, &["job", "cancel", "1"]).ok);
     // A copy of another user's token file is refused, even if it is readable.
     std::fs::copy(host.token(ALICE), host.home(BOB).join("stolen")).unwrap();
     std::fs::set_permissions(
@@ -413,10 +416,10 @@ fn terminal_escapes_in_names_are_not_printed() {
     for args in [
         &["ls", "/w"][..],
         &["ls", "-l", "/w"],
-        &["logs", &job],
-        &["jobs", &job],
+        &["job", "logs", &job],
+        &["job", "show", &job],
         &["--json", "ls", "/w"],
-        &["--json", "logs", &job],
+        &["--json", "job", "logs", &job],
     ] {
         let printed = cluster.run(args);
         assert!(printed.ok, "{}", printed.err);
@@ -424,7 +427,7 @@ fn terminal_escapes_in_names_are_not_printed() {
         assert!(!obeyed(&printed.out), "{args:?}: {:?}", printed.out);
     }
     assert_eq!(cluster.run(&["ls", "/w"]).out.lines().count(), 1);
-    assert!(cluster.run(&["logs", &job]).out.contains("[2Jgone"));
+    assert!(cluster.run(&["job", "logs", &job]).out.contains("[2Jgone"));
 }
 
 /// Sealed objects belong to a user of their own, so `nobody` has kernels like everybody; objects that were sealed when
@@ -482,10 +485,10 @@ fn reduce_to_cluster_uses_rights_of_caller() {
          chown -R {ALICE} a; chown -R {BOB} b; chmod 700 a b; chmod 777 open; chmod +t open; sync a/f.nc b/f.nc open/f.nc open/of-root.nc"
     ));
     let reduce = |uid: u32, file: &str, to: &str| {
-        let (file, to) = (format!("{file}:tas"), format!("cluster:{to}"));
+        let file = format!("{file}:tas");
         host.run(
             uid,
-            &["reduce", "mean", &file, "--over", "time", "--to", &to],
+            &["reduce", "mean", &file, "--over", "time", "--to", to],
         )
     };
     for (file, to) in [("/a/f.nc", "/a/mean.nc"), ("/open/f.nc", "/open/alice.nc")] {
@@ -493,7 +496,10 @@ fn reduce_to_cluster_uses_rights_of_caller() {
         assert!(printed.ok, "{to}: {}", printed.err);
         let made = std::fs::metadata(cluster.at(&to[1..])).unwrap();
         assert_eq!(made.uid(), ALICE, "{to}");
-        assert!(host.done(ALICE, &["lineage", to]).contains(file), "{to}");
+        assert!(
+            host.done(ALICE, &["lineage", "show", to]).contains(file),
+            "{to}"
+        );
     }
     let kept = cluster.sh("cat open/alice.nc | sha256sum; cat open/of-root.nc");
     for (file, to) in [
@@ -516,7 +522,7 @@ fn reduce_to_cluster_uses_rights_of_caller() {
         cluster.sh("cat open/alice.nc | sha256sum; cat open/of-root.nc"),
         kept
     );
-    let printed = host.run(BOB, &["lineage", "/a/mean.nc"]);
+    let printed = host.run(BOB, &["lineage", "show", "/a/mean.nc"]);
     assert!(
         !printed.ok && printed.err.contains("permission denied"),
         "{}{}",
@@ -561,14 +567,14 @@ fn seal_with_false_length_marks_file_as_corrupt() {
     let states = printed(
         cluster
             .tidemill()
-            .args(["--json", "health"])
+            .args(["--json", "cluster", "health"])
             .output()
             .unwrap(),
     );
     assert!(states.out.contains("data-lost"), "{}", states.out);
     cluster.sh("rm -r b");
     wait("all is well when they are deleted", || {
-        cluster.run(&["health"]).code == Some(0)
+        cluster.run(&["cluster", "health"]).code == Some(0)
     });
 }
 

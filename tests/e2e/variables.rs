@@ -43,7 +43,7 @@ fn sum(of: &Value, what: &str) -> u64 {
 /// Checks that record variables of classic files, which are interleaved, are counted.
 fn records_are_counted(cluster: &Cluster) {
     put(cluster, "cdf1.nc", &[]);
-    let shown = cluster.json(&["variables", "/cdf1.nc", "packed"]);
+    let shown = cluster.json(&["inspect", "/cdf1.nc", "packed"]);
     let packed = variable(&shown, "packed");
     assert_eq!(
         (&packed["storage"], sum(packed, "bytes")),
@@ -66,7 +66,7 @@ fn variables_are_shown_with_parts_and_nodes() {
             return;
         };
         put(&cluster, "netcdf4.nc", &["--stripe", "4096,3"]);
-        let shown = cluster.json(&["variables", "/netcdf4.nc"]);
+        let shown = cluster.json(&["inspect", "/netcdf4.nc"]);
         assert_eq!(
             (&shown["format"], &shown["attributes"]["title"]),
             (&"netCDF-4".into(), &"groups and dimensions".into())
@@ -81,7 +81,7 @@ fn variables_are_shown_with_parts_and_nodes() {
             (&"float32".into(), &serde_json::json!([2, 4, 3]))
         );
         // The places are those of the layout, and all bytes of the chunks are on some node.
-        let layout = cluster.json(&["layout", "/netcdf4.nc"]);
+        let layout = cluster.json(&["stat", "/netcdf4.nc"]);
         let nodes: Vec<&Value> = layout["parts"]
             .as_array()
             .unwrap()
@@ -93,7 +93,7 @@ fn variables_are_shown_with_parts_and_nodes() {
             assert_eq!(&place["node"], nodes[part]);
         }
         let whole = cluster.json(&[
-            "variables",
+            "inspect",
             "--local",
             fixture("netcdf4.nc").to_str().unwrap(),
         ]);
@@ -111,7 +111,7 @@ fn variables_are_shown_with_parts_and_nodes() {
             .map(|place| place["part"].as_u64().unwrap())
             .collect();
         assert_eq!(parts.len(), 3, "{shown}");
-        let printed = cluster.run(&["variables", "/netcdf4.nc", "deflated"]);
+        let printed = cluster.run(&["inspect", "/netcdf4.nc", "deflated"]);
         assert!(
             printed.out.contains("deflated:note_03 = text 3")
                 && printed.out.contains("chunks 2×4×3, shuffle+deflate"),
@@ -131,9 +131,9 @@ fn directory_of_cluster_may_be_zarr() {
         "cp -r {} three.zarr",
         fixture("three.zarr").display()
     ));
-    let shown = cluster.json(&["variables", "/three.zarr"]);
+    let shown = cluster.json(&["inspect", "/three.zarr"]);
     let local = cluster.json(&[
-        "variables",
+        "inspect",
         "--local",
         fixture("three.zarr").to_str().unwrap(),
     ]);
@@ -174,7 +174,7 @@ fn unscientific_file_is_refused_with_reason() {
         (&["/directory"], "this directory is no Zarr"),
         (&["/nothing"], "nothing"),
     ] {
-        let printed = cluster.run(&[&["variables"], arguments].concat());
+        let printed = cluster.run(&[&["inspect"], arguments].concat());
         assert!(
             !printed.ok && printed.err.contains(why),
             "{arguments:?}: {}",

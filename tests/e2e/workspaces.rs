@@ -22,7 +22,7 @@ fn start() -> Option<Cluster> {
 }
 
 fn node_of(cluster: &Cluster, path: &str) -> u64 {
-    let layout = cluster.json(&["layout", path]);
+    let layout = cluster.json(&["stat", path]);
     layout["parts"][0]["replicas"][0]["node"].as_u64().unwrap()
 }
 
@@ -68,7 +68,8 @@ fn workspace_is_memory_directory_of_owner_and_is_removed_whole() {
         );
     }
     let tidemill = format!("{OTHER_USER} {:?}", cluster.tidemill());
-    for command in ["remove r", "join r", "leave r 1", "get r below/f --wait 1s"] {
+    let get = "get r below/f --wait --timeout 1s";
+    for command in ["delete r", "join r", "leave r 1", get] {
         let printed = cluster.try_sh(&format!("{tidemill} workspace {command}"));
         assert!(!printed.ok, "{command}: {}{}", printed.out, printed.err);
     }
@@ -91,13 +92,13 @@ fn workspace_is_memory_directory_of_owner_and_is_removed_whole() {
         (&"r".into(), &2.into())
     );
     let open = std::fs::File::open(cluster.at("workspaces/r/below/f")).unwrap();
-    assert!(cluster.run(&["workspace", "remove", "r"]).ok);
+    assert!(cluster.run(&["workspace", "delete", "r"]).ok);
     wait("it is not there", || !cluster.at("workspaces/r").exists());
     // A reader with an open file of the workspace can continue to read.
     let mut read = [0; 2];
     open.read_exact_at(&mut read, 0).unwrap();
     assert_eq!(&read, b"x\n");
-    let unknown = cluster.run(&["workspace", "remove", "r"]);
+    let unknown = cluster.run(&["workspace", "delete", "r"]);
     assert!(
         !unknown.ok && unknown.err.contains("workspace r does not exist"),
         "{}",
@@ -106,7 +107,7 @@ fn workspace_is_memory_directory_of_owner_and_is_removed_whole() {
     wait("its objects are removed", || {
         let status = cluster.json(&["status"]);
         let free = status["nodes"][2]["free_bytes"].as_u64();
-        free > Some(110 << 20) && cluster.run(&["check", "--age", "0"]).ok
+        free > Some(110 << 20) && cluster.run(&["cluster", "fsck", "--age", "0s"]).ok
     });
 }
 
@@ -189,13 +190,13 @@ fn workspace_takes_at_most_its_quota() {
         std::fs::write(other.path.join("workspaces/d/f"), "two").is_ok()
     });
     // No part of the refused files is left.
-    assert!(cluster.run(&["check", "--age", "0"]).ok);
+    assert!(cluster.run(&["cluster", "fsck", "--age", "0s"]).ok);
 }
 
 /// Starts a get in its own process.
 fn get(cluster: &Cluster, key: &str, wait: &str) -> Child {
     let mut command = cluster.tidemill();
-    command.args(["workspace", "get", "r", key, "--wait", wait]);
+    command.args(["workspace", "get", "r", key, "--wait", "--timeout", wait]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().unwrap()
 }
@@ -247,7 +248,7 @@ fn get_waits_for_put() {
     let expected: [&[u8]; 5] = [b"half whole", b"other\n", b"linked\n", b"other\n", b"put"];
     assert_eq!(all, expected);
     // A get does not wait indefinitely for a key that cannot appear.
-    let directory = cluster.run(&["workspace", "get", "r", "by", "--wait", "60s"]);
+    let directory = cluster.run(&["workspace", "get", "r", "by", "--wait", "--timeout", "60s"]);
     assert!(
         !directory.ok && directory.err.contains("is no file"),
         "{}",

@@ -1,4 +1,4 @@
-//! The calibration file: how fast kernels are on this machine and on nodes. `tidemill bench kernel` writes it,
+//! The calibration file: how fast kernels are on this machine and on nodes. `tidemill kernel bench` writes it,
 //! `tidemill plan offload` reads it. Field by field in `docs/formats.md`.
 
 use serde::{Deserialize, Serialize};
@@ -89,7 +89,7 @@ pub(crate) struct NodeSpeed {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CalibrationError {
     /// The file does not exist.
-    #[error("no calibration: {} does not exist; measure with `tidemill bench kernel`", .0.display())]
+    #[error("no calibration: {} does not exist; measure with `tidemill kernel bench`", .0.display())]
     Missing(PathBuf),
     /// The file can't be read or written.
     #[error("can't read or write {}", path.display())]
@@ -108,7 +108,7 @@ pub(crate) enum CalibrationError {
         source: toml::de::Error,
     },
     /// The file has another version.
-    #[error("{} is of version {found}, this program reads version {VERSION}; remove it and measure again with `tidemill bench kernel`", path.display())]
+    #[error("{} is of version {found}, this program reads version {VERSION}; remove it and measure again with `tidemill kernel bench`", path.display())]
     Version {
         /// Path of the file.
         path: PathBuf,
@@ -116,7 +116,7 @@ pub(crate) enum CalibrationError {
         found: i64,
     },
     /// A measurement has an impossible value.
-    #[error("{}: kernel {kernel}: `{field}` can't be that; measure again with `tidemill bench kernel {kernel}`", path.display())]
+    #[error("{}: kernel {kernel}: `{field}` can't be that; measure again with `tidemill kernel bench {kernel}`", path.display())]
     NotPositive {
         /// Path of the file.
         path: PathBuf,
@@ -293,7 +293,7 @@ mod tests {
         );
         let error = Calibration::load(Path::new("/no/such/file")).unwrap_err();
         assert!(
-            error.to_string().contains("tidemill bench kernel"),
+            error.to_string().contains("tidemill kernel bench"),
             "{error}"
         );
     }

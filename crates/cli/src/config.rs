@@ -1,6 +1,6 @@
 //! The configuration file `tidemill.toml`, and how its values combine with flags and environment.
 //!
-//! Every key is also a flag of the same name: keys of `[node]` are flags of `tidemill node`, and keys of
+//! Every key is also a flag of the same name: keys of `[node]` are flags of `tidemill node run`, and keys of
 //! `[client]` are flags of every command. The precedence is flag, environment (`TIDEMILL_*`), file, default; clap
 //! handles the first two. This module reads the file and never writes it.
 
@@ -22,9 +22,9 @@ pub(crate) struct ConfigFile {
     pub(crate) tls: Option<TlsMode>,
     /// Keys for every command that uses a server.
     pub(crate) client: ClientSection,
-    /// `tidemill server`.
+    /// `tidemill server run`.
     pub(crate) server: ServerSection,
-    /// `tidemill node`.
+    /// `tidemill node run`.
     pub(crate) node: NodeSection,
     /// `tidemill mount`.
     pub(crate) mount: MountSection,
@@ -61,7 +61,7 @@ pub(crate) struct ServerSection {
     pub(crate) server_cores: Option<u32>,
     pub(crate) server_cores_listen: Option<std::net::SocketAddr>,
     pub(crate) policy: Option<String>,
-    pub(crate) node_timeout: Option<u64>,
+    pub(crate) node_timeout: Option<TimeLength>,
     pub(crate) keep_jobs: Option<TimeLength>,
     pub(crate) link: Option<ByteSize>,
     pub(crate) replicas: Option<ReplicaCount>,
@@ -196,9 +196,9 @@ pub(crate) struct MountSection {
     pub(crate) path: Option<PathBuf>,
     pub(crate) in_place: Option<bool>,
     pub(crate) allow_other: Option<bool>,
-    pub(crate) attr_ttl: Option<u64>,
-    pub(crate) remote_timeout: Option<u64>,
-    pub(crate) patience: Option<u64>,
+    pub(crate) attr_ttl: Option<TimeLength>,
+    pub(crate) remote_timeout: Option<TimeLength>,
+    pub(crate) patience: Option<TimeLength>,
     pub(crate) hard: Option<bool>,
 }
 
@@ -256,17 +256,10 @@ impl ConfigFile {
     /// # Errors
     /// If the file can't be read or has a key that does not exist.
     pub(crate) fn load(named: Option<&Path>) -> Result<Self, ConfigError> {
-        let Some(path) = named
-            .map(Path::to_path_buf)
-            .or_else(|| usual_places().into_iter().find(|path| path.exists()))
-        else {
-            return Ok(Self::default());
-        };
-        let text = std::fs::read_to_string(&path).map_err(|source| ConfigError::Read {
-            path: path.display().to_string(),
-            source,
-        })?;
-        Self::parse(&text, &path)
+        match located(named) {
+            Some(path) => Self::parse(&read(&path)?, &path),
+            None => Ok(Self::default()),
+        }
     }
 
     fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
@@ -279,6 +272,32 @@ impl ConfigFile {
             }
         })
     }
+}
+
+/// Sections whose keys are flags of one command, with the words of that command.
+pub(crate) const SECTIONS: [(&str, &[&str]); 5] = [
+    ("server", &["server", "run"]),
+    ("node", &["node", "run"]),
+    ("mount", &["mount"]),
+    ("up", &["up"]),
+    ("submit", &["submit"]),
+];
+
+/// Returns the file to read: `named`, or else the first of the usual places that exists.
+pub(crate) fn located(named: Option<&Path>) -> Option<PathBuf> {
+    let usual = || usual_places().into_iter().find(|path| path.exists());
+    named.map(Path::to_path_buf).or_else(usual)
+}
+
+/// Returns the text of a configuration file.
+///
+/// # Errors
+/// If the file can't be read.
+pub(crate) fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        path: path.display().to_string(),
+        source,
+    })
 }
 
 /// Returns the places to search for the file if no flag names it.
@@ -337,9 +356,13 @@ mod tests {
             for key in keys {
                 let everywhere = section == "client" || section == key;
                 let (command, prefix) = if everywhere {
-                    (&cli, String::new())
+                    (cli.clone(), String::new())
                 } else {
-                    (cli.find_subcommand(section).unwrap(), format!("{section}_"))
+                    let (_, words) = SECTIONS.iter().find(|(name, _)| name == section).unwrap();
+                    let command = words.iter().fold(cli.clone(), |found, word| {
+                        found.find_subcommand(word).unwrap().clone()
+                    });
+                    (command, format!("{section}_"))
                 };
                 let variable = format!("TIDEMILL_{prefix}{key}")
                     .to_uppercase()
@@ -356,6 +379,29 @@ mod tests {
             }
         }
         assert!(checked >= 24, "only {checked} keys found in the example");
+    }
+
+    #[test]
+    fn duration_without_unit_is_refused_with_its_line() {
+        let keys = [
+            ("server", "node-timeout"),
+            ("server", "suspend-after"),
+            ("server", "scrub-every"),
+            ("mount", "attr-ttl"),
+            ("mount", "remote-timeout"),
+            ("mount", "patience"),
+        ];
+        for (section, key) in keys {
+            for value in ["10", "\"10\""] {
+                let text = format!("[{section}]\n\n{key} = {value}\n");
+                let error = ConfigFile::parse(&text, Path::new("t.toml"));
+                let error = error.unwrap_err().to_string();
+                let names = error.contains("t.toml:3:") && error.contains("has no unit");
+                assert!(names, "{error}");
+            }
+            let text = format!("[{section}]\n{key} = \"10s\"\n");
+            ConfigFile::parse(&text, Path::new("t.toml")).unwrap();
+        }
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl ClusterDir {
         self.0.join("burst")
     }
 
-    /// File with the measurements of `tidemill bench kernel`.
+    /// File with the measurements of `tidemill kernel bench`.
     pub(crate) fn calibration(&self) -> PathBuf {
         self.0.join("calibration.toml")
     }
@@ -127,12 +127,11 @@ impl ClusterDir {
 }
 
 impl CommandContext {
-    /// Reads the configuration and determines the directory of the cluster.
+    /// Determines the directory of the cluster.
     ///
     /// # Errors
-    /// If the configuration is wrong, or neither flags nor environment give a directory for the cluster.
-    pub(crate) fn new(global: &Global) -> anyhow::Result<Self> {
-        let config = ConfigFile::load(global.config.as_deref())?;
+    /// If neither flags nor environment give a directory for the cluster.
+    pub(crate) fn new(global: &Global, config: ConfigFile) -> anyhow::Result<Self> {
         let dir = global.dir.clone().or_else(|| config.dir.clone());
         let dir = dir.map_or_else(default_dir, Ok)?;
         let dir = std::path::absolute(&dir).with_context(|| dir.display().to_string())?;

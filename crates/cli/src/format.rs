@@ -10,41 +10,47 @@ use tidemill_server::queue::{AddressError, QueueLocation};
 
 /// Number of bytes as people write it: `500MB`, `2GiB`, `1048576`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "SizeText")]
+#[serde(try_from = "NumberOrText")]
 pub(crate) struct ByteSize(pub(crate) u64);
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum SizeText {
+enum NumberOrText {
     Number(u64),
     Text(String),
 }
 
-impl TryFrom<SizeText> for ByteSize {
+impl NumberOrText {
+    /// Returns the text, or the number as text.
+    fn text(self) -> String {
+        match self {
+            Self::Number(number) => number.to_string(),
+            Self::Text(text) => text,
+        }
+    }
+}
+
+impl TryFrom<NumberOrText> for ByteSize {
     type Error = SizeError;
 
-    fn try_from(text: SizeText) -> Result<Self, SizeError> {
+    fn try_from(text: NumberOrText) -> Result<Self, SizeError> {
         match text {
-            SizeText::Number(bytes) => Ok(Self(bytes)),
-            SizeText::Text(text) => text.parse(),
+            NumberOrText::Number(bytes) => Ok(Self(bytes)),
+            NumberOrText::Text(text) => text.parse(),
         }
     }
 }
 
 /// Number of replicas: `2`, `"2,now"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "SizeText")]
+#[serde(try_from = "NumberOrText")]
 pub(crate) struct ReplicaCount(pub(crate) replicas::WantedReplicas);
 
-impl TryFrom<SizeText> for ReplicaCount {
+impl TryFrom<NumberOrText> for ReplicaCount {
     type Error = String;
 
-    fn try_from(text: SizeText) -> Result<Self, String> {
-        let text = match text {
-            SizeText::Number(replicas) => replicas.to_string(),
-            SizeText::Text(text) => text,
-        };
-        text.parse().map(Self)
+    fn try_from(text: NumberOrText) -> Result<Self, String> {
+        text.text().parse().map(Self)
     }
 }
 
@@ -64,37 +70,47 @@ impl FromStr for ByteSize {
     }
 }
 
-/// Length of time as people write it: `90`, `5m`, `2h`, `30d`.
+/// Length of time as people write it, always with a unit: `90s`, `5m`, `2h`, `30d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[serde(try_from = "NumberOrText")]
 pub(crate) struct TimeLength(pub(crate) std::time::Duration);
 
 /// The text is no length of time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a length of time: give seconds, or a number with s, m, h or d")]
-pub(crate) struct LengthError(String);
+pub(crate) enum LengthError {
+    /// A plain number, which does not tell seconds from days.
+    #[error("the time `{0}` has no unit: write `{0}s` for seconds, or a number with m, h or d")]
+    NoUnit(String),
+    /// Neither a number nor a unit.
+    #[error("`{0}` is not a length of time: give a number with s, m, h or d, such as 30s")]
+    NoTime(String),
+}
 
 impl FromStr for TimeLength {
     type Err = LengthError;
 
     fn from_str(text: &str) -> Result<Self, LengthError> {
-        let span =
-            tidemill_core::job::duration(text).ok_or_else(|| LengthError(text.to_owned()))?;
+        let text = text.trim();
+        if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(LengthError::NoUnit(text.to_owned()));
+        }
+        let span = tidemill_core::job::duration(text);
+        let span = span.ok_or_else(|| LengthError::NoTime(text.to_owned()))?;
         Ok(Self(std::time::Duration::from_nanos(span.0)))
     }
 }
 
-impl TryFrom<String> for TimeLength {
+impl TryFrom<NumberOrText> for TimeLength {
     type Error = LengthError;
 
-    fn try_from(text: String) -> Result<Self, LengthError> {
-        text.parse()
+    fn try_from(text: NumberOrText) -> Result<Self, LengthError> {
+        text.text().parse()
     }
 }
 
 /// Value, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
-#[serde(try_from = "String")]
+#[serde(try_from = "NumberOrText")]
 #[serde(bound = "T: FromStr, T::Err: std::fmt::Display")]
 pub(crate) struct OrOff<T>(pub(crate) Option<T>);
 
@@ -109,11 +125,11 @@ impl<T: FromStr> FromStr for OrOff<T> {
     }
 }
 
-impl<T: FromStr> TryFrom<String> for OrOff<T> {
+impl<T: FromStr> TryFrom<NumberOrText> for OrOff<T> {
     type Error = T::Err;
 
-    fn try_from(text: String) -> Result<Self, T::Err> {
-        text.parse()
+    fn try_from(text: NumberOrText) -> Result<Self, T::Err> {
+        text.text().parse()
     }
 }
 
@@ -219,6 +235,19 @@ mod tests {
         assert_eq!(span(1_250_000_000), "1.25 s");
         assert_eq!(span(200_000_000_000), "3 min 20 s");
         assert_eq!(span(7_320_000_000_000), "2 h 2 min");
+    }
+
+    #[test]
+    fn time_length_needs_unit() {
+        let secs = |text: &str| text.parse::<TimeLength>().map(|time| time.0.as_secs());
+        assert_eq!(secs("10s"), Ok(10));
+        assert_eq!(secs("5 m"), Ok(300));
+        assert_eq!(secs("10"), Err(LengthError::NoUnit("10".into())));
+        assert!(secs("10").unwrap_err().to_string().contains("`10s`"));
+        for wrong in ["", "s", "-1s", "1w"] {
+            assert_eq!(secs(wrong), Err(LengthError::NoTime(wrong.into())));
+        }
+        assert!("7".parse::<OrOff<TimeLength>>().is_err());
     }
 
     #[test]

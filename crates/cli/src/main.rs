@@ -17,6 +17,7 @@ mod trace;
 
 use args::Cli;
 use clap::FromArgMatches;
+use config::ConfigFile;
 use context::CommandContext;
 use std::path::Path;
 use std::process::ExitCode;
@@ -25,8 +26,14 @@ use tidemill_wire::condition;
 /// Exit code if the command ran, but its job or check failed.
 pub(crate) const FAILED: u8 = 1;
 
-/// Exit code if the node was taken out of the cluster: a restart has no use.
-const GONE: u8 = 3;
+/// Exit code if the cluster can't be reached.
+const UNREACHABLE: u8 = 5;
+
+/// Exit code if the node was removed from the cluster: a restart has no use.
+const GONE: u8 = 6;
+
+/// State of a server that can't be reached.
+const OFFLINE: &str = "server-offline";
 
 /// State of a removed node.
 const REMOVED: &str = condition::NODE_REMOVED.name;
@@ -35,7 +42,7 @@ fn main() -> ExitCode {
     // Nodes start this program again to run kernels; this check must be the first action.
     tidemill_kernel::child::main_if_child();
     let matches = args::command_line().try_get_matches();
-    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let cli = match matches.and_then(|matches| parsed(&matches)) {
         Ok(cli) => cli,
         Err(error) => return misused(&error),
     };
@@ -56,6 +63,12 @@ fn main() -> ExitCode {
     }
 }
 
+fn parsed(matches: &clap::ArgMatches) -> Result<Cli, clap::Error> {
+    let mut cli = Cli::from_arg_matches(matches)?;
+    cli.global.given = args::given(matches);
+    Ok(cli)
+}
+
 /// Returns the state that made the command fail, by its name in `docs/operating.md`, and the exit code.
 fn state(error: &anyhow::Error) -> (Option<&'static str>, u8) {
     let name = error.chain().find_map(|cause| {
@@ -66,6 +79,7 @@ fn state(error: &anyhow::Error) -> (Option<&'static str>, u8) {
     });
     match name {
         Some(REMOVED) => (name, GONE),
+        Some(OFFLINE) => (name, UNREACHABLE),
         _ => (name, FAILED),
     }
 }
@@ -73,7 +87,7 @@ fn state(error: &anyhow::Error) -> (Option<&'static str>, u8) {
 fn of_client(error: &tidemill_client::Error) -> Option<&'static str> {
     use tidemill_client::Error;
     match error {
-        Error::Unreachable { .. } => Some("server-offline"),
+        Error::Unreachable { .. } => Some(OFFLINE),
         Error::Untrusted { .. } | Error::NoCa(_) => Some("server-untrusted"),
         Error::Version { .. } => Some("other-version"),
         Error::Refused(status) if status.code() == tonic::Code::Unauthenticated => {
@@ -181,7 +195,13 @@ fn tell_failure(error: &str, state: Option<&str>) {
 }
 
 fn start(cli: Cli) -> anyhow::Result<ExitCode> {
-    let context = CommandContext::new(&cli.global)?;
+    let config = match ConfigFile::load(cli.global.config.as_deref()) {
+        Ok(config) => config,
+        // These commands report the errors of the file themselves.
+        Err(_) if reads_config_itself(&cli.command) => ConfigFile::default(),
+        Err(error) => return Err(error.into()),
+    };
+    let context = CommandContext::new(&cli.global, config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
@@ -189,6 +209,14 @@ fn start(cli: Cli) -> anyhow::Result<ExitCode> {
     // A blocking read of standard input would keep the program from ending.
     runtime.shutdown_background();
     done
+}
+
+fn reads_config_itself(command: &args::Command) -> bool {
+    match command {
+        args::Command::Config(args) => args.is_check(),
+        args::Command::Doctor(_) => true,
+        _ => false,
+    }
 }
 
 /// Whether the reader of the output has closed it, as in `tidemill ls | head`; that is no error.

@@ -23,14 +23,14 @@ const EXITING: u64 = 4;
 /// The bit of SIGKILL among pending signals.
 const KILLED: u64 = 1 << 8;
 
-/// Flags of the commands that stay in the foreground: `server`, `node`, `mount`.
+/// Flags of the commands that stay in the foreground: `server run`, `node run`, `mount`.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct Foreground {
     /// File for process id and start time. A second process with the same file does not start
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Process", hide = true)]
     pub(crate) pid_file: Option<PathBuf>,
     /// Start a new session, to survive the end of the caller's session
-    #[arg(long, hide = true)]
+    #[arg(long, help_heading = "Process", hide = true)]
     pub(crate) own_session: bool,
 }
 

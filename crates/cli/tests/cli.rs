@@ -34,7 +34,7 @@ fn unreachable_server_prints_one_line_and_exits_with_1() {
         home.path(),
         &["--server", &format!("unix:{}", socket.display()), "status"],
     );
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(5));
     let text = stderr(&output);
     assert!(
         text.starts_with("error: can't reach the server at unix:"),

@@ -96,7 +96,7 @@ pub enum Error {
     NodeDown(tidemill_core::id::NodeId),
     /// A channel is full.
     #[error(
-        "channel {0} is full: wait until its consumers have received more messages, or forget a consumer (`tidemill channel list WORKSPACE`)"
+        "channel {0} is full: wait until its consumers have received more messages, or delete an unused consumer (`tidemill channel delete-consumer`)"
     )]
     ChannelFull(String),
     /// Error of a local file.

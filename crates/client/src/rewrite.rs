@@ -7,7 +7,6 @@ use crate::{Error, striped::StripedVersion};
 use bytes::Bytes;
 use std::ops::Range;
 use tidemill_core::display::escaped;
-use tidemill_core::layout::Stripes;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Number of bytes that are read and written at once.
@@ -32,15 +31,14 @@ enum WriteLocation {
 }
 
 impl Transfer {
-    /// Rewrites a file, striped as given, or whole (`None`). Its owner, mode, time and number of replicas stay. `progress` gets the size of
-    /// each piece. Returns the number of bytes.
+    /// Rewrites a file with the stripes and the tier that its directory is set to. Without a setting its stripes stay. Its
+    /// owner, mode, time and number of replicas stay. `progress` gets the size of each piece. Returns the number of bytes.
     ///
     /// # Errors
     /// Another client writes the file, the caller may not, or a node fails; then nothing has changed.
     pub async fn rewrite(
         &self,
         path: impl AsRef<[u8]>,
-        stripes: Option<Stripes>,
         progress: impl FnMut(u64),
     ) -> Result<u64, Error> {
         let attr = self.resolve(&path).await?;
@@ -52,17 +50,9 @@ impl Transfer {
             });
         }
         let replicas = self.replicas_of(attr.ino).await?;
-        let stripes = match stripes {
-            None => v1::Stripes::default(),
-            Some(stripes) => v1::Stripes {
-                unit: stripes.unit,
-                width: u32::try_from(stripes.width).unwrap_or(u32::MAX),
-            },
-        };
         let new = v1::NewVersion {
             ino: attr.ino,
             object: self.new_object().await?,
-            stripes: Some(stripes),
             ..v1::NewVersion::default()
         };
         let object = new.object;

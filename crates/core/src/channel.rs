@@ -106,7 +106,7 @@ pub enum ChannelRefusal {
     NoConsumer(String),
     /// The channel has the maximum number of consumers.
     #[error(
-        "the channel has {CONSUMERS_MAX} consumers, the maximum: `tidemill channel forget` unused consumers"
+        "the channel has {CONSUMERS_MAX} consumers, the maximum: delete unused consumers with `tidemill channel delete-consumer`"
     )]
     TooManyConsumers,
     /// A consumer acknowledges a message that has not been sent.

@@ -385,7 +385,7 @@ pub struct Estimate {
     pub run_ns: u64,
 }
 
-/// Reason for the placement of a task: the data that `tidemill explain` shows.
+/// Reason for the placement of a task: the data that `tidemill job explain` shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// Id of the task.

@@ -130,7 +130,7 @@ impl LogDirectory {
         };
         let mut command = Command::new(&program);
         command
-            .args(["agent", "--detach", "--data-dir"])
+            .args(["async", "agent", "--detach", "--data-dir"])
             .arg(&self.0);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let output = command

@@ -340,7 +340,7 @@ fn held_back(
     }
     if less {
         return Some(
-            "it stays: this database was rebuilt within a week, from less than nodes had; see `tidemill rebuild`",
+            "it stays: this database was rebuilt within a week, from less than nodes had; see `tidemill server recover`",
         );
     }
     (orphans.saturating_mul(2) > listed).then_some(

@@ -1,4 +1,4 @@
-//! States on which an administrator must act: they are shown by `tidemill status` and `tidemill health`, and logged with one line when a
+//! States on which an administrator must act: they are shown by `tidemill status` and `tidemill cluster health`, and logged with one line when a
 //! state begins and one when it ends. Their names are in `tidemill_wire::condition`.
 
 use crate::clock;
@@ -28,7 +28,7 @@ const LOOKS: u32 = 3;
 /// Times for which a number of unavailable files is reused: at least this long, and this many times the duration of counting.
 const COUNTED: Duration = Duration::from_secs(10);
 const COUNTED_TIMES: u32 = 20;
-/// Time for which an incomplete rebuild of the database counts as a state. `tidemill check` removes no orphan in that time.
+/// Time for which an incomplete rebuild of the database counts as a state. `tidemill cluster fsck` removes no orphan in that time.
 const REBUILT_NS: i64 = 7 * 86_400 * 1_000_000_000;
 
 /// Source of the states: see the module.

@@ -82,7 +82,7 @@ pub(crate) fn forgotten(
         objects = lost.len(),
         written,
         channels,
-        "a node of the memory tier came back without its memory: what only it had is lost, see `tidemill health --all`"
+        "a node of the memory tier came back without its memory: what only it had is lost, see `tidemill cluster health --all`"
     );
     Ok(tx.changes)
 }

@@ -686,7 +686,7 @@ async fn running_jobs_cannot_share_output_and_list_awaited_inputs() {
     );
     let refused = [format!(
         "test.job:3:71: task \"only\": output \"/w/out\" is an output of job {0} too, which has not ended; \
-         wait for it (`tidemill watch {0}`), cancel it, or write to another name",
+         wait for it (`tidemill job watch {0}`), cancel it, or write to another name",
         first.job
     )];
     assert_eq!(submit(&client, 1000, WAITING).await.errors, refused);

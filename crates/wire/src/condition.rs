@@ -1,11 +1,11 @@
-//! States that an administrator must act on: their names, their remedies, and the exit code of `tidemill health`.
+//! States that an administrator must act on: their names, their remedies, and the exit code of `tidemill cluster health`.
 //!
 //! `docs/operating.md` has one row for each. A node reports its own states in its status; the server adds those that it detects itself
 //! (next: `server/src/conditions.rs`).
 
 use crate::v1;
 
-/// Exit code of `tidemill health` for a state that affects no access to files.
+/// Exit code of `tidemill cluster health` for a state that affects no access to files.
 const NOTICE: u32 = 0;
 /// For a state in which all files can be read, but a daemon of the cluster or a replica is missing.
 const DEGRADED: u32 = 3;
@@ -20,7 +20,7 @@ pub const METADATA: &str = "tidemill-state";
 pub struct ConditionKind {
     /// Name: a stable word.
     pub name: &'static str,
-    /// Exit code of `tidemill health`.
+    /// Exit code of `tidemill cluster health`.
     pub exit: u32,
     /// The command or the action that ends the state.
     pub remedy: &'static str,
@@ -39,12 +39,12 @@ macro_rules! kinds {
 kinds! {
     /// No node has the only replicas of these files any more.
     DATA_LOST = "data-lost", UNAVAILABLE,
-        "`tidemill health --all` names the files: write them again, or remove them";
+        "`tidemill cluster health --all` names the files: write them again, or remove them";
     /// The nodes that have these files do not answer.
     DATA_UNAVAILABLE = "data-unavailable", UNAVAILABLE,
-        "start the nodes that have the files; `tidemill health --all` names them";
+        "start the nodes that have the files; `tidemill cluster health --all` names them";
     /// No node stores data.
-    NO_NODE = "no-node", DEGRADED, "start one with `tidemill node`";
+    NO_NODE = "no-node", DEGRADED, "start one with `tidemill node run`";
     /// A node has no connection to the server.
     NODE_OFFLINE = "node-offline", DEGRADED,
         "start it; if its host is lost, `tidemill node drain`, then `remove`";
@@ -66,7 +66,7 @@ kinds! {
     /// A node without TLS wants to attach.
     NODE_PLAIN = "node-plain", DEGRADED, "start it without `--tls off`";
     /// A node's disk is full.
-    NODE_FULL = "node-full", DEGRADED, "remove files, or add a node and `tidemill rebalance`";
+    NODE_FULL = "node-full", DEGRADED, "remove files, or add a node and `tidemill cluster rebalance`";
     /// A node's directory cannot be used.
     NODE_DIRECTORY = "node-directory", DEGRADED, "bring the directory's disk back, then restart the node";
     /// A node's database cannot be written.
@@ -91,11 +91,11 @@ kinds! {
     QUEUE_OFFLINE = "queue-offline", DEGRADED, "start NATS, or repair the connection to it";
     /// The server's database was rebuilt from incomplete data.
     REBUILT_INCOMPLETE = "rebuilt-incomplete", DEGRADED,
-        "`tidemill rebuild` with better copies, if there are any";
+        "`tidemill server recover` with better copies, if there are any";
     /// Replicas cannot be made.
     REPLICAS_NO_SPACE = "replicas-no-space", DEGRADED, "add a node, or remove files";
     /// Replicas are being made.
-    REPLICAS_MISSING = "replicas-missing", DEGRADED, "wait: `tidemill health` says how long";
+    REPLICAS_MISSING = "replicas-missing", DEGRADED, "wait: `tidemill cluster health` says how long";
     /// Replicas are corrupt and are recreated from others.
     FILES_CORRUPT = "files-corrupt", DEGRADED, "wait; if one node has many, drain it";
     /// Files of a lost writer cannot be sealed.

@@ -1,4 +1,6 @@
-//! `tidemill channel`: messages in one order, by way of a workspace.
+//! `tidemill channel`: messages in one order, through a workspace.
+
+mod bench;
 
 use crate::context::{CommandContext, credentials};
 use crate::format::{self, ByteSize, TimeLength};
@@ -18,19 +20,23 @@ use tidemill_wire::route::{self, ChannelReading};
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill channel create m51 steps --capacity 64MiB         make a channel in the workspace m51
-  tidemill channel send m51 steps step.dat --wait 1m         send a file as a message; wait for space
-  ./simulate | tidemill channel send m51 steps --lines       send each line as a message
-  tidemill channel receive m51 steps --from 7                message 7, or the next message that exists
-  tidemill channel receive m51 steps --consumer plot --wait 1h wait for the next message of this consumer
+  tidemill channel create m51 steps --capacity 64MiB           create a channel in the workspace m51
+  tidemill channel send m51 steps step.dat --wait --timeout 1m     send a file as a message; wait for space
+  ./simulate | tidemill channel send m51 steps --lines         send each line as a message
+  tidemill channel receive m51 steps --from 7                  message 7, or the next message that exists
+  tidemill channel receive m51 steps --consumer plot --wait    wait for the next message of this consumer
   tidemill channel receive m51 steps --consumer plot -n 100 --json
   tidemill channel list m51
-  tidemill channel forget m51 steps plot                     the channel keeps no more messages for it
+  tidemill channel delete-consumer m51 steps plot              the channel keeps no more messages for it
+  tidemill channel delete m51 steps
+  tidemill channel bench m51                                   measure messages through the workspace m51
 
 A message is deleted when all named consumers have received it. Without consumers, all messages are kept.";
 
-/// Time that a sender or a receiver waits for an offline node, unless `--wait` sets a longer time.
+/// Time that a sender or a receiver waits for an offline node, unless it waits longer for messages or space.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Wait without a limit: centuries.
+const UNLIMITED: Duration = Duration::from_nanos(u64::MAX);
 /// Bytes of lines that are sent at once.
 const LINES_BYTES: u64 = 256 << 10;
 
@@ -44,7 +50,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum ChannelCommand {
-    /// Make a channel in a workspace
+    /// Create a channel in a workspace
     Create {
         /// Workspace name
         workspace: String,
@@ -63,8 +69,15 @@ enum ChannelCommand {
     Send(Send),
     /// Print messages
     Receive(Receive),
-    /// Forget a consumer, so that the channel keeps no messages for it
-    Forget {
+    /// Delete a channel and its messages
+    Delete {
+        /// Workspace name
+        workspace: String,
+        /// Channel name
+        channel: String,
+    },
+    /// Delete a consumer, so that the channel keeps no messages for it
+    DeleteConsumer {
         /// Workspace name
         workspace: String,
         /// Channel name
@@ -72,13 +85,7 @@ enum ChannelCommand {
         /// Consumer name
         consumer: String,
     },
-    /// Delete a channel and its messages
-    Remove {
-        /// Workspace name
-        workspace: String,
-        /// Channel name
-        channel: String,
-    },
+    Bench(bench::Args),
 }
 
 #[derive(Debug, clap::Args)]
@@ -92,9 +99,12 @@ struct Send {
     /// Send each line of standard input as a message
     #[arg(long, conflicts_with = "files")]
     lines: bool,
-    /// Maximum wait for space in the channel, such as 30s [default: no wait]
-    #[arg(long, value_name = "TIME")]
-    wait: Option<TimeLength>,
+    /// Wait for space in the channel
+    #[arg(long)]
+    wait: bool,
+    /// Maximum time of --wait, such as 30s [default: no limit]
+    #[arg(long, value_name = "TIME", requires = "wait")]
+    timeout: Option<TimeLength>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -115,9 +125,21 @@ struct Receive {
     /// Print a line feed after each message, for messages of --lines
     #[arg(long)]
     lines: bool,
-    /// Maximum wait for each message, such as 30s [default: no wait]
-    #[arg(long, value_name = "TIME")]
-    wait: Option<TimeLength>,
+    /// Wait for each message
+    #[arg(long)]
+    wait: bool,
+    /// Maximum time of --wait for each message, such as 30s [default: no limit]
+    #[arg(long, value_name = "TIME", requires = "wait")]
+    timeout: Option<TimeLength>,
+}
+
+/// Returns the longest time that `--wait` and `--timeout` allow.
+pub(super) fn wait_limit(wait: bool, timeout: Option<TimeLength>) -> Duration {
+    match (wait, timeout) {
+        (false, _) => Duration::ZERO,
+        (true, None) => UNLIMITED,
+        (true, Some(TimeLength(timeout))) => timeout,
+    }
 }
 
 pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
@@ -133,7 +155,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             let made = Channel::create(&server, credentials(), names, capacity).await;
             let (_, made) = made?;
             let kept = if made.memory { "in memory" } else { "on disk" };
-            let text = format!("channel {channel} is made, {kept} of node {}", made.node);
+            let text = format!("channel {channel} is created, {kept} of node {}", made.node);
             context
                 .output
                 .show(&Printed::new(text, channel_json(&made)))?;
@@ -141,7 +163,8 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         ChannelCommand::List { workspace } => list(&workspace, context, &server).await?,
         ChannelCommand::Send(args) => send(args, context, &server).await?,
         ChannelCommand::Receive(args) => receive(&args, context, &server).await?,
-        ChannelCommand::Forget {
+        ChannelCommand::Bench(args) => return bench::run(args, context, &server).await,
+        ChannelCommand::DeleteConsumer {
             workspace,
             channel,
             consumer,
@@ -149,12 +172,12 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             need_name(&consumer)?;
             let mut used = Channel::new(&server, credentials(), &workspace, &channel);
             used.forget(&consumer).await?;
-            let text = format!("{consumer} is no consumer of {channel} any more");
+            let text = format!("consumer {consumer} of channel {channel} is deleted");
             let printed =
                 json!({ "workspace": workspace, "channel": channel, "consumer": consumer });
             context.output.show(&Printed::new(text, printed))?;
         }
-        ChannelCommand::Remove { workspace, channel } => {
+        ChannelCommand::Delete { workspace, channel } => {
             let request = v1::ChannelRequest {
                 credentials: Some(credentials()),
                 workspace,
@@ -164,7 +187,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             let deleted = deleted
                 .map_err(|status| server.explain(status))?
                 .into_inner();
-            let text = format!("channel {} is removed", deleted.channel);
+            let text = format!("channel {} is deleted", deleted.channel);
             context
                 .output
                 .show(&Printed::new(text, channel_json(&deleted)))?;
@@ -176,7 +199,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
 fn need_name(consumer: &str) -> anyhow::Result<()> {
     if !is_name(consumer) {
         bail!(
-            "{consumer:?} is no name of a consumer: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
+            "bad consumer name: {consumer:?}; give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
         );
     }
     Ok(())
@@ -203,7 +226,7 @@ async fn list(workspace: &str, context: &CommandContext, server: &Server) -> any
     Ok(())
 }
 
-/// A channel that is sent to, and how long it is waited for.
+/// Sender of messages to a channel, which waits for space.
 struct Sender {
     channel: Channel,
     wait: Duration,
@@ -225,7 +248,7 @@ impl Sender {
 async fn send(args: Send, context: &CommandContext, server: &Server) -> anyhow::Result<()> {
     let mut sender = Sender {
         channel: Channel::new(server, credentials(), &args.workspace, &args.channel),
-        wait: args.wait.map_or(Duration::ZERO, |TimeLength(wait)| wait),
+        wait: wait_limit(args.wait, args.timeout),
         sent: None,
     };
     if args.lines {
@@ -307,7 +330,7 @@ async fn receive(args: &Receive, context: &CommandContext, server: &Server) -> a
         need_name(consumer)?;
     }
     let mut channel = Channel::new(server, credentials(), &args.workspace, &args.channel);
-    let wait = args.wait.map_or(Duration::ZERO, |TimeLength(wait)| wait);
+    let wait = wait_limit(args.wait, args.timeout);
     let mut reading = ChannelReading {
         from: args.from,
         consumer: args.consumer.clone(),

@@ -1,6 +1,7 @@
 //! `tidemill completions`: scripts that let a shell complete commands and flags.
 
 use crate::args::command_line;
+use crate::context::CommandContext;
 use clap_complete::Shell;
 use std::io::Write;
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, _context: &CommandContext) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command_line(), "tidemill", &mut script);
     std::io::stdout().write_all(&script)?;

@@ -29,7 +29,7 @@ pub(crate) struct Args {
     force: bool,
 }
 
-pub(crate) fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let mut stopped = Vec::new();
     for name in started(context) {
         let Some(running) = process::running(&context.cluster.pid_file(&name)) else {

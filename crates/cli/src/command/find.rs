@@ -28,7 +28,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Conditions, joined by and, or, not and brackets
+    /// Conditions, joined by and, or, not and parentheses
     #[arg(value_name = "EXPR")]
     expression: String,
     /// Directory of the cluster, or of a mount, to search below

@@ -1,13 +1,14 @@
-//! `tidemill kernel`: kernels of one's own from the first line to the cluster, the kernels that are built in, and
-//! trying one on files of this machine.
+//! `tidemill kernel`: kernels of one's own from the first line to the cluster, the built-in kernels, and tests and
+//! measurements of a kernel on this machine.
 
+mod bench;
 mod build;
 mod merge_invariance;
 mod new;
 mod store;
 
 use crate::context::CommandContext;
-use crate::format;
+use crate::format::{self, ByteSize, TimeLength};
 use crate::output::{Printed, table};
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
@@ -17,7 +18,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use tidemill_core::job::quantity;
 use tidemill_kernel::{
     BuiltinKernel, CodeSource, Exit, InputsAs, Launcher, LauncherSettings, Prepared, Run, RunInput,
     RunLimits, builtin_kernels, builtin_names, find_program, is_builtin,
@@ -32,15 +32,19 @@ const EXAMPLES: &str = "Examples:
   tidemill kernel build denoise
   tidemill kernel test denoise/denoise.so denoise/test.f64 --merge-invariance
   tidemill kernel add denoise/denoise.so --shared
-  tidemill kernel remove denoise@1
+  tidemill kernel delete denoise@1
+  tidemill kernel bench --nodes denoise                  measure it for `tidemill plan offload`";
+
+const TEST_EXAMPLES: &str = "Examples:
   tidemill kernel test max values.f64
   tidemill kernel test grep notes.txt -- -c tide
-  tidemill kernel test ./fold.so a.dat b.dat --output result.txt --keep out/";
+  tidemill kernel test ./fold.so a.dat b.dat --result result.txt --output-dir out/
+  tidemill kernel test ./fold.so a.dat --time 30s --memory 512MB";
 
 /// Largest output that is shown as text, in bytes.
 const SHOWN_BYTES_MAX: u64 = 4096;
 
-/// Manage kernels: make, build, try, add, list and remove them
+/// Manage kernels: create, build, test, measure, add, list and delete kernels
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -50,18 +54,19 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum KernelCommand {
-    /// Make a directory with a kernel's source, its headers, and a file to test it on
+    /// Create a directory with a kernel's source, its headers, and a file to test it on
     New(new::NewKernel),
     /// Compile a kernel to a shared object and, if the tools are installed, to a module, inside the sandbox
     Build(build::Build),
-    /// Store a kernel in the cluster. A changed kernel becomes a new version, and old versions remain
-    Add(store::AddKernel),
-    /// Delete your kernels from the cluster
-    Remove(store::Remove),
-    /// List the built-in kernels with descriptions and arguments (`--quiet`: their names), and your own
-    List(ListKernels),
     /// Run a kernel on local files in the sandbox and under the limits of a node; no cluster is needed
     Test(TestKernel),
+    Bench(bench::Args),
+    /// Store a kernel in the cluster. A changed kernel becomes a new version, and old versions remain
+    Add(store::AddKernel),
+    /// List the built-in kernels with descriptions and arguments (`--quiet`: their names), and your own
+    List(ListKernels),
+    /// Delete your kernels from the cluster
+    Delete(store::DeleteKernels),
 }
 
 #[derive(Debug, clap::Args)]
@@ -72,24 +77,24 @@ struct ListKernels {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = TEST_EXAMPLES)]
 struct TestKernel {
     /// A built-in kernel, a shared object (`.so`), a module (`.wasm`), an executable file, or a program of this machine
     kernel: String,
     /// Input files; the kernel sees them under their last names
     inputs: Vec<PathBuf>,
-    /// Name of an output file; give the flag again for more [default: standard output is the result]
-    #[arg(long, short, value_name = "NAME")]
-    output: Vec<String>,
-    /// Directory for outputs [default: short outputs are shown, then all are removed]
-    #[arg(long, value_name = "DIR")]
-    keep: Option<PathBuf>,
-    /// Time limit, such as 90, 1.5s, 10m
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    time: Option<Duration>,
-    /// Memory limit, such as 512M, 4G
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    memory: Option<u64>,
+    /// Name of a file that the kernel writes; give the flag again for more [default: standard output is the result]
+    #[arg(long, value_name = "NAME")]
+    result: Vec<String>,
+    /// Local directory for the result files [default: short results are printed, then all are deleted]
+    #[arg(long, short, value_name = "DIR")]
+    output_dir: Option<PathBuf>,
+    /// Time limit, such as 90s, 10m [default: that of a node]
+    #[arg(long, value_name = "TIME")]
+    time: Option<TimeLength>,
+    /// Memory limit, such as 512MB, 4GiB [default: that of a node]
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<ByteSize>,
     /// Cut the inputs in many ways and check that the result stays the same (for your own fold)
     #[arg(long)]
     merge_invariance: bool,
@@ -98,24 +103,16 @@ struct TestKernel {
     args: Vec<String>,
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
-    let span = quantity::duration(text).ok_or("a time is a number with s, m, h or d")?;
-    Ok(Duration::from_nanos(span.0))
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    quantity::size(text).ok_or_else(|| "a size is a number with K, M, G or T".to_owned())
-}
-
 pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     use tokio::task::block_in_place;
     match args.command {
         KernelCommand::New(new) => new::run(&new, context),
         KernelCommand::Build(build) => block_in_place(|| build::run(build, context)),
-        KernelCommand::Add(add) => store::add(add, context).await,
-        KernelCommand::Remove(remove) => store::remove(remove, context).await,
-        KernelCommand::List(args) => list(&args, context).await,
         KernelCommand::Test(test) => block_in_place(|| try_out(test, context)),
+        KernelCommand::Bench(args) => bench::run(args, context).await,
+        KernelCommand::Add(add) => store::add(add, context).await,
+        KernelCommand::List(args) => list(&args, context).await,
+        KernelCommand::Delete(args) => store::delete(args, context).await,
     }
 }
 
@@ -133,7 +130,7 @@ async fn list(args: &ListKernels, context: &CommandContext) -> anyhow::Result<Ex
         kernels.iter().map(|kernel| described(kernel)).collect()
     };
     if !own.is_empty() && !context.quiet() {
-        let _ = write!(text, "\nkept in the cluster:\n{}", store::described(&own));
+        let _ = write!(text, "\nstored in the cluster:\n{}", store::described(&own));
     }
     let own: Vec<_> = own.iter().map(store::StoredKernel::json).collect();
     let all: Vec<_> = kernels
@@ -194,12 +191,15 @@ fn code(name: &str, launcher: &Launcher) -> anyhow::Result<CodeSource> {
         return Ok(CodeSource::Builtin(plain.to_owned()));
     }
     if name.contains('/') {
-        bail!("no kernel {name}: there is no such file, or it is none; name one of this machine");
+        bail!(
+            "no kernel {name}: the file does not exist on this machine, or is not a regular file"
+        );
     }
     match find_program(name, &launcher.settings().path) {
         Some(program) => Ok(CodeSource::Program(program)),
         None => bail!(
-            "there is no kernel `{name}` (a file of one's own is written with a `/`, as in ./{name}): no built-in one ({}), no program in {}",
+            "no kernel {name}: it is neither a built-in kernel ({}) nor a program in {}; for a file of your own give its path, \
+             such as ./{name}",
             builtin_names().join(", "),
             std::env::join_paths(&launcher.settings().path)?.display()
         ),
@@ -220,9 +220,9 @@ fn input(path: &Path) -> anyhow::Result<RunInput> {
 
 fn try_out(test: TestKernel, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let launcher = Launcher::new(LauncherSettings::default())?;
-    // Beside where outputs are kept, so that they need not be copied there.
-    let directory = match &test.keep {
-        Some(keep) => fs::create_dir_all(keep).and_then(|()| tempfile::tempdir_in(keep)),
+    // In the directory of the results, so that they need not be copied.
+    let directory = match &test.output_dir {
+        Some(to) => fs::create_dir_all(to).and_then(|()| tempfile::tempdir_in(to)),
         None => tempfile::tempdir(),
     };
     let directory = directory.context("can't make a directory for the run")?;
@@ -239,11 +239,13 @@ fn try_out(test: TestKernel, context: &CommandContext) -> anyhow::Result<ExitCod
         .sum();
     run.inputs_as = InputsAs::Symlink;
     run.args = test.args;
-    run.outputs.clone_from(&test.output);
+    run.outputs.clone_from(&test.result);
     let default = RunLimits::default();
     run.limits = RunLimits {
-        time: test.time.unwrap_or(default.time),
-        memory_bytes: test.memory.unwrap_or(default.memory_bytes),
+        time: test.time.map_or(default.time, |TimeLength(time)| time),
+        memory_bytes: test
+            .memory
+            .map_or(default.memory_bytes, |ByteSize(bytes)| bytes),
         ..default
     };
     if test.merge_invariance {
@@ -255,7 +257,7 @@ fn try_out(test: TestKernel, context: &CommandContext) -> anyhow::Result<ExitCod
         name: &test.kernel,
         input_bytes,
         exit: &exit,
-        outputs: outputs(&prepared, &exit, &test.output, test.keep.as_deref())?,
+        outputs: outputs(&prepared, &exit, &test.result, test.output_dir.as_deref())?,
         message: exit.message(&prepared.run().limits),
     };
     context
@@ -275,7 +277,7 @@ fn outputs(
     prepared: &Prepared,
     exit: &Exit,
     names: &[String],
-    keep: Option<&Path>,
+    directory: Option<&Path>,
 ) -> anyhow::Result<Vec<KernelOutput>> {
     if !exit.success() {
         return Ok(Vec::new());
@@ -287,8 +289,8 @@ fn outputs(
         let text = (bytes <= SHOWN_BYTES_MAX)
             .then(|| fs::read_to_string(&path).ok())
             .flatten();
-        if let Some(keep) = keep {
-            let to = keep.join(name);
+        if let Some(directory) = directory {
+            let to = directory.join(name);
             if let Some(parent) = to.parent() {
                 fs::create_dir_all(parent)
                     .with_context(|| format!("can't make {}", parent.display()))?;

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     directory: PathBuf,
 }
 
-pub(crate) fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let directory = &args.directory;
     let written = std::fs::create_dir_all(directory)
         .and_then(|()| clap_mangen::generate_to(command_line(), directory));

@@ -3,6 +3,7 @@
 mod remotes;
 
 use crate::context::CommandContext;
+use crate::format::{LengthError, TimeLength};
 use crate::process::Foreground;
 use anyhow::Context as _;
 use std::path::PathBuf;
@@ -20,6 +21,9 @@ users may use it with their own rights; mounted by another user, only that user.
 for root and the user of the mount, with that user's keys. The mount waits for a server that has not
 started yet. It ends on SIGTERM or when it is unmounted; files that are open for writing are sealed first.";
 
+/// Shortest time limit of a call.
+const LIMIT_MIN: Duration = Duration::from_secs(1);
+
 /// Mount the cluster as a file system, in the foreground
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -36,16 +40,16 @@ pub(crate) struct Args {
     /// Allow access to other users, too [default: true for root]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_MOUNT_ALLOW_OTHER")]
     allow_other: Option<bool>,
-    /// Lifetime of cached names and attributes without a notice of the server, in seconds [default: 60]
-    #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_ATTR_TTL")]
-    attr_ttl: Option<u64>,
-    /// Maximum time for one answer of a store of `/remotes`, in seconds [default: 30]
-    #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_REMOTE_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..))]
-    remote_timeout: Option<u64>,
-    /// Maximum wait of a call for an offline server or node, in seconds; then the call fails with ETIMEDOUT or EHOSTUNREACH
-    /// [default: 30]
-    #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_PATIENCE", value_parser = clap::value_parser!(u64).range(1..))]
-    patience: Option<u64>,
+    /// Lifetime of cached names and attributes without a notice of the server [default: 60s]
+    #[arg(long, value_name = "TIME", env = "TIDEMILL_MOUNT_ATTR_TTL")]
+    attr_ttl: Option<TimeLength>,
+    /// Maximum time for one answer of a store of `/remotes`, 1s or more [default: 30s]
+    #[arg(long, value_name = "TIME", env = "TIDEMILL_MOUNT_REMOTE_TIMEOUT", value_parser = limit)]
+    remote_timeout: Option<TimeLength>,
+    /// Maximum wait of a call for an offline server or node, 1s or more; then the call fails with ETIMEDOUT or EHOSTUNREACH
+    /// [default: 30s]
+    #[arg(long, value_name = "TIME", env = "TIDEMILL_MOUNT_PATIENCE", value_parser = limit)]
+    patience: Option<TimeLength>,
     /// Let calls wait without a limit, until their program is killed [default: false]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_MOUNT_HARD", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     hard: Option<bool>,
@@ -72,14 +76,14 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         .allow_other
         .or(file.allow_other)
         .unwrap_or(config.allow_other);
-    if let Some(seconds) = args.attr_ttl.or(file.attr_ttl) {
-        config.attr_ttl = Duration::from_secs(seconds);
+    if let Some(TimeLength(time)) = args.attr_ttl.or(file.attr_ttl) {
+        config.attr_ttl = time;
     }
-    if let Some(seconds) = args.remote_timeout.or(file.remote_timeout) {
-        config.remote_timeout = Duration::from_secs(seconds.max(1));
+    if let Some(TimeLength(time)) = args.remote_timeout.or(file.remote_timeout) {
+        config.remote_timeout = time.max(LIMIT_MIN);
     }
-    if let Some(seconds) = args.patience.or(file.patience) {
-        config.patience = Some(Duration::from_secs(seconds.max(1)));
+    if let Some(TimeLength(time)) = args.patience.or(file.patience) {
+        config.patience = Some(time.max(LIMIT_MIN));
     }
     if args.hard.or(file.hard).unwrap_or(false) {
         config.patience = None;
@@ -94,6 +98,17 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     });
     served.await?.context("the mount failed")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Parses a time limit.
+fn limit(text: &str) -> Result<TimeLength, String> {
+    let time: TimeLength = text
+        .parse()
+        .map_err(|error: LengthError| error.to_string())?;
+    match time.0 >= LIMIT_MIN {
+        true => Ok(time),
+        false => Err(format!("`{text}` is too short: give 1s or more")),
+    }
 }
 
 /// Checks whether the user can mount here. The error says what to install or change.

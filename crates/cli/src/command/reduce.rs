@@ -27,13 +27,13 @@ mod remote;
 const EXAMPLES: &str = "Examples:
   tidemill reduce mean /cmip6/tas_day_2015.nc:tas
   tidemill reduce mean '/cmip6/tas_day_*.nc:tas' --where time=1990-01..1999-12,lat=30:60 --weights lat
-  tidemill reduce mean /cmip6/tas.nc:tas --by month --over time --to monthly.nc
-  tidemill reduce quantile /cmip6/pr.nc:pr --over time --q 0.5,0.99 --to pr-quantiles.nc
+  tidemill reduce mean /cmip6/tas.nc:tas --by month --over time --output monthly.nc
+  tidemill reduce quantile /cmip6/pr.nc:pr --over time --q 0.5,0.99 --output pr-quantiles.nc
   tidemill reduce histogram /cmip6/pr.nc:pr --bins 0:50:100 --by year --over time
-  tidemill reduce mean /cmip6/tas.nc:tas,pr --over time --to means.nc
+  tidemill reduce mean /cmip6/tas.nc:tas,pr --over time --output means.nc
   tidemill reduce stats /obs/cube.zarr:sst --where 'lat=[0:180:2],lon=::4'
-  tidemill reduce mean '/cmip6/tas_*.nc:tas' --by year --over time --to cluster:/results/yearly.nc
-  tidemill reduce max --local ~/data/pr.nc:pr --over lat,lon --to daily.csv";
+  tidemill reduce mean '/cmip6/tas_*.nc:tas' --by year --over time --to /results/yearly.nc
+  tidemill reduce max --local ~/data/pr.nc:pr --over lat,lon --output daily.csv";
 
 /// Variables of one command.
 const VARIABLES_MAX: usize = 64;
@@ -47,8 +47,7 @@ pub(crate) struct Args {
     #[arg(value_name = "OP")]
     operation: String,
     /// Files of the cluster, or directories that are a Zarr, each with a colon and its variables; `*` and `?` stand for any names.
-    /// Several
-    /// files of a variable count as one file, joined along a dimension
+    /// Several files of a variable count as one file, joined along a dimension
     #[arg(required = true, value_name = "FILE:VARIABLE")]
     files: Vec<OsString>,
     /// Selection by dimension: DIM=LOW..HIGH or DIM=LOW:HIGH by the values of its coordinate, DIM=[START:END] by index, each
@@ -86,9 +85,12 @@ pub(crate) struct Args {
     /// Position of a time stamp in its interval: start, middle, end, or bounds for the intervals in the file
     #[arg(long, value_name = "WHERE")]
     time_at: Option<String>,
-    /// Local file for the result, .nc, .npy, .csv or .json; with cluster:/PATH a job writes the result there, with its lineage
-    #[arg(long, value_name = "FILE")]
-    to: Option<PathBuf>,
+    /// Output path on this machine, .nc, .npy, .csv or .json [default: print the result]
+    #[arg(long, value_name = "FILE", conflicts_with = "to")]
+    output: Option<PathBuf>,
+    /// Path in the cluster, .nc, .npy, .csv or .json, to which a job writes the result, with its lineage
+    #[arg(long, value_name = "PATH", conflicts_with = "local")]
+    to: Option<OsString>,
     /// Read files of this machine, or of a mounted cluster
     #[arg(long)]
     local: bool,
@@ -103,7 +105,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         queries.push((query(&args, &variable)?, paths));
     }
     let form = args
-        .to
+        .output
         .as_ref()
         .map(|to| ResultFormat::of(&to.to_string_lossy()))
         .transpose()?;
@@ -112,7 +114,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     for of in &queries {
         tables.push(reduced(&args, of, context, &progress, None).await?);
     }
-    if let Some(to) = args.to.as_deref()
+    if let Some(to) = args.output.as_deref()
         && form == Some(ResultFormat::Netcdf)
         && tables.iter().any(ResultTable::is_outline)
     {
@@ -121,7 +123,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     }
     let table = joined(tables, context)?;
     progress.end();
-    match (args.to, form) {
+    match (args.output, form) {
         (Some(to), Some(form)) => write(&table, &to, form)?,
         _ if table.is_outline() => {
             return Err(reduction::Error::TooLarge(table.all().1.iter().product()).into());
@@ -256,7 +258,7 @@ fn named(files: &[OsString]) -> anyhow::Result<Vec<(String, Vec<String>)>> {
     }
     anyhow::ensure!(
         !variables.is_empty(),
-        "no variable: name one after a colon, as {}:tas; `tidemill variables` lists a file's variables",
+        "no variable: name one after a colon, as {}:tas; `tidemill inspect` lists a file's variables",
         files[0]
     );
     anyhow::ensure!(

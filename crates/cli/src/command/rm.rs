@@ -2,7 +2,9 @@
 
 use crate::context::{CommandContext, credentials};
 use crate::files;
-use crate::output::files::{kind, name};
+use crate::output::Printed;
+use crate::output::files::{kind, kind_name, name};
+use serde_json::json;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use tidemill_client::Server;
@@ -10,7 +12,8 @@ use tidemill_wire::v1::{self, name_op::Op};
 
 const EXAMPLES: &str = "Examples:
   tidemill rm /raw/a.fits
-  tidemill rm -r /scratch           with everything in it";
+  tidemill rm -r /scratch           with everything in it
+  tidemill rm -r --dry-run /scratch    show the paths, and remove nothing";
 
 /// Removals sent at once.
 const BATCH: usize = 1000;
@@ -28,6 +31,9 @@ pub(crate) struct Args {
     /// Ignore missing paths
     #[arg(long, short)]
     force: bool,
+    /// Show the paths that the command would remove, and remove nothing
+    #[arg(long)]
+    dry_run: bool,
 }
 
 pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
@@ -45,7 +51,14 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
                 args.recursive,
                 "is a directory: {path}; give -r to remove it with everything in it"
             );
-            empty(&server, found.attr.map_or(0, |attr| attr.ino)).await?;
+        }
+        let ino = found.attr.map_or(0, |attr| attr.ino);
+        if args.dry_run {
+            planned(&server, &path, &found, context).await?;
+            continue;
+        }
+        if directory {
+            empty(&server, ino).await?;
         }
         let unlink = v1::Unlink {
             parent: files::inode(&server, parent).await?,
@@ -56,6 +69,26 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         server.one(&credentials(), Op::Unlink(unlink)).await?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Shows the paths that would be removed, deepest first.
+async fn planned(
+    server: &Server,
+    path: &files::ClusterPath,
+    entry: &v1::Entry,
+    context: &CommandContext,
+) -> anyhow::Result<()> {
+    if kind(entry) == v1::Kind::Directory {
+        let ino = entry.attr.map_or(0, |attr| attr.ino);
+        for below in files::list(server, ino).await? {
+            Box::pin(planned(server, &path.join(&below.name), &below, context)).await?;
+        }
+    }
+    let json = json!({ "dry_run": true, "path": path, "kind": kind_name(entry) });
+    context
+        .output
+        .step(&Printed::new(format!("would remove {path}"), json))?;
+    Ok(())
 }
 
 /// Removes everything in a directory, deepest first.

@@ -1,7 +1,11 @@
-//! `tidemill rule`: tasks that run when files that match a pattern are sealed.
+//! `tidemill rule`: tasks that run when files that match a pattern are sealed, and hooks, which map files as they are written.
+
+mod create;
+mod flush;
 
 use crate::context::{CommandContext, credentials};
 use crate::files;
+use crate::output::hook::HookView;
 use crate::output::rule::{LogView, RuleView, RulesView, TestView, rule_json};
 use crate::output::{Printed, exact};
 use anyhow::{Context as _, bail};
@@ -10,26 +14,29 @@ use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
+use tidemill_client::Server;
 use tidemill_core::rule::MAX_RULE_BYTES;
-use tidemill_wire::v1::{self, name_op::Op};
+use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
   tidemill rule test monthly.rule /climate/run-07/tas.nc      the task for a file, without running it
-  tidemill rule add monthly.rule --existing                   from now on, and for existing files
-  tidemill rule add --path /raw wc.rule                     as the directory's attribute user.tidemill.rule
-  tidemill rule list
+  tidemill rule create monthly.rule --existing                from now on, and for existing files
+  tidemill rule create --path /raw wc.rule                    as the directory's attribute user.tidemill.rule
+  tidemill rule create '/run/step-*.dat' --map 'max dtype=f32' --result 'max/${stem}.txt'     a hook: a rule with a map
+  tidemill rule list                                          rules and hooks
   tidemill rule show monthly                                  its text, and the outcomes of its runs
   tidemill rule log monthly --state failed                    failed files, with reasons
   tidemill rule retry monthly                                 run the rule for them again
   tidemill rule pause monthly                                 files that are sealed now wait for `resume`
-  tidemill rule remove monthly
+  tidemill rule flush max --wait                              reduce the files of the hook's open batch
+  tidemill rule delete monthly
 
 monthly.rule:
   name = \"monthly\"; workdir = \"/climate\";
   pattern = \"run-(?<n>\\d+)/*.nc\";
   task = { kernel = \"wordcount\"; output = [ \"counts/${n}-${stem}.txt\" ]; };";
 
-/// Manage rules: run a task for every file that matches a pattern, when the file is sealed
+/// Manage rules: run a task for every file that matches a pattern, and hooks: map each new file where it was written
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -39,24 +46,26 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum RuleCommand {
-    /// Make a rule from a file of this machine. The rule runs once for each matching version
-    Add(AddRule),
-    /// List your rules; as root, all rules
+    /// Create a rule from a local file, or with --map a hook. It runs once for each matching version
+    Create(Box<create::Args>),
+    /// List your rules and hooks; as root, all rules and hooks
     List,
-    /// Show a rule with its text and the outcomes of its runs
+    /// Show the text of a rule and the outcomes of its runs, or the progress of a hook's maps and batches
     Show(RuleName),
+    /// Show the task that a rule would run for a file, which need not exist
+    Test(TestRule),
     /// Pause a rule. Files that are sealed during the pause wait for `resume`
     Pause(RuleName),
     /// Resume a rule, also for files that waited
     Resume(RuleName),
-    /// Delete a rule with its log. Jobs that it has begun continue
-    Remove(RuleName),
-    /// Show the task that a rule would run for a file, which need not exist
-    Test(TestRule),
+    /// Close the open batch of a hook. Its files are reduced as soon as all are mapped
+    Flush(flush::Args),
     /// Show the versions that matched and their outcomes, the newest first
     Log(RuleLog),
     /// Run again for versions whose rule run failed or was stopped as a loop
     Retry(Retry),
+    /// Delete a rule with its log. Jobs that it has begun continue
+    Delete(RuleName),
 }
 
 #[derive(Debug, clap::Args)]
@@ -64,25 +73,6 @@ struct RuleName {
     /// Name or number of the rule
     #[arg(value_name = "RULE")]
     name: String,
-}
-
-#[derive(Debug, clap::Args)]
-struct AddRule {
-    /// File with the rule's text, libconfig or XML; - for standard input
-    #[arg(value_name = "FILE")]
-    file: OsString,
-    /// Replace the rule of the same name, and keep its log
-    #[arg(long)]
-    replace: bool,
-    /// Directory of the cluster whose attribute user.tidemill.rule takes the text, in place of its present rule
-    #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["replace", "existing", "for_all"])]
-    path: Option<OsString>,
-    /// Run for existing files, too
-    #[arg(long)]
-    existing: bool,
-    /// Apply the rule to everybody's files, each with the rights of the file's owner (administrators only)
-    #[arg(long)]
-    for_all: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -135,82 +125,67 @@ fn read(file: &OsStr) -> anyhow::Result<String> {
 pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     match args.command {
-        RuleCommand::Add(args) => return add(args, context, &server).await,
+        RuleCommand::Create(args) => return create::run(*args, context, &server).await,
         RuleCommand::Test(args) => return test(args, context, &server).await,
+        RuleCommand::Flush(args) => return flush::run(args, context, &server).await,
         RuleCommand::List => {
             let rules = list(&server, "").await?;
             context.output.show(&RulesView(rules))?;
         }
         RuleCommand::Show(args) => {
-            let rule = list(&server, &args.name).await?.pop();
-            context.output.show(&RuleView(rule.unwrap_or_default()))?;
+            let rule = list(&server, &args.name).await?.pop().unwrap_or_default();
+            match rule.hook.is_some() {
+                true => context.output.show(&HookView(rule))?,
+                false => context.output.show(&RuleView(rule))?,
+            }
         }
         RuleCommand::Pause(args) => pause(args, true, context, &server).await?,
         RuleCommand::Resume(args) => pause(args, false, context, &server).await?,
-        RuleCommand::Remove(args) => {
+        RuleCommand::Log(args) => log(args, context, &server).await?,
+        RuleCommand::Retry(args) => retry(args, context, &server).await?,
+        RuleCommand::Delete(args) => {
             let request = v1::RuleRequest {
                 credentials: Some(credentials()),
                 name: args.name,
             };
-            let removed = server.rules().remove(request).await;
-            let rule = removed
+            let deleted = server.rules().remove(request).await;
+            let rule = deleted
                 .map_err(|status| server.explain(status))?
                 .into_inner();
-            let text = format!("rule {} is removed", rule.name);
+            let text = format!("rule {} is deleted", rule.name);
             context.output.show(&Printed::new(text, rule_json(&rule)))?;
-        }
-        RuleCommand::Log(args) => {
-            let request = v1::RuleLogRequest {
-                credentials: Some(credentials()),
-                name: args.name,
-                before: args.before,
-                limit: args.limit,
-                states: args.state,
-            };
-            let log = server.rules().log(request).await;
-            let log = log.map_err(|status| server.explain(status))?.into_inner();
-            context.output.show(&LogView(log.rule_runs))?;
-        }
-        RuleCommand::Retry(args) => {
-            let request = v1::RetryRuleRequest {
-                credentials: Some(credentials()),
-                name: args.name,
-                path: match args.path {
-                    Some(path) => files::path(path)?.text("a rule")?.to_owned(),
-                    None => String::new(),
-                },
-            };
-            let retried = server.rules().retry(request).await;
-            let rule_runs = retried
-                .map_err(|status| server.explain(status))?
-                .into_inner()
-                .rule_runs;
-            let text = format!("{rule_runs} rule runs are queued again");
-            context
-                .output
-                .show(&Printed::new(text, json!({ "rule_runs": rule_runs })))?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn list(server: &tidemill_client::Server, name: &str) -> anyhow::Result<Vec<v1::Rule>> {
+async fn list(server: &Server, name: &str) -> anyhow::Result<Vec<v1::Rule>> {
     let request = v1::ListRulesRequest {
         credentials: Some(credentials()),
         name: name.to_owned(),
     };
     let reply = server.rules().list(request).await;
-    Ok(reply
-        .map_err(|status| server.explain(status))?
-        .into_inner()
-        .rules)
+    let reply = reply.map_err(|status| server.explain(status))?;
+    Ok(reply.into_inner().rules)
+}
+
+/// Returns a rule that is a hook.
+///
+/// # Errors
+/// If no hook of the caller has the name or number.
+pub(crate) async fn hook(server: &Server, name: &str) -> anyhow::Result<v1::Rule> {
+    let rule = list(server, name).await?.pop().unwrap_or_default();
+    if rule.hook.is_none() {
+        bail!("rule {name}: not a hook, it has no map; see `tidemill rule show {name}`");
+    }
+    Ok(rule)
 }
 
 async fn pause(
     args: RuleName,
     paused: bool,
     context: &CommandContext,
-    server: &tidemill_client::Server,
+    server: &Server,
 ) -> anyhow::Result<()> {
     let request = v1::PauseRuleRequest {
         credentials: Some(credentials()),
@@ -220,7 +195,7 @@ async fn pause(
     let rule = server.rules().pause(request).await;
     let rule = rule.map_err(|status| server.explain(status))?.into_inner();
     let what = if paused {
-        "paused: what is sealed waits"
+        "paused: files that are sealed now wait for `tidemill rule resume`"
     } else {
         "active"
     };
@@ -229,63 +204,45 @@ async fn pause(
     Ok(())
 }
 
-async fn add(
-    args: AddRule,
-    context: &CommandContext,
-    server: &tidemill_client::Server,
-) -> anyhow::Result<ExitCode> {
-    let text = read(&args.file)?;
-    if let Some(directory) = args.path {
-        return set(&directory, text, context, server).await;
-    }
-    let request = v1::AddRuleRequest {
+async fn log(args: RuleLog, context: &CommandContext, server: &Server) -> anyhow::Result<()> {
+    let request = v1::RuleLogRequest {
         credentials: Some(credentials()),
-        text,
-        source: exact(&args.file),
-        replace: args.replace,
-        existing: args.existing,
-        for_all: args.for_all,
+        name: args.name,
+        before: args.before,
+        limit: args.limit,
+        states: args.state,
     };
-    let reply = server.rules().add(request).await;
-    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
-    let Some(rule) = reply.rule else {
-        bail!("{}", reply.errors.join("\n"));
-    };
-    let text = format!(
-        "rule {} (number {}, revision {}) runs for {} below {}",
-        rule.name, rule.rule, rule.revision, rule.pattern, rule.workdir
-    );
-    context.output.show(&Printed::new(text, rule_json(&rule)))?;
-    Ok(ExitCode::SUCCESS)
+    let log = server.rules().log(request).await;
+    let log = log.map_err(|status| server.explain(status))?.into_inner();
+    context.output.show(&LogView(log.rule_runs))?;
+    Ok(())
 }
 
-/// Sets the attribute of a directory, as `setfattr` does, but reports faults of the rule.
-async fn set(
-    directory: &OsStr,
-    text: String,
-    context: &CommandContext,
-    server: &tidemill_client::Server,
-) -> anyhow::Result<ExitCode> {
-    let path = files::path(directory)?;
-    let attr = files::resolve(server, &path, true).await?.attr;
-    let set = v1::SetXattr {
-        ino: attr.unwrap_or_default().ino,
-        name: b"user.tidemill.rule".to_vec(),
-        value: text.into_bytes(),
-        ..v1::SetXattr::default()
+async fn retry(args: Retry, context: &CommandContext, server: &Server) -> anyhow::Result<()> {
+    let request = v1::RetryRuleRequest {
+        credentials: Some(credentials()),
+        name: args.name,
+        path: match args.path {
+            Some(path) => files::path(path)?.text("a rule")?.to_owned(),
+            None => String::new(),
+        },
     };
-    server.one(&credentials(), Op::SetXattr(set)).await?;
-    let text = format!("{path} has its rule: see `tidemill rule list`");
+    let retried = server.rules().retry(request).await;
+    let rule_runs = retried
+        .map_err(|status| server.explain(status))?
+        .into_inner()
+        .rule_runs;
+    let text = format!("{rule_runs} rule runs are queued again");
     context
         .output
-        .show(&Printed::new(text, json!({ "directory": path })))?;
-    Ok(ExitCode::SUCCESS)
+        .show(&Printed::new(text, json!({ "rule_runs": rule_runs })))?;
+    Ok(())
 }
 
 async fn test(
     args: TestRule,
     context: &CommandContext,
-    server: &tidemill_client::Server,
+    server: &Server,
 ) -> anyhow::Result<ExitCode> {
     let path = args.path.to_str().with_context(|| {
         format!(

@@ -1,6 +1,5 @@
 //! `tidemill status`: the cluster at a glance.
 
-use super::jobs;
 use crate::context::{CommandContext, credentials};
 use crate::output::cluster::ClusterView;
 use std::process::ExitCode;
@@ -19,7 +18,7 @@ pub(crate) struct Args {
     all: bool,
 }
 
-pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let status = server.status().await?;
     let request = v1::ListJobsRequest {
@@ -28,7 +27,11 @@ pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result
         states: vec![v1::State::Running.into()],
         ..v1::ListJobsRequest::default()
     };
-    let running = jobs::list(&server, request).await?;
+    let running = server.jobs().list(request).await;
+    let running = running
+        .map_err(|status| server.explain(status))?
+        .into_inner()
+        .jobs;
     context.output.show(&ClusterView {
         endpoint: server.endpoint().to_string(),
         status,

@@ -1,6 +1,8 @@
-//! `tidemill submit`: hands a job script to the cluster.
+//! `tidemill submit`: submits a job script to the cluster.
 
-use super::{dry_run, watch};
+mod dry_run;
+
+use super::job::watch;
 use crate::config::Submit;
 use crate::context::{CommandContext, credentials};
 use crate::output::{Printed, exact};
@@ -14,9 +16,9 @@ use tidemill_plan::units::{MoneyPerJoule, Price, Watts};
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill submit job.conf                      prints the job's id and returns
-  tidemill submit --watch job.conf              follows it to its end
-  tidemill submit --dry-run job.conf            the placement of its tasks, and their times; submits nothing
+  tidemill submit job.conf                      print the job's id, and return
+  tidemill submit --watch job.conf              follow the job to its end
+  tidemill submit --dry-run job.conf            show the placement of its tasks, and their times; submit nothing
   tidemill submit --policy hybrid job.conf      another policy than the script's
   tidemill submit --replace job.conf            again after a change: unchanged tasks do not run again
   make-script | tidemill submit -               the script from standard input
@@ -41,11 +43,11 @@ pub(crate) struct Args {
     /// Run all tasks, even if the results of the same kernels, arguments and inputs are cached
     #[arg(long)]
     no_cache: bool,
-    /// Follow the job until it ends, as `tidemill watch` does
+    /// Follow the job until it ends, as `tidemill job watch` does
     #[arg(long, short)]
     watch: bool,
-    /// Submit nothing: show the placement of the tasks, their predicted times by the cluster's records, and the tasks and inputs that
-    /// they would wait for
+    /// Submit nothing: show the placement of the tasks, their times as predicted from the cluster's records, and the tasks and
+    /// inputs that they would wait for
     #[arg(long, conflicts_with = "watch")]
     dry_run: bool,
     /// For --dry-run: power of a node with all cores busy, such as '190 W'
@@ -105,12 +107,12 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     if args.watch {
         return watch::follow(&server, job, context).await;
     }
-    context.note(format_args!("follow it: tidemill watch {job}"));
+    context.note(format_args!("follow it: tidemill job watch {job}"));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Which inputs are not there yet, a line each: a job may be submitted before its data, and a name may be wrong.
-pub(super) fn awaited(reply: &v1::SubmitReply) -> Vec<String> {
+/// Returns a line for each missing input: a job may be submitted before its data, and a name may be wrong.
+fn awaited(reply: &v1::SubmitReply) -> Vec<String> {
     let printed = reply.awaited.iter().map(|awaited| {
         let perhaps = match awaited.nearest.as_str() {
             "" => String::new(),
@@ -118,7 +120,7 @@ pub(super) fn awaited(reply: &v1::SubmitReply) -> Vec<String> {
         };
         let (task, path) = (&awaited.task, &awaited.path);
         line(&format!(
-            "task {task} waits for {path}, which is not there yet{perhaps}"
+            "task {task} waits for {path}, which does not exist yet{perhaps}"
         ))
     });
     let mut printed: Vec<String> = printed.collect();
@@ -136,13 +138,13 @@ fn tell_awaited(reply: &v1::SubmitReply, context: &CommandContext) {
     }
     if !reply.awaited.is_empty() {
         context.note(format_args!(
-            "--strict refuses a job whose inputs are not there; `tidemill cancel {}` ends the wait",
+            "--strict refuses a job whose inputs do not exist; `tidemill job cancel {}` ends the wait",
             reply.job
         ));
     }
 }
 
-pub(super) fn awaited_json(reply: &v1::SubmitReply) -> serde_json::Value {
+fn awaited_json(reply: &v1::SubmitReply) -> serde_json::Value {
     let awaited = reply.awaited.iter().map(|one| {
         let nearest = (!one.nearest.is_empty()).then_some(&one.nearest);
         json!({ "path": one.path, "task": one.task, "nearest": nearest })

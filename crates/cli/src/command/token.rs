@@ -1,6 +1,7 @@
 //! `tidemill token`: by what users on other hosts are known.
 
 use crate::context::CommandContext;
+use crate::format::TimeLength;
 use crate::output::token::{TokensView, token_json, whose};
 use crate::output::{Printed, exact};
 use anyhow::Context as _;
@@ -11,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidemill_client::users;
-use tidemill_core::job::quantity;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
@@ -33,7 +33,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum TokenCommand {
-    /// Make a token. Its secret is shown once, and stored nowhere else
+    /// Create a token. Its secret is shown once, and stored nowhere else
     Create(CreateToken),
     /// List your tokens; as root, all tokens
     List {
@@ -53,15 +53,15 @@ struct CreateToken {
     /// Name or number of the token's user [default: yours]
     #[arg(long, value_name = "USER", value_parser = user)]
     user: Option<u32>,
-    /// Make a token without a user: its bearer may act for anybody, as with the cluster's token. For mounts and nodes of one host
+    /// Create a token without a user: its bearer may act for anybody, as with the cluster's token. For mounts and nodes of one host
     #[arg(long, conflicts_with_all = ["user", "read_only"])]
     daemon: bool,
     /// Restrict the token to reading
     #[arg(long)]
     read_only: bool,
     /// Lifetime of the token, such as 12h, 90d [default: until it is revoked]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    expires: Option<Duration>,
+    #[arg(long, value_name = "TIME")]
+    expires: Option<TimeLength>,
     /// Note on the purpose of the token
     #[arg(long, default_value = "", value_name = "TEXT")]
     note: String,
@@ -72,11 +72,6 @@ struct CreateToken {
 
 fn user(text: &str) -> Result<u32, String> {
     users::uid(text).ok_or_else(|| format!("`{text}` is no user of this host; give a number"))
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    let span = quantity::duration(text).ok_or("a time is a number with s, m, h or d")?;
-    Ok(Duration::from_nanos(span.0))
 }
 
 pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
@@ -120,10 +115,12 @@ async fn create(
 ) -> anyhow::Result<ExitCode> {
     let me = rustix::process::geteuid().as_raw();
     let uid = (!args.daemon).then(|| args.user.unwrap_or(me));
+    let expires = args.expires.map(|TimeLength(time)| expiry(time));
+    let expires = expires.transpose()?;
     let request = v1::CreateTokenRequest {
         uid,
         read_only: args.read_only,
-        expires: args.expires.map(expiry).transpose()?.unwrap_or(0),
+        expires: expires.unwrap_or(0),
         note: args.note,
     };
     // Before the token is made: one that can't be kept would have to be revoked.

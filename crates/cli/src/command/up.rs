@@ -1,7 +1,7 @@
 //! `tidemill up`: a cluster on this machine, each part a process of its own in the background.
 
 use super::mount;
-use crate::command::server::{QUEUE, QueueArg};
+use crate::command::server::run::{QUEUE, QueueArg};
 use crate::context::CommandContext;
 use crate::format::{ByteSize, QueueText};
 use crate::output::{Printed, exact};
@@ -71,9 +71,8 @@ pub(crate) struct Args {
         env = "TIDEMILL_UP_BACKEND_KEYS"
     )]
     backend_keys: Option<PathBuf>,
-    /// Format of files in that store: files, dedup or "dedup | zstd", as for `tidemill node --backend-format` [default: as before,
-    /// at
-    /// first files]
+    /// Format of files in that store: files, dedup or "dedup | zstd", as for `tidemill node run --backend-format` [default: as
+    /// before, at first files]
     #[arg(
         long,
         value_name = "STEPS",
@@ -91,7 +90,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "mount")]
     no_mount: bool,
     /// Number of the server cores for the policies hybrid and advised [default: 0]
-    #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_CORES")]
+    #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_SERVER_CORES")]
     server_cores: Option<u32>,
     #[command(flatten)]
     queue: QueueArg,
@@ -214,7 +213,7 @@ fn burst(args: &Args, context: &CommandContext) -> anyhow::Result<Option<PathBuf
         {
             anyhow::bail!(
                 "node {BURST} has its files in {}, and can't be moved to {} like that: start it there as before, or empty it \
-                 (`tidemill drain / --evict --wait`), stop it, take it out (`tidemill node remove {BURST}`) and remove {}",
+                 (`tidemill stage out / --evict --wait`), stop it, take it out (`tidemill node remove {BURST}`) and remove {}",
                 before.display(),
                 directory.display(),
                 shown()
@@ -326,6 +325,7 @@ impl UpProcesses<'_> {
     fn server(&mut self, args: &Args) -> anyhow::Result<()> {
         let mut flags: Vec<OsString> = vec![
             "server".into(),
+            "run".into(),
             "--data-dir".into(),
             self.context.cluster.server().into(),
         ];
@@ -400,6 +400,7 @@ impl UpProcesses<'_> {
             .unwrap_or(shared);
         let mut flags: Vec<OsString> = vec![
             "node".into(),
+            "run".into(),
             "--id".into(),
             id.to_string().into(),
             "--data-dir".into(),
@@ -416,8 +417,9 @@ impl UpProcesses<'_> {
     /// Starts the node of the memory tier, which runs nothing.
     fn memory_tier(&mut self, bytes: u64) -> anyhow::Result<()> {
         let directory = self.context.cluster.node(MEMORY_TIER);
-        let flags: [OsString; 11] = [
+        let flags: [OsString; 12] = [
             "node".into(),
+            "run".into(),
             "--id".into(),
             MEMORY_TIER.to_string().into(),
             "--data-dir".into(),

@@ -1,6 +1,6 @@
-//! `tidemill workspace`: directories that end.
+//! `tidemill workspace`: directories with a quota and an end.
 
-use crate::command::cat;
+use crate::command::{cat, channel};
 use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::format::{self, ByteSize, TimeLength};
@@ -23,9 +23,10 @@ const EXAMPLES: &str = "Examples:
   tidemill workspace create m51 --quota 1GiB --ttl 2h       your workspace /workspaces/m51, in memory if the cluster has any
   tidemill workspace create shared --group 1200 --mode 770  for a group, by its number
   tidemill workspace join m51 -- ./simulate                 the workspace ends with the last program
-  tidemill workspace get m51 step-7.dat --wait 30s > step   wait until a program has written it
+  tidemill workspace get m51 step-7.dat --wait --timeout 30s > step   wait until a program has written it
   tidemill workspace list
-  tidemill workspace remove m51
+  tidemill workspace leave m51 3                            the lease holder 3 of `tidemill workspace list`
+  tidemill workspace delete m51
 
 Files in a workspace are normal files, below /workspaces in the mount.";
 
@@ -44,15 +45,10 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum WorkspaceCommand {
-    /// Make a workspace: the directory /workspaces/NAME
+    /// Create a workspace: the directory /workspaces/NAME
     Create(CreateWorkspace),
     /// List the workspaces that you may enter
     List,
-    /// End a workspace and delete all its files
-    Remove {
-        /// Workspace name
-        name: String,
-    },
     /// Join a workspace as a lease holder, as long as a program runs or until you leave. A workspace ends with its last lease holder
     Join(JoinWorkspace),
     /// End a lease
@@ -62,8 +58,13 @@ enum WorkspaceCommand {
         /// Number of the lease holder, as in `workspace join` and `workspace list`
         member: u64,
     },
-    /// Print a file of a workspace, as soon as it exists
+    /// Print a file of a workspace; with --wait, as soon as it exists
     Get(Get),
+    /// Delete a workspace and all its files
+    Delete {
+        /// Workspace name
+        name: String,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -99,16 +100,19 @@ struct Get {
     name: String,
     /// Path of the file, below the workspace
     key: OsString,
-    /// Maximum wait for the file, such as 30s [default: no wait]
-    #[arg(long, value_name = "TIME")]
-    wait: Option<TimeLength>,
+    /// Wait until the file exists
+    #[arg(long)]
+    wait: bool,
+    /// Maximum time of --wait, such as 30s [default: no limit]
+    #[arg(long, value_name = "TIME", requires = "wait")]
+    timeout: Option<TimeLength>,
 }
 
 fn mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8)
         .ok()
         .filter(|mode| *mode <= 0o777);
-    mode.ok_or_else(|| format!("`{text}` is no mode: give three octal digits, such as 770"))
+    mode.ok_or_else(|| format!("bad mode: `{text}`; give three octal digits, such as 770"))
 }
 
 pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
@@ -125,17 +129,17 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
                 .output
                 .show(&WorkspacesView(workspaces.into_inner().workspaces))?;
         }
-        WorkspaceCommand::Remove { name } => {
+        WorkspaceCommand::Delete { name } => {
             let request = v1::WorkspaceRequest {
                 credentials: Some(credentials()),
                 name,
             };
-            let workspace = server.workspaces().remove(request).await;
-            let workspace = workspace
+            let deleted = server.workspaces().remove(request).await;
+            let workspace = deleted
                 .map_err(|status| server.explain(status))?
                 .into_inner();
             let files = format::count(workspace.files, "file");
-            let text = format!("workspace {} has ended, with {files}", workspace.name);
+            let text = format!("workspace {} is deleted, with {files}", workspace.name);
             context
                 .output
                 .show(&Printed::new(text, workspace_json(&workspace)))?;
@@ -176,7 +180,7 @@ async fn create(
     let workspace = workspace
         .map_err(|status| server.explain(status))?
         .into_inner();
-    let text = format!("/workspaces/{} is made", workspace.name);
+    let text = format!("/workspaces/{} is created", workspace.name);
     context
         .output
         .show(&Printed::new(text, workspace_json(&workspace)))?;
@@ -323,14 +327,15 @@ fn pass_on(child: &tokio::process::Child, signal: Signal) {
 async fn get(args: Get, context: &CommandContext, server: &Server) -> anyhow::Result<()> {
     let workspace = files::path(format!("/workspaces/{}", args.name))?;
     let path = workspace.join(args.key.as_bytes());
-    if let Some(TimeLength(wait)) = args.wait {
-        await_file(server, &path, wait).await?;
+    if args.wait {
+        let limit = channel::wait_limit(args.wait, args.timeout);
+        await_file(server, &path, limit).await?;
     }
     cat::to_stdout(&context.transfer().await?, &path, false).await?;
     Ok(())
 }
 
-/// Waits until there is a file, also through the server's restart.
+/// Waits until a file exists, also during a restart of the server.
 async fn await_file(
     server: &Server,
     path: &files::ClusterPath,
@@ -347,8 +352,10 @@ async fn await_file(
         let Err(status) = server.workspaces().wait(request).await else {
             return Ok(());
         };
+        // The server ends each request after an hour.
+        let ended = status.code() == Code::DeadlineExceeded;
         let error = server.explain(status);
-        if !error.is_lost() || left.is_zero() {
+        if !(ended || error.is_lost()) || Instant::now() >= until {
             return Err(error.into());
         }
         tokio::time::sleep(RETRY_PAUSE.min(left)).await;

@@ -8,7 +8,7 @@ use tidemill_core::display::line;
 use tidemill_label::apps::{Application, Applications};
 use tidemill_wire::v1;
 
-/// Output of `tidemill apps`.
+/// Output of `tidemill async status`.
 #[derive(Debug)]
 pub(crate) struct AppsView(pub(crate) Applications);
 
@@ -52,7 +52,7 @@ impl View for AppsView {
         if self.0.agent.is_none() && !self.0.applications.is_empty() {
             writeln!(
                 out,
-                "no agent runs: `tidemill agent --detach` starts one, or the next application does"
+                "no agent runs: `tidemill async agent --detach` starts one, or the next application does"
             )?;
         }
         for path in &self.0.corrupt {

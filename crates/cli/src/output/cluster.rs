@@ -118,7 +118,7 @@ impl View for ClusterView {
 }
 
 impl ClusterView {
-    fn nodes_text(&self, out: &mut dyn Write) -> io::Result<()> {
+    pub(super) fn nodes_text(&self, out: &mut dyn Write) -> io::Result<()> {
         let header = [
             "NODE",
             "ROLE",
@@ -155,7 +155,7 @@ impl ClusterView {
         }
         write_table(out, &rows)?;
         if self.status.nodes.is_empty() {
-            writeln!(out, "(none; start one with `tidemill node`)")?;
+            writeln!(out, "(none; start one with `tidemill node run`)")?;
         }
         Ok(())
     }
@@ -189,7 +189,7 @@ impl ClusterView {
                     let left = format::bytes(burst_files.reserved_left);
                     writeln!(
                         out,
-                        "{reserved} of node {id} are reserved, {left} of them not used yet; see `tidemill stage list`"
+                        "{reserved} of node {id} are reserved, {left} of them not used yet; see `tidemill stage reservations`"
                     )?;
                 }
             }
@@ -266,7 +266,7 @@ impl ClusterView {
         if !printed.is_empty() {
             writeln!(
                 out,
-                "\nhealth    {}: {}: see `tidemill health`",
+                "\nhealth    {}: {}: see `tidemill cluster health`",
                 health_word(&self.status),
                 printed.join(", ")
             )?;
@@ -292,7 +292,7 @@ impl ClusterView {
     }
 }
 
-fn state_of(node: &v1::Node) -> String {
+pub(super) fn state_of(node: &v1::Node) -> String {
     let suspension = node.suspension.as_ref();
     let resuming = suspension.is_some_and(|suspension| suspension.resuming);
     let suspended = suspension.is_some_and(|suspension| suspension.suspended);
@@ -334,7 +334,7 @@ fn suspension_json(node: &v1::Node) -> Value {
 }
 
 /// Returns the named resources in the form of flags.
-fn resources(node: &v1::Node) -> String {
+pub(super) fn resources(node: &v1::Node) -> String {
     let named = node.resources.iter();
     let named: Vec<String> = named
         .map(|(name, amount)| format!("{name}={amount}"))
@@ -351,7 +351,7 @@ fn mount_json(mount: &v1::Mount) -> Value {
     })
 }
 
-/// Returns the health of the cluster in one word, like `tidemill health`.
+/// Returns the health of the cluster in one word, like `tidemill cluster health`.
 fn health_word(status: &v1::StatusReply) -> &'static str {
     let replicas = status.replicas.clone().unwrap_or_default();
     let view = HealthView {
@@ -392,7 +392,7 @@ fn unsealed_json(unsealed: &v1::Unsealed) -> Value {
 }
 
 /// Returns the role of a node, and the location of its files.
-fn role_of(node: &v1::Node) -> String {
+pub(super) fn role_of(node: &v1::Node) -> String {
     let backend = node.backend.as_ref().map(|_| "backend".to_owned());
     let more = [&node.tier];
     let more = more
@@ -431,7 +431,7 @@ fn backend_json(node: &v1::Node) -> Option<Value> {
     }))
 }
 
-fn node_json(node: &v1::Node) -> Value {
+pub(super) fn node_json(node: &v1::Node) -> Value {
     let mut value = tidemill_node::status_json(node);
     let known_by_the_server = [
         ("tier", tier(node).into()),

@@ -15,7 +15,7 @@ impl View for ExplainView {
         if self.0.is_empty() {
             return writeln!(
                 out,
-                "nothing has been sent to a node yet; `tidemill jobs ID` shows what is waited for"
+                "no task has been sent to a node yet; `tidemill job show ID` shows the inputs that tasks wait for"
             );
         }
         for decision in &self.0 {
@@ -131,7 +131,7 @@ fn write_streamed(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()
         (_, 0) => writeln!(
             out,
             "  stream no input while the task that made it ran: that had ended, was on another node, or had no core beside it; \
-             or it was streamed in vain, as `tidemill logs` says"
+             or it was streamed in vain, as `tidemill job logs` says"
         ),
         (_, _) => writeln!(out, "  stream {streamed} while the task that made it ran"),
     }

@@ -71,7 +71,8 @@ pub(crate) fn kind(entry: &v1::Entry) -> v1::Kind {
         .map_or(v1::Kind::Unspecified, |attr| attr.kind())
 }
 
-fn row(entry: &v1::Entry) -> Vec<String> {
+/// Returns type and mode of an entry as `ls -l` shows them.
+pub(super) fn mode(entry: &v1::Entry) -> String {
     let letter = match kind(entry) {
         v1::Kind::Directory => 'd',
         v1::Kind::Symlink => 'l',
@@ -81,6 +82,10 @@ fn row(entry: &v1::Entry) -> Vec<String> {
         v1::Kind::BlockDevice => 'b',
         v1::Kind::File | v1::Kind::Unspecified => '-',
     };
+    format::mode(letter, entry.attr.unwrap_or_default().mode)
+}
+
+fn row(entry: &v1::Entry) -> Vec<String> {
     let attr = entry.attr.unwrap_or_default();
     let place = if attr.parts {
         "several".to_owned()
@@ -97,7 +102,7 @@ fn row(entry: &v1::Entry) -> Vec<String> {
         shown = format!("{shown} -> {}", String::from_utf8_lossy(&entry.target));
     }
     vec![
-        format::mode(letter, attr.mode),
+        mode(entry),
         attr.nlink.to_string(),
         attr.uid.to_string(),
         attr.gid.to_string(),
@@ -108,9 +113,9 @@ fn row(entry: &v1::Entry) -> Vec<String> {
     ]
 }
 
-fn entry_json(entry: &v1::Entry) -> Value {
-    let attr = entry.attr.unwrap_or_default();
-    let kind = match kind(entry) {
+/// Returns the name of an entry's kind, as in JSON.
+pub(crate) fn kind_name(entry: &v1::Entry) -> &'static str {
+    match kind(entry) {
         v1::Kind::Directory => "directory",
         v1::Kind::Symlink => "symlink",
         v1::Kind::File => "file",
@@ -119,10 +124,15 @@ fn entry_json(entry: &v1::Entry) -> Value {
         v1::Kind::CharDevice => "char-device",
         v1::Kind::BlockDevice => "block-device",
         v1::Kind::Unspecified => "unknown",
-    };
+    }
+}
+
+/// Returns an entry as JSON.
+pub(super) fn entry_json(entry: &v1::Entry) -> Value {
+    let attr = entry.attr.unwrap_or_default();
     json!({
         "name": escaped(&entry.name),
-        "kind": kind,
+        "kind": kind_name(entry),
         "target": escaped(&entry.target),
         "inode": attr.ino,
         "mode": attr.mode,

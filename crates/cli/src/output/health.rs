@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use tidemill_core::display::{escaped, line};
 use tidemill_wire::{condition, v1};
 
-/// Output of `tidemill health`.
+/// Output of `tidemill cluster health`.
 #[derive(Debug)]
 pub(crate) struct HealthView {
     pub(crate) health: v1::HealthReply,

@@ -1,6 +1,6 @@
-//! Hooks: their settings, and the results of their maps and batches.
+//! Hooks, which are rules with a map: their settings, and the results of their maps and batches.
 
-use super::rule::{counts, rule_json};
+use super::rule::{counts, rule_json, state};
 use super::{View, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
@@ -9,40 +9,7 @@ use tidemill_client::users;
 use tidemill_core::display::line;
 use tidemill_wire::v1;
 
-/// Output of `tidemill hook list`.
-#[derive(Debug)]
-pub(crate) struct HooksView(pub(crate) Vec<v1::Rule>);
-
-impl View for HooksView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let header = [
-            "HOOK", "NAME", "USER", "ON", "INPUTS", "JOBS", "BEHIND", "FILES", "MAP", "REDUCE",
-        ];
-        let mut rows = table(&header, &[0, 5, 6]);
-        for rule in &self.0 {
-            let hook = rule.hook.clone().unwrap_or_default();
-            rows.add_row([
-                rule.rule.to_string(),
-                line(&rule.name),
-                users::name(rule.uid),
-                hook.on,
-                hook.inputs,
-                rule.jobs.to_string(),
-                hook.lag_files.to_string(),
-                line(&hook.pattern),
-                line(&hook.map),
-                line(&hook.reduce.unwrap_or_default()),
-            ]);
-        }
-        write_table(out, &rows)
-    }
-
-    fn json(&self) -> Value {
-        self.0.iter().map(hook_json).collect()
-    }
-}
-
-/// Output of `tidemill hook show`.
+/// Output of `tidemill rule show` for a hook.
 #[derive(Debug)]
 pub(crate) struct HookView(pub(crate) v1::Rule);
 
@@ -52,18 +19,19 @@ impl View for HookView {
         let hook = rule.hook.clone().unwrap_or_default();
         writeln!(
             out,
-            "hook {} (number {}, revision {}) of {}, for {}",
+            "hook {} (number {}, revision {}) of {}: {}, for {}",
             line(&rule.name),
             rule.rule,
             rule.revision,
             users::name(rule.uid),
+            state(rule),
             line(&hook.pattern)
         )?;
         writeln!(out, "map     {} (on {})", line(&hook.map), hook.on)?;
         if let Some(reduce) = &hook.reduce {
             writeln!(out, "reduce  {}", line(reduce))?;
         }
-        writeln!(out, "output  {}", line(&hook.output))?;
+        writeln!(out, "result  {}", line(&hook.output))?;
         let dropped = format::count(hook.dropped, "file");
         writeln!(out, "inputs  {}; {dropped} dropped", hook.inputs)?;
         writeln!(out, "files   {}", counts(rule))?;
@@ -100,14 +68,12 @@ impl View for HookView {
     }
 
     fn json(&self) -> Value {
-        hook_json(&self.0)
+        rule_json(&self.0)
     }
 }
 
-/// Returns a hook as JSON: the fields of a rule, and those of a hook.
-pub(crate) fn hook_json(rule: &v1::Rule) -> Value {
-    let mut shown = rule_json(rule);
-    let hook = rule.hook.clone().unwrap_or_default();
+/// Returns the fields of a hook as JSON.
+pub(super) fn hook_json(hook: &v1::Hook) -> Value {
     let batches = hook.batches.iter().map(|batch| {
         json!({
             "batch": batch.batch,
@@ -121,7 +87,7 @@ pub(crate) fn hook_json(rule: &v1::Rule) -> Value {
         })
     });
     let batches: Vec<Value> = batches.collect();
-    shown["hook"] = json!({
+    json!({
         "pattern": hook.pattern,
         "map": hook.map,
         "output": hook.output,
@@ -136,6 +102,5 @@ pub(crate) fn hook_json(rule: &v1::Rule) -> Value {
         "dropped": hook.dropped,
         "behind": { "files": hook.lag_files, "bytes": hook.lag_bytes, "lags": hook.lags },
         "batches": batches,
-    });
-    shown
+    })
 }

@@ -127,13 +127,15 @@ impl View for DrainView {
     }
 }
 
-/// Files that will move on request.
+/// Output of `tidemill migrate` for one path.
 #[derive(Debug)]
 pub(crate) struct MovedView {
     pub(crate) path: ClusterPath,
-    /// Target nodes; empty if the move was cancelled.
+    /// Target nodes; empty if the migration was cancelled.
     pub(crate) nodes: Vec<u32>,
     pub(crate) moved: v1::MoveReply,
+    /// Whether nothing was requested of the server.
+    pub(crate) dry_run: bool,
 }
 
 impl View for MovedView {
@@ -142,17 +144,19 @@ impl View for MovedView {
         let files = format::count(moved.files, "file");
         let bytes = format::bytes(moved.bytes);
         let Some((last, others)) = self.nodes.split_last() else {
-            return writeln!(out, "{}: {files} ({bytes}) left where they are", self.path);
+            return writeln!(out, "{}: {files} ({bytes}) will not migrate", self.path);
         };
         let others: Vec<String> = others.iter().map(u32::to_string).collect();
         let nodes = match others.is_empty() {
             true => format!("node {last}"),
             false => format!("nodes {} and {last}", others.join(", ")),
         };
-        write!(out, "{}: {files} ({bytes}) will lie on {nodes}", self.path)?;
+        let will = if self.dry_run { "would" } else { "will" };
+        let path = &self.path;
+        write!(out, "{path}: {files} ({bytes}) {will} migrate to {nodes}")?;
         for (count, what) in [
-            (moved.there, "there already"),
-            (moved.unsealed, "left out: not written to the end yet"),
+            (moved.there, "already on a target node"),
+            (moved.unsealed, "skipped: still being written"),
         ] {
             if count > 0 {
                 write!(out, ", {} {what}", format::count(count, "file"))?;
@@ -170,6 +174,7 @@ impl View for MovedView {
             "bytes": self.moved.bytes,
             "there": self.moved.there,
             "unsealed": self.moved.unsealed,
+            "dry_run": self.dry_run,
         })
     }
 }

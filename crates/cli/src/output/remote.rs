@@ -17,12 +17,12 @@ impl View for RemotesView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let titles = [
             "REMOTE",
-            "LEADS TO",
+            "ADDRESS",
             "WRITES",
             "BY",
             "ADDED (UTC)",
             "DIRECTORY",
-            "LOOKED AT (UTC)",
+            "SCANNED (UTC)",
         ];
         let mut rows = table(&titles, &[]);
         for remote in &self.0 {
@@ -52,7 +52,7 @@ impl View for RemotesView {
                 let (name, example) = (line(&remote.name), line(&attachment.example));
                 writeln!(
                     out,
-                    "remote {name}: {count} there and no file of the directory, such as {example}"
+                    "remote {name}: {count} of the store can be no file of the directory, such as {example}"
                 )?;
             }
         }
@@ -68,24 +68,19 @@ fn attached(remote: &v1::Remote, shown: impl Fn(&v1::Attachment) -> String) -> S
     remote.attachment.as_ref().map_or("-".to_owned(), shown)
 }
 
-/// Output of `tidemill node recover`.
+/// Output of `tidemill node recover-files`.
 #[derive(Debug)]
 pub(crate) struct RecoveredView(pub(crate) Vec<Recovered>);
 
 impl View for RecoveredView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let mut rows = table(&["FILE", "SIZE", "PUT THERE (UTC)", ""], &[1]);
+        let mut rows = table(&["FILE", "SIZE", "STORED (UTC)", ""], &[1]);
         for file in &self.0 {
             rows.add_row([
                 line(&file.name),
                 format::bytes(file.size),
                 format::time(i64::try_from(file.time_ns).unwrap_or(i64::MAX)),
-                if file.whole {
-                    ""
-                } else {
-                    "not all of it is there"
-                }
-                .to_owned(),
+                if file.whole { "" } else { "incomplete" }.to_owned(),
             ]);
         }
         write_table(out, &rows)

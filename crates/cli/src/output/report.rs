@@ -21,7 +21,7 @@ pub(crate) struct KernelSum {
     in_memory_bytes: u64,
 }
 
-/// Output of `tidemill report`, made from the records that nodes keep of each task.
+/// Output of `tidemill job report`, made from the records that nodes keep of each task.
 #[derive(Debug)]
 pub(crate) struct ReportView {
     job: v1::Job,

@@ -8,7 +8,7 @@ use tidemill_client::users;
 use tidemill_core::display::{escaped, line};
 use tidemill_wire::v1;
 
-/// Output of `tidemill stage list`.
+/// Output of `tidemill stage reservations`.
 #[derive(Debug)]
 pub(crate) struct ReservationsView(pub(crate) Vec<v1::SpaceReservation>);
 

@@ -1,5 +1,6 @@
-//! Rules and their runs.
+//! Rules, hooks among them, and their runs.
 
+use super::hook::hook_json;
 use super::{View, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
@@ -17,6 +18,7 @@ impl View for RulesView {
         let header = [
             "RULE",
             "NAME",
+            "KIND",
             "USER",
             "STATE",
             "REVISION",
@@ -24,11 +26,12 @@ impl View for RulesView {
             "DIRECTORY",
             "PATTERN",
         ];
-        let mut rows = table(&header, &[0, 4, 5]);
+        let mut rows = table(&header, &[0, 5, 6]);
         for rule in &self.0 {
             rows.add_row([
                 rule.rule.to_string(),
                 line(&rule.name),
+                kind(rule).into(),
                 whose(rule),
                 state(rule).into(),
                 rule.revision.to_string(),
@@ -59,7 +62,13 @@ pub(super) fn counts(rule: &v1::Rule) -> String {
     }
 }
 
-fn state(rule: &v1::Rule) -> &'static str {
+/// Returns the kind of a rule: a hook has a map.
+fn kind(rule: &v1::Rule) -> &'static str {
+    if rule.hook.is_some() { "hook" } else { "rule" }
+}
+
+/// Returns whether a rule runs for new files.
+pub(super) fn state(rule: &v1::Rule) -> &'static str {
     if rule.paused { "paused" } else { "active" }
 }
 
@@ -72,7 +81,7 @@ fn whose(rule: &v1::Rule) -> String {
     }
 }
 
-/// Output of `tidemill rule show`.
+/// Output of `tidemill rule show` for a rule without a map.
 #[derive(Debug)]
 pub(crate) struct RuleView(pub(crate) v1::Rule);
 
@@ -92,7 +101,7 @@ impl View for RuleView {
         let counts = counts(rule);
         writeln!(out, "runs: {counts}; jobs under way: {}", rule.jobs)?;
         if rule.walking {
-            writeln!(out, "files that are there already are being looked for")?;
+            writeln!(out, "the server is still searching for existing files")?;
         }
         write!(out, "\n{}", lines(&rule.text))?;
         if rule.text.ends_with('\n') {
@@ -107,11 +116,12 @@ impl View for RuleView {
     }
 }
 
-/// Returns a rule as JSON.
+/// Returns a rule as JSON, with the fields of a hook if it is a hook.
 pub(crate) fn rule_json(rule: &v1::Rule) -> Value {
     let mut shown = json!({
         "rule": rule.rule,
         "name": rule.name,
+        "kind": kind(rule),
         "uid": rule.uid,
         "revision": rule.revision,
         "paused": rule.paused,
@@ -126,6 +136,9 @@ pub(crate) fn rule_json(rule: &v1::Rule) -> Value {
         shown["text"] = json!(rule.text);
         shown["rule_runs"] = json!(rule.rule_runs);
         shown["walking"] = json!(rule.walking);
+    }
+    if let Some(hook) = &rule.hook {
+        shown["hook"] = hook_json(hook);
     }
     shown
 }

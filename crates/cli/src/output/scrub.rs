@@ -21,7 +21,7 @@ impl View for AskedView {
         let count = asked.nodes.len() as u64;
         let nodes = format::count(count, "node");
         let reads = if count == 1 { "reads" } else { "read" };
-        writeln!(out, "{nodes} {reads} {what}; see `tidemill health`")?;
+        writeln!(out, "{nodes} {reads} {what}; see `tidemill cluster health`")?;
         offline_text(&asked.offline, out)
     }
 

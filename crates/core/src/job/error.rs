@@ -368,7 +368,7 @@ pub enum JobProblem {
     PerInput(String),
     /// A file of extents can't have task instances.
     #[error(
-        "\"{0}\" was written by several mounts at once, so its parts are no stripes; `tidemill stripe --rewrite` makes it one file again"
+        "\"{0}\" was written by several mounts at once, so its parts are no stripes; `tidemill migrate --rewrite` makes it one file again"
     )]
     PerPieces(String),
     /// A file that does not exist yet can't have stripes.
@@ -531,7 +531,7 @@ pub enum JobProblem {
     FileForDirectory(String),
     /// Another job is going to write this output.
     #[error(
-        "output \"{path}\" is an output of job {job} too, which has not ended; wait for it (`tidemill watch {job}`), cancel it, or write to another name"
+        "output \"{path}\" is an output of job {job} too, which has not ended; wait for it (`tidemill job watch {job}`), cancel it, or write to another name"
     )]
     ClaimedOutput {
         /// Path of the output.

@@ -55,12 +55,12 @@ impl std::str::FromStr for Tier {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
     /// No node of the cluster that stores data is online.
-    #[error("the cluster has no storage node that is up; start one with `tidemill node`")]
+    #[error("the cluster has no storage node that is up; start one with `tidemill node run`")]
     NoNode,
     /// Only nodes of the memory tier or of the burst tier are online, and the file must not be stored there.
     #[error(
         "the nodes that are up keep what they have in memory, where files go only if their directory asks for it \
-         (user.tidemill.tier), or only until it is staged out; start one that stores on a disk with `tidemill node`"
+         (user.tidemill.tier), or only until it is staged out; start one that stores on a disk with `tidemill node run`"
     )]
     NoStore,
     /// The online nodes of the burst tier are full until a file is staged out.

@@ -139,7 +139,7 @@ pub struct PolicyChoice {
     pub reason: Reason,
 }
 
-/// Reason for which a node was chosen; its `Display` is the sentence that `tidemill explain` shows.
+/// Reason for which a node was chosen; its `Display` is the sentence that `tidemill job explain` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The job script names the node.

@@ -1,4 +1,4 @@
-//! The adapter between programs under `tidemill preload` and `fs`, as `fuse` is for the kernel (next: `mount/src/fs/mod.rs`).
+//! The adapter between programs under `tidemill exec` and `fs`, as `fuse` is for the kernel (next: `mount/src/fs/mod.rs`).
 //!
 //! Programs talk to it over a Unix socket. Names and attributes are requested. To open a file, a program gets a descriptor: of the object's
 //! file in its node's directory, or of a copy if the object is on another host. It then reads and writes the file without this process
@@ -103,7 +103,7 @@ pub fn socket_in(directory: &Path) -> PathBuf {
     directory.join("s")
 }
 
-/// The file system for programs under `tidemill preload`; it is served while this exists.
+/// The file system for programs under `tidemill exec`; it is served while this exists.
 #[derive(Debug)]
 pub struct Serving {
     shared: Arc<PreloadShared>,

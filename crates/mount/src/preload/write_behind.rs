@@ -1,7 +1,7 @@
-//! Files that programs hand over (`tidemill preload --async`): this process stores them after their close (next: `mount/src/fs/seal.rs`).
+//! Files that programs hand over (`tidemill exec --async`): this process stores them after their close (next: `mount/src/fs/seal.rs`).
 //!
 //! Until then their bytes are in `spool`. This module decides which files are stored again, by which thread and for how long. If a node
-//! or the server is offline, the file waits. If the file is refused, it is tried again as well, and `tidemill preload --wait` reports the
+//! or the server is offline, the file waits. If the file is refused, it is tried again as well, and `tidemill exec --wait` reports the
 //! reason. A file is abandoned only if another client has written it since.
 
 use super::copies::LocalFile;

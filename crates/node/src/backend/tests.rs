@@ -517,7 +517,7 @@ fn changed_or_unreachable_file_is_never_read_as_version() {
     assert_eq!(bench.far.names(), ["a", "stub"]);
 }
 
-/// A write replaces the file of the stub object that the directory had before. It never replaces a file that others have written since.
+/// A write replaces the file of the stub object that is already in the directory. It never replaces a file that others have written since.
 #[test]
 fn file_of_attached_directory_replaces_only_its_own_version() {
     let bench = BackendBench::new();

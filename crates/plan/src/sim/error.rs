@@ -96,7 +96,7 @@ pub enum FileProblem {
     },
     /// A file is empty.
     #[error(
-        "it is empty; give a job script, a trace (`tidemill jobs ID --export-trace FILE`) or a workflow of WfCommons"
+        "it is empty; give a job script, a trace (`tidemill job export-trace ID --output FILE`) or a workflow of WfCommons"
     )]
     EmptyFile,
     /// A JSON file is neither a trace nor a workflow.

@@ -238,7 +238,7 @@ impl ProgramRun<'_> {
                 Err(_) => {
                     let _ = self.asks.driver.send(DriverMessage::Cancel(job));
                     let why = format!(
-                        "some of its mappers have not ended after {} s, and were cancelled: see `tidemill jobs {job}`, and submit it again",
+                        "some of its mappers have not ended after {} s, and were cancelled: see `tidemill job show {job}`, and submit it again",
                         WAIT_MAX.as_secs()
                     );
                     return Err(JobRefusal::Script(vec![why]));
@@ -272,7 +272,7 @@ impl ProgramRun<'_> {
                 why => why,
             };
             return Err(format!(
-                "{why}; it printed {} (`tidemill logs {job}`)",
+                "{why}; it printed {} (`tidemill job logs {job}`)",
                 excerpt(printed, true)
             ));
         }

@@ -173,7 +173,7 @@ fn may_see(caller: &Caller, job: &v1::Job) -> bool {
 }
 
 fn unknown(job: u64) -> Status {
-    Status::not_found(format!("there is no job {job}; see `tidemill jobs`"))
+    Status::not_found(format!("there is no job {job}; see `tidemill job list`"))
 }
 
 fn not_yours(job: u64, uid: u32) -> Status {
@@ -188,7 +188,7 @@ fn may_delete(caller: &Caller, job: u64, found: Option<(u32, bool)>) -> Result<(
     }
     if running {
         return Err(Status::failed_precondition(format!(
-            "job {job} has not ended; wait for it (`tidemill watch {job}`) or end it (`tidemill cancel {job}`)"
+            "job {job} has not ended; wait for it (`tidemill job watch {job}`) or end it (`tidemill job cancel {job}`)"
         )));
     }
     Ok(())

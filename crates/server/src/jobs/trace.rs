@@ -1,4 +1,4 @@
-//! Traces: the course of a job, with all data that planning a similar job needs (`tidemill jobs --export-trace`).
+//! Traces: the course of a job, with all data that planning a similar job needs (`tidemill job export-trace`).
 //!
 //! The state of nodes at the start of a job is stored with the job, since histories and links have changed by the time of the
 //! export. All other data is read from the tables of jobs and lineage.

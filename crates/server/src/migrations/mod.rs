@@ -61,7 +61,7 @@ pub(crate) enum NodeRefusal {
     NotEmptied(u32),
     #[error(
         "node {node} still has {files} files, such as {names}: empty it with `tidemill node drain {node}` \
-         first, or, if it is lost for good, abandon what no other node has with --lose"
+         first, or, if it is lost for good, abandon what no other node has with --lose --yes"
     )]
     HasFiles {
         node: u32,
@@ -73,7 +73,7 @@ pub(crate) enum NodeRefusal {
     )]
     InUse(u32, String),
     #[error(
-        "node {0} is down, and {1} files were being written there: start it again, or lose them with --lose"
+        "node {0} is down, and {1} files were being written there: start it again, or lose them with --lose --yes"
     )]
     Writing(u32, u64),
     #[error("node {0} keeps no data: name one that `tidemill status` lists as store")]
@@ -84,7 +84,7 @@ pub(crate) enum NodeRefusal {
     Burst(u32),
     #[error("node {0} is not of the burst tier; see `tidemill status`")]
     NotBurst(u32),
-    #[error("no node of the burst tier is up; start one with `tidemill node --tier burst`")]
+    #[error("no node of the burst tier is up; start one with `tidemill node run --tier burst`")]
     NoBurst,
     #[error("node {0} is down; start it, or name another one")]
     Down(u32),
@@ -125,9 +125,9 @@ pub(crate) enum NodeRefusal {
     NoDirectory(String),
     #[error("a reservation of {0} is not possible: give a size, and a time up to 366 days")]
     Nothing(&'static str),
-    #[error("there are {0} reservations, as many as may be: `tidemill stage list`")]
+    #[error("there are {0} reservations, as many as may be: `tidemill stage reservations`")]
     TooManyReservations(u64),
-    #[error("reservation {0} does not exist or is not yours: `tidemill stage list`")]
+    #[error("reservation {0} does not exist or is not yours: `tidemill stage reservations`")]
     NoReservation(String),
     #[error("{0} has more than {1} files and directories below it; name some of them")]
     TooMany(String, usize),

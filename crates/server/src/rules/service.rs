@@ -474,7 +474,7 @@ impl v1::rules_server::Rules for RuleService {
         let ended = ended.map_err(|fault| refused(&fault))?;
         let batch = ended.ok_or_else(|| {
             Status::failed_precondition(format!(
-                "no file has come for hook {name} since its last batch; see `tidemill hook show {name}`"
+                "no file has come for hook {name} since its last batch; see `tidemill rule show {name}`"
             ))
         })?;
         Ok(Response::new(v1::EndBatchReply { batch }))

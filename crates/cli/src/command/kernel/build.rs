@@ -43,13 +43,18 @@ const OUTPUT_BYTES_MAX: u64 = 1 << 30;
 /// Files of a source directory that are looked at.
 const FILES_MAX: usize = 1000;
 
+const EXAMPLES: &str = "Examples:
+  tidemill kernel build denoise                       a directory: denoise/denoise.so and, if possible, denoise.wasm
+  tidemill kernel build fold.c --output-dir built/";
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Build {
     /// A source file (.c, .cc, .cpp, .rs), or a directory with one kernel's source
     source: PathBuf,
-    /// Directory for the results [default: that of the source]
+    /// Local directory for the results [default: that of the source]
     #[arg(long, short, value_name = "DIR")]
-    output: Option<PathBuf>,
+    output_dir: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +84,7 @@ pub(crate) fn run(build: Build, context: &CommandContext) -> anyhow::Result<Exit
         directory: scratch.path().to_owned(),
         source: &source,
     };
-    let to = build.output.unwrap_or_else(|| source.directory.clone());
+    let to = build.output_dir.unwrap_or_else(|| source.directory.clone());
     fs::create_dir_all(&to).with_context(|| to.display().to_string())?;
     let mut made = Vec::new();
     let mut left_out = None;

@@ -1,4 +1,4 @@
-//! `tidemill kernel add`, `list` and `remove`: kernels of one's own in the cluster, see `tidemill_core::job::own`.
+//! `tidemill kernel add`, `list` and `delete`: kernels of one's own in the cluster, see `tidemill_core::job::own`.
 
 use super::NO_WASM;
 use crate::context::{CommandContext, credentials};
@@ -31,16 +31,16 @@ const TRIES: u32 = 20;
 pub(crate) struct AddKernel {
     /// A shared object (`.so`), a module (`.wasm`), a program or a script
     file: PathBuf,
-    /// Name of the kernel, without a version [default: as the file]
+    /// Name of the kernel, without a version [default: the name of the file]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Let everybody read and use it [default: only yourself]
+    /// Allow all users to read and use the kernel [default: only you]
     #[arg(long)]
     shared: bool,
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Remove {
+pub(crate) struct DeleteKernels {
     /// A kernel of your own: NAME for all its versions, NAME@2 for one version
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
@@ -284,7 +284,7 @@ impl KernelUpload {
         }
         self.remove_upload(&new, sent).await?;
         anyhow::bail!(
-            "somebody else adds versions of {} all the time; try again",
+            "kernel {}: other commands add versions at the same time; try again",
             name.stem
         )
     }
@@ -334,16 +334,21 @@ async fn unlink(server: &Server, directory: u64, name: &str) -> anyhow::Result<(
     Ok(())
 }
 
-pub(crate) async fn remove(args: Remove, context: &CommandContext) -> anyhow::Result<ExitCode> {
+pub(crate) async fn delete(
+    args: DeleteKernels,
+    context: &CommandContext,
+) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let uid = credentials().uid;
-    let mut removed = Vec::new();
+    let mut deleted = Vec::new();
     for text in &args.names {
         let kept = of_user(&server, uid).await?;
         let all: Vec<&str> = kept.iter().map(|one| one.file.as_str()).collect();
         let name = OwnName::parse(text);
         let Some(meant) = name.pick(all.iter().copied()) else {
-            anyhow::bail!("no kernel of yours is called {text}; see `tidemill kernel list`");
+            anyhow::bail!(
+                "kernel {text}: you have no kernel of this name; see `tidemill kernel list`"
+            );
         };
         let meant = OwnName::parse(meant);
         let directory =
@@ -353,13 +358,13 @@ pub(crate) async fn remove(args: Remove, context: &CommandContext) -> anyhow::Re
             let same = this.stem == meant.stem && this.ending == meant.ending;
             if same && (name.version.is_none() || this.version == meant.version) {
                 unlink(&server, directory, file).await?;
-                removed.push(file.to_owned());
+                deleted.push(file.to_owned());
             }
         }
     }
-    let text = format!("removed: {}", removed.join(", "));
+    let text = format!("deleted: {}", deleted.join(", "));
     context
         .output
-        .show(&Printed::new(text, json!({ "removed": removed })))?;
+        .show(&Printed::new(text, json!({ "deleted": deleted })))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,6 @@
 //! The backend of a node, by `tidemill-remote`.
 
-use super::Args;
+use super::run::Args;
 use crate::config;
 use crate::format::ByteSize;
 use anyhow::Context as _;

@@ -1,56 +1,59 @@
 //! `tidemill node drain`: empties a node during normal operation.
 
+use super::look::{self, NodeState};
 use crate::context::CommandContext;
+use crate::format;
+use crate::output::Printed;
 use crate::output::places::DrainView;
+use serde_json::json;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::Server;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
+  tidemill node drain 3 --dry-run        show the space that the move needs, and move nothing
   tidemill node drain 3                  begin, and print the progress; later calls print the progress
   tidemill node drain 3 --wait           wait until the node is empty
-  tidemill node drain 3 --cancel         stop; remaining files stay
   tidemill --json node drain 3 | jq .files_left
 
 The node takes no new files, outputs of tasks or replicas. Open files are finished there and move then. Its tasks
 continue. Bytes with readers are removed after the last reader has closed them. The drain continues after a restart of the
-server.";
+server. `tidemill node undrain 3` stops it.";
 
-/// How often it is looked how far it is.
+/// How often the command asks for the progress.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Move all data of a node to other nodes (administrators only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Number of the node, as in `tidemill status`
+    /// Number of the node, as in `tidemill node list`
     #[arg(value_name = "NODE")]
     node: u32,
     /// Wait until the node is empty, and print the progress
-    #[arg(long, conflicts_with = "cancel")]
+    #[arg(long, conflicts_with = "dry_run")]
     wait: bool,
-    /// Stop draining: remaining files stay, and the node takes new files again
+    /// Show the used space of the node and the free space of the other nodes, and move nothing
     #[arg(long)]
-    cancel: bool,
+    dry_run: bool,
 }
 
-pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
+    if args.dry_run {
+        return dry_run(&NodeState::ask(&server, args.node).await?, context);
+    }
     let request = v1::DrainRequest {
         node: args.node,
-        cancel: args.cancel,
+        cancel: false,
     };
     let drain = server.places().drain(request).await;
     let mut drain = drain.map_err(|status| server.explain(status))?.into_inner();
-    if args.cancel {
-        context.note(format!("node {} is not emptied any more", args.node));
-        return Ok(ExitCode::SUCCESS);
-    }
     context.output.step(&DrainView(drain))?;
     while args.wait && !DrainView(drain).is_empty() {
         tokio::time::sleep(PERIOD).await;
-        let now = look(&server, args.node).await?;
+        let now = progress(&server, args.node).await?;
         if now != drain {
             context.output.step(&DrainView(now))?;
         }
@@ -59,14 +62,36 @@ pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result
     Ok(ExitCode::SUCCESS)
 }
 
-async fn look(server: &Server, node: u32) -> anyhow::Result<v1::Drain> {
-    let listed = server.places().list(v1::MigrationsRequest {}).await;
-    let drains = listed
-        .map_err(|status| server.explain(status))?
-        .into_inner()
-        .drains;
+fn dry_run(state: &NodeState, context: &CommandContext) -> anyhow::Result<ExitCode> {
+    if let Some(drain) = state.drain {
+        context.output.show(&DrainView(drain))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (node, used) = (state.node.node, state.used_bytes());
+    let mut text = format!(
+        "would move the files of node {node}, {} at most, to {} with {} free",
+        format::bytes(used),
+        format::count(state.others, "other node"),
+        format::bytes(state.free_bytes)
+    );
+    if used > state.free_bytes {
+        text += "; this may be too little space: files that fit nowhere stay and wait";
+    }
+    let printed = json!({
+        "dry_run": true,
+        "node": node,
+        "used_bytes": used,
+        "other_nodes": state.others,
+        "free_bytes": state.free_bytes,
+    });
+    context.output.show(&Printed::new(text, printed))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn progress(server: &Server, node: u32) -> anyhow::Result<v1::Drain> {
+    let drains = look::drains(server).await?;
     let drain = drains.into_iter().find(|drain| drain.node == node);
     drain.ok_or_else(|| {
-        anyhow::anyhow!("node {node} is not emptied any more: somebody cancelled it")
+        anyhow::anyhow!("node {node} is not drained any more: somebody ran `tidemill node undrain`")
     })
 }

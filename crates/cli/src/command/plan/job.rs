@@ -13,7 +13,7 @@ use tidemill_plan::sim::{
 /// Flags for the job, its cluster and the simulation.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SimulationArgs {
-    /// Job script, trace (`tidemill jobs --export-trace`), or WfCommons workflow (WfFormat, JSON)
+    /// Job script, trace (`tidemill job export-trace`), or WfCommons workflow (WfFormat, JSON)
     job: PathBuf,
     /// Description of the cluster, in the INI format of the AnalyzeThis paper [default: the cluster of the trace]
     #[arg(long, value_name = "FILE")]

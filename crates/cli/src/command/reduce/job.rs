@@ -1,7 +1,7 @@
-//! `tidemill reduce --to cluster:/PATH`: the reduction as a job of one task, so that the server records the lineage of the result.
+//! `tidemill reduce --to PATH`: the reduction as a job of one task, so that the server records the lineage of the result.
 
 use super::{Args, named, remote};
-use crate::command::watch;
+use crate::command::job::watch;
 use crate::context::{CommandContext, credentials};
 use crate::files;
 use std::fmt::Write as _;
@@ -10,26 +10,12 @@ use tidemill_core::display::line;
 use tidemill_kernel::reduction::ResultFormat;
 use tidemill_wire::v1;
 
-/// The prefix of a result's path in the file system of the cluster.
-const CLUSTER: &str = "cluster:";
-
-/// The path of a result in the cluster.
+/// Returns the path of the result in the cluster, if the command names one.
 pub(super) fn target(args: &Args) -> anyhow::Result<Option<String>> {
-    let Some(to) = args.to.as_ref().and_then(|to| to.to_str()) else {
+    let Some(to) = &args.to else {
         return Ok(None);
     };
-    let Some(path) = to.strip_prefix(CLUSTER) else {
-        return Ok(None);
-    };
-    anyhow::ensure!(
-        path.starts_with('/'),
-        "{to}: name the result by its full path, as cluster:/results/monthly.nc"
-    );
-    anyhow::ensure!(
-        !args.local,
-        "--local reads files of this machine, and {to} is made by a job from files of the cluster: leave out one of the two"
-    );
-    Ok(Some(files::path(path)?.text("a job")?.to_owned()))
+    Ok(Some(files::path(to)?.text("a job")?.to_owned()))
 }
 
 /// Runs the reduction as a job, and waits for its end.
@@ -81,7 +67,7 @@ pub(super) async fn run(
         line(&reply.errors.join("; "))
     );
     context.note(format_args!(
-        "job {} makes {to}; its lineage: tidemill lineage {to}",
+        "job {} makes {to}; its lineage: tidemill lineage show {to}",
         reply.job
     ));
     watch::follow(&server, reply.job, context).await

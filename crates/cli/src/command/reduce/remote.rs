@@ -4,7 +4,7 @@
 //! are sent to the node with most of the piece. The client folds fill values that nobody wrote.
 
 use super::{CellWriter, expanded, having};
-use crate::command::variables::{ClusterDirectory, ClusterFile};
+use crate::command::inspect::{ClusterDirectory, ClusterFile};
 use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::progress::Progress;

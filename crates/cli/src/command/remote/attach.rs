@@ -15,21 +15,27 @@ use tidemill_core::display::line;
 use tidemill_remote::RemoteAddress;
 use tidemill_wire::v1;
 
-/// How often it is looked whether a look has ended.
+/// Interval at which the end of a scan is polled.
 const PERIOD: Duration = Duration::from_millis(200);
+
+const EXAMPLES: &str = "Examples:
+  tidemill remote attach cloud /cloud                 scans the store every 60 s
+  tidemill remote attach cloud /cloud --every 10m --owner alice --mode 640
+  tidemill remote attach cloud /cloud --every 0s      scans the store only by `tidemill remote refresh`";
 
 /// Arguments of `remote attach`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// Remote name
     name: String,
-    /// Directory of the cluster. The command makes a missing directory
+    /// Directory of the cluster. The command creates a missing directory
     #[arg(value_name = "/DIRECTORY")]
     directory: OsString,
-    /// Interval between two scans of the store, such as 10s; 0: scan only by `tidemill remote refresh`
+    /// Interval between two scans of the store, such as 10s; 0s: scan only by `tidemill remote refresh`
     #[arg(long, value_name = "TIME", default_value = "60s")]
     every: TimeLength,
-    /// Owner of the files that scans make [default: yours]
+    /// Owner of the files that scans create [default: you]
     #[arg(long, value_name = "USER")]
     owner: Option<String>,
     /// Group of these files, by number [default: the owner's]
@@ -43,7 +49,7 @@ pub(super) struct Args {
 fn mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok();
     let mode = mode.filter(|mode| *mode <= 0o777);
-    mode.ok_or_else(|| format!("`{text}` is no mode: give three octal digits, such as 640"))
+    mode.ok_or_else(|| format!("bad mode: `{text}`; give three octal digits, such as 640"))
 }
 
 pub(super) async fn attach(
@@ -55,7 +61,9 @@ pub(super) async fn attach(
     let place = RemoteAddress::parse(&remote.uri)?;
     let (node, _) = transfer::holder(server, &place).await?;
     let uid = match &args.owner {
-        Some(owner) => users::uid(owner).with_context(|| format!("there is no user {owner}"))?,
+        Some(owner) => {
+            users::uid(owner).with_context(|| format!("--owner {owner}: no such user"))?
+        }
         None => credentials().uid,
     };
     let every = args.every.0.as_secs();
@@ -93,7 +101,7 @@ async fn one(server: &Server, name: &str) -> anyhow::Result<v1::Remote> {
     remote.with_context(|| format!("remote {name} does not exist: `tidemill remote list`"))
 }
 
-/// Waits for a look, and shows how it went.
+/// Waits for the end of a scan, and prints its result.
 async fn looked(
     mut remote: v1::Remote,
     server: &Server,

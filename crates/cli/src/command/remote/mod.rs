@@ -1,13 +1,10 @@
-//! `tidemill remote`: stores outside of the cluster, by name; and what `import`, `export` and `sync` have in common.
+//! `tidemill remote`: stores outside of the cluster, by name; and the code that `tidemill cp` and `tidemill sync` share.
 
 mod attach;
-pub(crate) mod export;
-pub(crate) mod import;
 mod incoming;
 mod limit;
-mod summary;
-pub(crate) mod sync;
-mod transfer;
+pub(super) mod summary;
+pub(super) mod transfer;
 
 use crate::context::{CommandContext, own_token_file};
 use crate::format;
@@ -30,7 +27,7 @@ const EXAMPLES: &str = "Examples:
   tidemill remote attach cloud /cloud               objects appear in /cloud; new files in /cloud are written to the store
   tidemill remote refresh cloud                   scan the store now
   tidemill remote detach cloud                    files and objects stay
-  tidemill remote remove cloud                    objects in the store stay
+  tidemill remote delete cloud                    objects in the store stay
 
 Keys are in ~/.config/tidemill/remotes/NAME, or in the file of --keys, with mode 0600:
   access_key_id = \"…\"        for S3, with secret_access_key, and optionally session_token
@@ -46,7 +43,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum RemoteCommand {
-    /// Name a store, for all users; only administrators
+    /// Name an external store, for all users (administrators only)
     Add {
         /// Remote name
         name: String,
@@ -66,21 +63,21 @@ enum RemoteCommand {
         #[command(flatten)]
         keys: KeysFile,
     },
-    /// Attach a store to a directory of the cluster: objects appear as files, and new files are written to the store; only the cluster's
-    /// administrators
+    /// Attach a store to a directory of the cluster: objects appear as files, and new files are written to the store
+    /// (administrators only)
     Attach(attach::Args),
     /// Scan a store again for its directory, and wait for the end of the scan
     Refresh {
         /// Remote name
         name: String,
     },
-    /// Detach a store from its directory. Files in the directory remain; only administrators
+    /// Detach a store from its directory. Files in the directory remain (administrators only)
     Detach {
         /// Remote name
         name: String,
     },
-    /// Delete a remote. The content of the store remains; only administrators
-    Remove {
+    /// Delete a remote. The content of the store remains (administrators only)
+    Delete {
         /// Remote name
         name: String,
     },
@@ -146,20 +143,6 @@ impl KeysFile {
     }
 }
 
-/// The remote and the path there of `REMOTE/PATH`; of a path of the cluster nothing.
-pub(super) fn named(text: &str) -> Option<(&str, &str)> {
-    let (name, path) = text.split_once('/').unwrap_or((text, ""));
-    (!name.is_empty()).then_some((name, path.trim_end_matches('/')))
-}
-
-pub(super) fn remote_of(text: &str) -> anyhow::Result<(&str, &str)> {
-    named(text).with_context(|| {
-        format!(
-            "{text} is a path of the cluster: give REMOTE/PATH, with a name of `tidemill remote list`"
-        )
-    })
-}
-
 pub(super) async fn list(server: &Server) -> anyhow::Result<Vec<v1::Remote>> {
     let listed = server.remotes().list(v1::ListRemotesRequest {}).await;
     let listed = listed.map_err(|status| server.explain(status))?;
@@ -200,15 +183,15 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         RemoteCommand::Attach(args) => return attach::attach(args, &server, context).await,
         RemoteCommand::Refresh { name } => return attach::refresh(name, &server, context).await,
         RemoteCommand::Detach { name } => return attach::detach(name, &server, context).await,
-        RemoteCommand::Remove { name } => {
+        RemoteCommand::Delete { name } => {
             let request = v1::RemoveRemoteRequest { name };
-            let removed = server.remotes().remove(request).await;
-            let removed = removed.map_err(|status| server.explain(status))?;
-            let removed = removed.into_inner();
-            let text = format!("remote {} is forgotten", removed.name);
+            let deleted = server.remotes().remove(request).await;
+            let deleted = deleted.map_err(|status| server.explain(status))?;
+            let deleted = deleted.into_inner();
+            let text = format!("remote {} is deleted", deleted.name);
             context
                 .output
-                .show(&Printed::new(text, remote_json(&removed)))?;
+                .show(&Printed::new(text, remote_json(&deleted)))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -221,5 +204,8 @@ pub(super) struct TransferArgs {
     pub(super) keys: KeysFile,
     /// Maximum rate in bytes per second, such as 50MB [default: no limit]
     #[arg(long, value_name = "RATE")]
-    pub(super) limit: Option<format::ByteSize>,
+    pub(super) limit_rate: Option<format::ByteSize>,
+    /// Show the files that would be copied or deleted, and change nothing
+    #[arg(long)]
+    pub(super) dry_run: bool,
 }

@@ -1,4 +1,4 @@
-//! What became of the files that were to be copied.
+//! Outcome of copying files.
 
 use crate::context::CommandContext;
 use crate::format;
@@ -6,17 +6,27 @@ use crate::output::Printed;
 use serde_json::json;
 use std::process::ExitCode;
 
-/// What became of one file.
+/// Outcome of copying one file.
 #[derive(Debug)]
-pub(super) enum FileOutcome {
-    /// It was copied: so many bytes.
+pub(in crate::command) enum FileOutcome {
+    /// The file was copied: number of bytes.
     Copied(u64),
     /// The file existed already, unchanged.
     Same,
+    /// The file would be copied, without `--dry-run`.
+    Planned {
+        /// Path of the source.
+        from: String,
+        /// Path of the destination.
+        to: String,
+        /// Size of the file.
+        bytes: u64,
+    },
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Summary {
+pub(in crate::command) struct Summary {
+    dry_run: bool,
     files: u64,
     bytes: u64,
     same: u64,
@@ -26,11 +36,33 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    pub(super) fn add(&mut self, context: &CommandContext, outcome: anyhow::Result<FileOutcome>) {
+    pub(in crate::command) fn new(dry_run: bool) -> Self {
+        Self {
+            dry_run,
+            ..Self::default()
+        }
+    }
+
+    /// Counts the outcome of one file, and prints the outcome of a dry run.
+    ///
+    /// # Errors
+    /// If standard output can't be written.
+    pub(in crate::command) fn add(
+        &mut self,
+        context: &CommandContext,
+        outcome: anyhow::Result<FileOutcome>,
+    ) -> anyhow::Result<()> {
         match outcome {
             Ok(FileOutcome::Copied(bytes)) => {
                 self.files += 1;
                 self.bytes += bytes;
+            }
+            Ok(FileOutcome::Planned { from, to, bytes }) => {
+                self.files += 1;
+                self.bytes += bytes;
+                let text = format!("would copy {from} to {to} ({})", format::bytes(bytes));
+                let printed = json!({ "dry_run": true, "from": from, "to": to, "bytes": bytes });
+                context.output.step(&Printed::new(text, printed))?;
             }
             Ok(FileOutcome::Same) => self.same += 1,
             Err(error) => {
@@ -38,42 +70,62 @@ impl Summary {
                 context.note(format!("{error:#}"));
             }
         }
+        Ok(())
     }
 
     /// Reports a path that is not a file, or has no valid name.
-    pub(super) fn pass(
+    pub(in crate::command) fn pass(
         &mut self,
         context: &CommandContext,
         path: impl std::fmt::Display,
         what: &str,
     ) {
         self.passed += 1;
-        context.note(format!("passed by: {path}: {what}"));
+        context.note(format!("skipped: {path}: {what}"));
     }
 
-    pub(super) fn delete(&mut self) {
+    /// Counts a deleted file, and prints the file in a dry run.
+    ///
+    /// # Errors
+    /// If standard output can't be written.
+    pub(in crate::command) fn delete(
+        &mut self,
+        context: &CommandContext,
+        path: impl std::fmt::Display,
+    ) -> anyhow::Result<()> {
         self.deleted += 1;
+        if self.dry_run {
+            let printed = json!({ "dry_run": true, "delete": path.to_string() });
+            let text = format!("would delete {path}");
+            context.output.step(&Printed::new(text, printed))?;
+        }
+        Ok(())
     }
 
-    /// Whether all that was found was copied or there.
-    pub(super) fn is_whole(&self) -> bool {
+    /// Whether every file was copied, or existed unchanged.
+    pub(in crate::command) fn is_whole(&self) -> bool {
         self.failed == 0 && self.passed == 0
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::command) fn is_empty(&self) -> bool {
         self.files + self.same + self.passed + self.failed == 0
     }
 
-    pub(super) fn end(&self, context: &CommandContext, done: &str) -> anyhow::Result<ExitCode> {
+    pub(in crate::command) fn end(
+        &self,
+        context: &CommandContext,
+        done: &str,
+    ) -> anyhow::Result<ExitCode> {
+        let would = if self.dry_run { "would be " } else { "" };
         let mut text = format!(
-            "{}, {} {done}; {} as they were",
+            "{}, {} {would}{done}; {} unchanged",
             format::count(self.files, "file"),
             format::bytes(self.bytes),
             self.same
         );
         for (count, what) in [
-            (self.deleted, "deleted"),
-            (self.passed, "passed by"),
+            (self.deleted, &*format!("{would}deleted")),
+            (self.passed, "skipped"),
             (self.failed, "failed"),
         ] {
             if count > 0 {
@@ -82,7 +134,7 @@ impl Summary {
         }
         let printed = json!({
             "files": self.files, "bytes": self.bytes, "same": self.same, "deleted": self.deleted,
-            "passed_by": self.passed, "failed": self.failed,
+            "passed_by": self.passed, "failed": self.failed, "dry_run": self.dry_run,
         });
         context.output.show(&Printed::new(text, printed))?;
         Ok(match self.failed {

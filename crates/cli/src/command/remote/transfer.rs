@@ -1,4 +1,4 @@
-//! Copies one file and notes its source version on it. A second run skips an unchanged file.
+//! Copies one file, and notes the version of the source in an attribute. A second run skips an unchanged file.
 
 use super::incoming::{IncomingBytes, IncomingChunk};
 use super::limit::TransferLimit;
@@ -12,27 +12,30 @@ use made::CreatedDirectories;
 use serde::{Deserialize, Serialize};
 use tidemill_client::transfer::{PutOptions, Transfer};
 use tidemill_client::{Error, Server};
+use tidemill_core::display::line;
 use tidemill_core::id::NodeId;
 use tidemill_remote::{FileReader, RemoteAddress, StoreFile, StoreWriter};
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 use tokio::sync::mpsc;
 
 /// Files transferred at the same time.
-pub(super) const AT_ONCE: usize = 8;
+pub(in crate::command) const AT_ONCE: usize = 8;
 
 /// Bytes of the cluster that are read at once.
 const PIECE_BYTES: u64 = 4 << 20;
 
 #[derive(Debug)]
-pub(super) struct RemoteTransfer {
-    pub(super) server: Server,
-    pub(super) opened: ConnectedRemote,
+pub(in crate::command) struct RemoteTransfer {
+    pub(in crate::command) server: Server,
+    pub(in crate::command) opened: ConnectedRemote,
     transfer: Transfer,
     limit: TransferLimit,
-    pub(super) progress: Progress,
+    pub(in crate::command) progress: Progress,
     directories: CreatedDirectories,
-    /// Nothing is copied: the node that has its files there, and where there.
+    /// For stub files: the node with its files in the store, and their address.
     no_copy: Option<(NodeId, RemoteAddress)>,
+    /// Whether nothing is copied, and outcomes are planned copies.
+    pub(in crate::command) dry_run: bool,
 }
 
 /// The attribute `user.remote.NAME` of a file: it and that object are the same.
@@ -56,8 +59,8 @@ impl Note {
     }
 }
 
-/// The node that is up and has its files in a store, and where there.
-pub(super) async fn holder(
+/// Returns an online node with its files in a store, and their address.
+pub(in crate::command) async fn holder(
     server: &Server,
     ours: &RemoteAddress,
 ) -> anyhow::Result<(NodeId, RemoteAddress)> {
@@ -70,7 +73,7 @@ pub(super) async fn holder(
     });
     found.with_context(|| {
         format!(
-            "no node that is up has its files in {}: start one with `tidemill node --backend {}`, or import without --no-copy",
+            "no online node has its files in {}: start a node with `tidemill node run --backend {}`, or copy without --no-copy",
             ours.uri(),
             ours.uri()
         )
@@ -78,7 +81,7 @@ pub(super) async fn holder(
 }
 
 impl RemoteTransfer {
-    pub(super) async fn new(
+    pub(in crate::command) async fn new(
         context: &CommandContext,
         way: &TransferArgs,
         remote: &str,
@@ -87,18 +90,24 @@ impl RemoteTransfer {
         Ok(Self {
             opened: way.keys.open(&server, remote).await?,
             transfer: Transfer::new(server.clone(), credentials()),
-            limit: TransferLimit::new(way.limit.map_or(0, |rate| rate.0)),
+            limit: TransferLimit::new(way.limit_rate.map_or(0, |rate| rate.0)),
             progress: Progress::new(context, 0),
             directories: CreatedDirectories::default(),
             no_copy: None,
+            dry_run: way.dry_run,
             server,
         })
     }
 
-    /// Makes imported files stub files: their bytes are not copied.
-    pub(super) async fn without_copy(&mut self) -> anyhow::Result<()> {
+    /// Makes files in the cluster stub files: their bytes are not copied.
+    pub(in crate::command) async fn without_copy(&mut self) -> anyhow::Result<()> {
         self.no_copy = Some(holder(&self.server, &self.opened.place).await?);
         Ok(())
+    }
+
+    /// Returns a path in the store as `NAME:PATH`.
+    pub(in crate::command) fn remote(&self, path: &str) -> String {
+        line(&format!("{}:{path}", self.opened.name))
     }
 
     fn attribute(&self) -> Vec<u8> {
@@ -135,13 +144,13 @@ impl RemoteTransfer {
     }
 
     /// Copies an object of the store to a path of the cluster.
-    pub(super) async fn import(
+    pub(in crate::command) async fn import(
         &self,
         object: &StoreFile,
         path: &files::ClusterPath,
     ) -> anyhow::Result<FileOutcome> {
         let transferred = self.imported(object, path).await;
-        transferred.with_context(|| format!("can't import {path}"))
+        transferred.with_context(|| format!("can't copy {} to {path}", self.remote(&object.path)))
     }
 
     async fn imported(
@@ -149,7 +158,7 @@ impl RemoteTransfer {
         object: &StoreFile,
         path: &files::ClusterPath,
     ) -> anyhow::Result<FileOutcome> {
-        match self.attr(path).await {
+        let is_missing = match self.attr(path).await {
             Ok(attr) => {
                 ensure!(
                     attr.kind() != Kind::Directory,
@@ -158,12 +167,21 @@ impl RemoteTransfer {
                 if self.noted(&attr).await == Some(Note::new(object, attr.object)) {
                     return Ok(FileOutcome::Same);
                 }
+                false
             }
-            Err(error) if error.is(rustix::io::Errno::NOENT) => {
-                let (above, _) = path.split()?;
-                self.directories.make(&self.server, &above).await?;
-            }
+            Err(error) if error.is(rustix::io::Errno::NOENT) => true,
             Err(error) => return Err(error.into()),
+        };
+        if self.dry_run {
+            return Ok(FileOutcome::Planned {
+                from: self.remote(&object.path),
+                to: path.to_string(),
+                bytes: object.size,
+            });
+        }
+        if is_missing {
+            let (above, _) = path.split()?;
+            self.directories.make(&self.server, &above).await?;
         }
         self.progress.now(path);
         if let Some((node, theirs)) = &self.no_copy {
@@ -193,7 +211,7 @@ impl RemoteTransfer {
         (node, theirs): (NodeId, &RemoteAddress),
     ) -> anyhow::Result<FileOutcome> {
         let there = self.opened.place.seen_from(theirs, &object.path);
-        let there = there.context("it is elsewhere")?;
+        let there = there.context("the file is not in the node's part of the store")?;
         let mode = 0o666 & !files::umask();
         let (size, version) = self
             .transfer
@@ -224,13 +242,13 @@ impl RemoteTransfer {
     }
 
     /// Copies a file of the cluster to a path of the store.
-    pub(super) async fn export(
+    pub(in crate::command) async fn export(
         &self,
         path: &files::ClusterPath,
         to: &str,
     ) -> anyhow::Result<FileOutcome> {
         let transferred = self.exported(path, to).await;
-        transferred.with_context(|| format!("can't export {path}"))
+        transferred.with_context(|| format!("can't copy {path} to {}", self.remote(to)))
     }
 
     async fn exported(&self, path: &files::ClusterPath, to: &str) -> anyhow::Result<FileOutcome> {
@@ -248,12 +266,19 @@ impl RemoteTransfer {
                 _ => {}
             }
         }
+        if self.dry_run {
+            return Ok(FileOutcome::Planned {
+                from: path.to_string(),
+                to: self.remote(to),
+                bytes: attr.size,
+            });
+        }
         self.progress.now(path);
         let mut ranged = self.transfer.ranged(path).await?;
         let attr = self.attr(path).await?;
         ensure!(
             attr.version == ranged.version() && attr.version > 0,
-            "it is being written: try again later"
+            "the file is being written; try again later"
         );
         let mut writer = remote.write(to).await?;
         if let Err(error) = self.pour(&mut ranged, attr.size, &mut writer).await {
@@ -263,7 +288,7 @@ impl RemoteTransfer {
         let there = writer.finish().await?;
         ensure!(
             there.size == attr.size,
-            "the store says that it has {} bytes of it, not {}: was another file written there?",
+            "the store reports a size of {} bytes, expected {}: did another client write the file?",
             there.size,
             attr.size
         );
@@ -290,7 +315,7 @@ impl RemoteTransfer {
     }
 }
 
-/// Directories that are known to be there.
+/// Directories that are known to exist.
 mod made {
     use crate::files;
     use std::collections::HashSet;

@@ -145,10 +145,10 @@ impl CaseFacts {
         loads: &Loads,
     ) -> anyhow::Result<Self> {
         let mut sources = Vec::new();
-        if builtin_hash(args.kernel()).is_some_and(|hash| hash != measured.hash) {
+        if builtin_hash(&args.kernel).is_some_and(|hash| hash != measured.hash) {
             sources.push(format!(
-                "another version of {} was measured: measure again with `tidemill bench kernel {0}`",
-                args.kernel()
+                "another version of {} was measured: measure again with `tidemill kernel bench {0}`",
+                args.kernel
             ));
         }
         let mut node = node(args, measured, calibration, cluster, &mut sources);
@@ -222,8 +222,8 @@ fn node(
             "{name} is on this machine: both sides share its cores"
         ));
     }
-    let known = known.and_then(|known| known.kernels.iter().find(|one| one.name == args.kernel()));
-    let history = cluster.and_then(|cluster| cluster.node.history.get(args.kernel()));
+    let known = known.and_then(|known| known.kernels.iter().find(|one| one.name == args.kernel));
+    let history = cluster.and_then(|cluster| cluster.node.history.get(&args.kernel));
     if let Some(factor) = args.node_speed {
         let rate = BytesPerSecond::new(measured.alone_bytes_per_sec() * factor);
         side.rate = Some(rate);
@@ -247,8 +247,8 @@ fn node(
         ));
     } else {
         sources.push(format!(
-            "{name}: {} was never measured there; `tidemill bench kernel --nodes {0}` does, or give --node-speed",
-            args.kernel()
+            "{name}: {} was never measured there; `tidemill kernel bench --nodes {0}` does, or give --node-speed",
+            args.kernel
         ));
     }
     side
@@ -298,6 +298,6 @@ fn bytes(count: u64) -> Bytes {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "planning computes in floats")]
-pub(super) fn nanos(count: u64) -> Seconds {
+pub(in crate::command::plan) fn nanos(count: u64) -> Seconds {
     Seconds::new(count as f64 / 1e9)
 }

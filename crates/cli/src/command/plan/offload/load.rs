@@ -129,7 +129,7 @@ fn node_source(cluster: &ClusterNode, queue: &SideQueue, machine: &MachineLoad) 
     )
 }
 
-/// What a cluster reported about its nodes.
+/// Facts that a cluster reported about its nodes.
 struct ReportedLoad {
     nodes: Vec<v1::NodeLoad>,
     share: f64,

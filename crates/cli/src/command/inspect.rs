@@ -1,0 +1,378 @@
+//! `tidemill inspect`: the variables of a scientific file, and the locations of their bytes.
+
+use crate::context::CommandContext;
+use crate::files;
+use crate::output::inspect::{InspectView, ShownVariable, VariableLocation};
+use anyhow::Context as _;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use tidemill_client::ranged::RangedFile;
+use tidemill_client::transfer::Transfer;
+use tidemill_client::{Error, Server};
+use tidemill_format::{
+    Bytes, Directory, FileSpan, Format, Header, IndexRange, Pieces, Variable, VariableSource,
+    pieces, zarr, zip::Zip,
+};
+use tidemill_wire::v1;
+use tokio::runtime::Handle;
+use tokio::task::block_in_place;
+
+const EXAMPLES: &str = "Examples:
+  tidemill inspect /cmip6/tas_day_2015.nc            all variables
+  tidemill inspect /cmip6/tas_day_2015.nc tas        attributes and filters, too
+  tidemill inspect --local ~/data/cube.zarr
+  tidemill --json inspect /raw/a.h5 | jq '.variables[].where'";
+
+/// Maximum number of chunks whose places are counted. The output mentions further chunks.
+const CHUNKS_MAX: u64 = 1 << 20;
+/// Files of a Zarr in the cluster whose nodes are looked up.
+const FILES_MAX: usize = 4096;
+
+/// Show the variables of a netCDF, HDF5, Zarr or FITS file, and the nodes with their bytes
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// A file of the cluster, or a directory that is a Zarr
+    #[arg(value_name = "FILE")]
+    file: OsString,
+    /// Names of variables to show, with their attributes [default: all variables, without attributes]
+    #[arg(value_name = "VARIABLE")]
+    variables: Vec<String>,
+    /// Read a file of this machine
+    #[arg(long)]
+    local: bool,
+}
+
+pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
+    let view = if args.local {
+        block_in_place(|| local(&args))?
+    } else {
+        in_cluster(&args, context).await?
+    };
+    context.output.show(&view)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn local(args: &Args) -> anyhow::Result<InspectView> {
+    let path = PathBuf::from(&args.file);
+    if path.is_dir() {
+        let header = zarr::read(&path)?;
+        return look(
+            args,
+            header,
+            VariableSource::Directory(&path),
+            &mut LocalPlaces,
+        );
+    }
+    of_file(
+        args,
+        &std::fs::File::open(Path::new(&args.file))?,
+        &mut LocalPlaces,
+    )
+}
+
+async fn in_cluster(args: &Args, context: &CommandContext) -> anyhow::Result<InspectView> {
+    let server = context.connect().await?;
+    let transfer = context.transfer().await?;
+    let path = files::path(&args.file)?;
+    let attr = files::resolve(&server, &path, true).await?.attr;
+    if attr.is_some_and(|attr| attr.kind() == v1::Kind::Directory) {
+        let directory = ClusterDirectory::new(&server, &transfer, path);
+        return block_in_place(|| {
+            let header = zarr::read(&directory)?;
+            look(
+                args,
+                header,
+                VariableSource::Directory(&directory),
+                &mut &directory,
+            )
+        });
+    }
+    let ranged = transfer.ranged(&path).await;
+    let file = ClusterFile::new(ranged.with_context(|| path.to_string())?);
+    block_in_place(|| of_file(args, &file, &mut &file))
+}
+
+fn of_file(
+    args: &Args,
+    bytes: &dyn Bytes,
+    places: &mut dyn PartPlaces,
+) -> anyhow::Result<InspectView> {
+    let header = tidemill_format::read(bytes)?;
+    if matches!(header.format, Format::Zarr(_)) {
+        return look(
+            args,
+            header,
+            VariableSource::Directory(&Zip::open(bytes)?),
+            places,
+        );
+    }
+    look(args, header, VariableSource::File(bytes), places)
+}
+
+fn look(
+    args: &Args,
+    header: Header,
+    store: VariableSource<'_>,
+    places: &mut dyn PartPlaces,
+) -> anyhow::Result<InspectView> {
+    for name in &args.variables {
+        header.find(name)?;
+    }
+    let named = |variable: &Variable| {
+        let names = args.variables.iter().map(|name| name.trim_matches('/'));
+        args.variables.is_empty() || names.into_iter().any(|name| name == variable.path)
+    };
+    let (format, attributes) = (header.format, header.attributes);
+    let mut shown = Vec::new();
+    for variable in header.variables.into_iter().filter(named) {
+        let all: Vec<IndexRange> = variable.shape().into_iter().map(IndexRange::all).collect();
+        let counted =
+            pieces(&variable, &all, store, u64::MAX).and_then(|found| count(found, places));
+        let (found, why) = match counted {
+            Ok(found) => (found, None),
+            Err(error) => (CountedBytes::default(), Some(error.to_string())),
+        };
+        shown.push(ShownVariable {
+            variable,
+            places: found.places,
+            more: found.more,
+            why,
+        });
+    }
+    let detailed = !args.variables.is_empty();
+    Ok(InspectView {
+        path: args.file.clone(),
+        format,
+        attributes,
+        variables: shown,
+        detailed,
+    })
+}
+
+#[derive(Default)]
+struct CountedBytes {
+    places: Vec<VariableLocation>,
+    more: bool,
+}
+
+/// Bytes and chunks of a variable, by the parts that have them.
+fn count(found: Pieces<'_>, places: &mut dyn PartPlaces) -> tidemill_format::Result<CountedBytes> {
+    let mut all: BTreeMap<(Option<usize>, Option<u32>), VariableLocation> = BTreeMap::new();
+    let mut looked_at = 0;
+    let mut more = false;
+    'all: for piece in found {
+        for span in piece?.spans() {
+            looked_at += 1;
+            if looked_at > CHUNKS_MAX {
+                more = true;
+                break 'all;
+            }
+            for (part, node, bytes) in places.of(&span) {
+                let place = all.entry((part, node)).or_insert(VariableLocation {
+                    part,
+                    node,
+                    bytes: 0,
+                    chunks: 0,
+                });
+                place.bytes += bytes;
+                place.chunks += 1;
+            }
+        }
+    }
+    Ok(CountedBytes {
+        places: all.into_values().collect(),
+        more,
+    })
+}
+
+/// A part, the node that it is read from, and how many bytes.
+type PartSource = (Option<usize>, Option<u32>, u64);
+
+/// Which part and node have the bytes of a span, and how many of them.
+trait PartPlaces {
+    fn of(&mut self, span: &FileSpan) -> Vec<PartSource>;
+}
+
+/// Files of this machine.
+struct LocalPlaces;
+
+impl PartPlaces for LocalPlaces {
+    fn of(&mut self, span: &FileSpan) -> Vec<PartSource> {
+        vec![(None, None, span.size)]
+    }
+}
+
+fn parts_of(file: &RangedFile<'_>, offset: u64, size: u64) -> Vec<PartSource> {
+    let spans = file.layout().spans(offset..offset.saturating_add(size));
+    let whole = spans.len() == 1;
+    let of = |(part, range): (usize, std::ops::Range<u64>)| {
+        let bytes = if whole { size } else { range.end - range.start };
+        (Some(part), file.node(part).map(|node| node.0), bytes)
+    };
+    spans.into_iter().map(of).collect()
+}
+
+/// A file of the cluster, read by ranges.
+pub(crate) struct ClusterFile<'a>(Mutex<RangedFile<'a>>);
+
+impl<'a> ClusterFile<'a> {
+    pub(crate) fn new(ranged: RangedFile<'a>) -> Self {
+        Self(Mutex::new(ranged))
+    }
+
+    /// The version that it is of.
+    pub(crate) fn ranged(&self) -> RangedFile<'a> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl PartPlaces for &ClusterFile<'_> {
+    fn of(&mut self, span: &FileSpan) -> Vec<PartSource> {
+        let file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        parts_of(&file, span.offset, span.size)
+    }
+}
+
+fn fetch(file: &mut RangedFile<'_>, offset: u64, into: &mut [u8]) -> io::Result<()> {
+    let end = offset.saturating_add(into.len() as u64);
+    let bytes = Handle::current()
+        .block_on(file.read(offset..end))
+        .map_err(io::Error::other)?;
+    let bytes = bytes
+        .get(..into.len())
+        .ok_or(io::ErrorKind::UnexpectedEof)?;
+    into.copy_from_slice(bytes);
+    Ok(())
+}
+
+impl Bytes for ClusterFile<'_> {
+    fn size(&self) -> u64 {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .layout()
+            .size()
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        fetch(
+            &mut self.0.lock().unwrap_or_else(PoisonError::into_inner),
+            offset,
+            into,
+        )
+    }
+}
+
+/// A directory of the cluster.
+pub(crate) struct ClusterDirectory<'a> {
+    server: &'a Server,
+    transfer: &'a Transfer,
+    root: files::ClusterPath,
+    /// Files whose nodes were looked up.
+    known: Mutex<BTreeMap<String, Vec<PartSource>>>,
+}
+
+impl<'a> ClusterDirectory<'a> {
+    pub(crate) fn new(
+        server: &'a Server,
+        transfer: &'a Transfer,
+        root: files::ClusterPath,
+    ) -> Self {
+        Self {
+            server,
+            transfer,
+            root,
+            known: Mutex::default(),
+        }
+    }
+
+    fn attr(&self, path: &str) -> io::Result<Option<v1::Attr>> {
+        let path = self.root.join(path);
+        match Handle::current().block_on(files::find(self.server, &path, true)) {
+            Ok(entry) => Ok(entry.attr),
+            Err(error)
+                if error.is(rustix::io::Errno::NOENT) || error.is(rustix::io::Errno::NOTDIR) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    /// One of its files.
+    pub(crate) async fn ranged(&self, path: &str) -> Result<RangedFile<'a>, Error> {
+        self.transfer.ranged(self.root.join(path)).await
+    }
+
+    fn open(&self, path: &str) -> Result<RangedFile<'a>, Error> {
+        Handle::current().block_on(self.ranged(path))
+    }
+}
+
+impl PartPlaces for &ClusterDirectory<'_> {
+    fn of(&mut self, span: &FileSpan) -> Vec<PartSource> {
+        let Some(path) = &span.file else {
+            return Vec::new();
+        };
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let unknown = vec![(None, None, span.size)];
+        if known.len() >= FILES_MAX && !known.contains_key(path) {
+            return unknown;
+        }
+        let found = known.entry(path.clone()).or_insert_with(|| {
+            self.open(path).map_or_else(
+                |_| Vec::new(),
+                |file| parts_of(&file, span.offset, span.size),
+            )
+        });
+        // Each file has parts of its own: numbers of them would say nothing of the whole.
+        let place = |(_, node, bytes): &PartSource| (None, *node, *bytes);
+        if found.is_empty() {
+            unknown
+        } else {
+            found.iter().map(place).collect()
+        }
+    }
+}
+
+impl Directory for ClusterDirectory<'_> {
+    fn size(&self, path: &str) -> io::Result<Option<u64>> {
+        let found = self
+            .attr(path)?
+            .filter(|attr| attr.kind() == v1::Kind::File);
+        Ok(found.map(|attr| attr.size))
+    }
+
+    fn read_at(&self, path: &str, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        fetch(
+            &mut self.open(path).map_err(io::Error::other)?,
+            offset,
+            into,
+        )
+    }
+
+    fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        let Some(attr) = self.attr(path)? else {
+            return Ok(Vec::new());
+        };
+        if attr.kind() != v1::Kind::Directory {
+            return Ok(Vec::new());
+        }
+        let entries = Handle::current().block_on(files::list(self.server, attr.ino));
+        // The names that a Zarr has are UTF-8.
+        let name = |entry: v1::Entry| String::from_utf8(entry.name).ok();
+        Ok(entries
+            .map_err(io::Error::other)?
+            .into_iter()
+            .filter_map(name)
+            .collect())
+    }
+}

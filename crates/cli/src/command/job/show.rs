@@ -1,0 +1,33 @@
+//! `tidemill job show`: jobs with their tasks.
+
+use super::get;
+use crate::context::CommandContext;
+use crate::output::job::JobView;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "Examples:
+  tidemill job show 3                      one job, task by task
+  tidemill --json job show 3 | jq '.tasks[] | select(.state == \"failed\")'
+
+With several jobs, --json prints one line per job.";
+
+/// Show jobs with their tasks
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Ids of jobs
+    #[arg(required = true, value_name = "JOB")]
+    jobs: Vec<u64>,
+}
+
+pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    if let [job] = args.jobs[..] {
+        context.output.show(&JobView(get(&server, job).await?))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for job in args.jobs {
+        context.output.step(&JobView(get(&server, job).await?))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

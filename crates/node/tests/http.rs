@@ -862,7 +862,7 @@ async fn channel_accepts_messages_only_with_capability() {
     let post = send(3);
     for (method, path, right, status) in [
         ("POST", &*post, Some(&only_read), 403),
-        ("GET", "/messages?reader=r", Some(&only_read), 403),
+        ("GET", "/messages?consumer=r", Some(&only_read), 403),
         ("POST", "/consumers/r?read=0", Some(&only_read), 403),
         ("DELETE", "/consumers/r", Some(&only_send), 403),
         ("GET", "/messages", Some(&only_send), 403),
@@ -875,8 +875,8 @@ async fn channel_accepts_messages_only_with_capability() {
         ("GET", "", Some(&forged), 403),
         ("GET", "", None, 403),
         ("GET", "/messages", Some(&only_read), 200),
-        ("GET", "/messages?reader=.r", Some(&all), 400),
-        ("GET", "/messages?reader=r&read=9", Some(&all), 409),
+        ("GET", "/messages?consumer=.r", Some(&all), 400),
+        ("GET", "/messages?consumer=r&read=9", Some(&all), 409),
         ("DELETE", "/consumers/none", Some(&all), 409),
     ] {
         let reported = ask(method, path, right.map(Vec::as_slice), &one).await;

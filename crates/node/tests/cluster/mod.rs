@@ -155,7 +155,9 @@ impl Connection {
     }
 
     pub fn welcome(&self, cluster_id: u64) {
-        self.welcome_at(cluster_id, 0);
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let now_ns = i64::try_from(now.unwrap().as_nanos()).unwrap();
+        self.welcome_at(cluster_id, now_ns);
     }
 
     /// Sends the welcome of a server whose clock shows that time.

@@ -146,7 +146,7 @@ fn equal_times_are_decided_by_energy_then_transferred_bytes() {
     assert!(
         advice
             .reason
-            .ends_with("the node moves 100 MB against 1 GB"),
+            .ends_with("the node transfers 100 MB against 1 GB"),
         "{}",
         advice.reason
     );

@@ -172,7 +172,7 @@ def right(machine, pattern, what, paths):
         else:
             is_right = math.isclose(float(found), math.fsum(map(math.fsum, each)) / (everybody * len(each[0])), rel_tol=1e-12)
         if not is_right:
-            raise SystemExit(f"{what}, {pattern}: {path} is not what it must be: {found[:40]!r}")
+            raise SystemExit(f"{what}, {pattern}: {path} has wrong values: {found[:40]!r}")
 
 
 def task(machine, way, pattern, what):
@@ -306,7 +306,7 @@ def together(options):
                     layout = machine.ask("stat", "/run/0.f64")
                     parts = {replica["node"] for part in layout["parts"] for replica in part["replicas"]}
                     if len(parts) != options.bursts:
-                        raise SystemExit(f"the file lies on {sorted(parts)}, not on {options.bursts} nodes")
+                        raise SystemExit(f"the file is on {sorted(parts)}, not on {options.bursts} nodes")
                 machine.client.call("sh", "-c", f"rm -f {machine.mount_point}/run/*.f64")
                 os.sync()
     for action, found in times.items():

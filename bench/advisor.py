@@ -4,7 +4,7 @@
   advisor.py [--beds local,linked] [--kernels max,...] [--situations 1-10] [--rounds 3] [--binary TIDEMILL] [--out DIRECTORY]
   advisor.py --table FILE ...      # prints the table of lines from earlier calls
 
-There are two beds. `local`: server and a node of one core are processes of this machine, which both sides share. `linked`: a
+There are two beds. `local`: server and a node of one core are processes of this machine, which client and node share. `linked`: a
 client and a node of one processor each are hosts in network namespaces, with a link of 1 Gbit/s between them
 (testbed/hosts.py). A situation is a bed, a size and a load. The load is nothing, programs that compute without end, or running and
 queued jobs of the node. Kernels reduce, keep or expand their input; six are built in, four are programs.
@@ -49,7 +49,7 @@ BUILTIN = {"max", "grep", "wordcount", "sort", "gzip", "dedup"}
 # Kernels that merge the results of parts.
 JOIN = {"max": lambda parts: max(map(float, parts)), "grep": lambda parts: sum(map(int, parts)),
         "wordcount": lambda parts: [sum(column) for column in zip(*(map(int, part.split()) for part in parts))]}
-# Bed, MiB, programs that compute for ever, jobs of about a second on the node.
+# Bed, MiB, programs that compute forever, jobs of about a second on the node.
 SITUATIONS = [("local", 1, 0, 0), ("local", 32, 0, 0), ("local", 128, 0, 0), ("local", 32, 2, 0), ("local", 64, 4, 0),
               ("local", 32, 0, 1), ("local", 128, 0, 3), ("linked", 8, 0, 0), ("linked", 64, 0, 0), ("linked", 64, 0, 2)]
 # Number of turns of a shell loop in about a second.

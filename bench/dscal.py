@@ -46,7 +46,7 @@ def check(cluster, names):
         with open(os.path.join(cluster.mount_point, "dscal", "out", name), "rb") as file:
             found = numbers.array("d", file.read(4096 * 8))
         if list(found) != [i * SCALAR for i in range(4096)]:
-            raise SystemExit(f"{name} is not what it must be")
+            raise SystemExit(f"{name} has wrong values")
 
 
 def timed(cluster, action, names):

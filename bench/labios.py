@@ -383,7 +383,7 @@ def stages(view, app, what, size, number):
     length = -(-(64 + -(-(len(path) - len("tidemill:/")) // 8) * 8 + size) // 64) * 64
     place = 4096 + (word(view, 16)[0] - length) % word(view, 8)[0]
     if status_of(view, place)[0] != int.from_bytes(b"labl", "little"):
-        raise SystemExit("there is no record where the label is to be")
+        raise SystemExit("no record at the place of the label")
     mine = word(view, place + 16)[0]
     while status_of(view, place + 52)[0] == 0:
         pass
@@ -459,7 +459,7 @@ def kmeans(options, directory):
         show(what=f"kmeans: {options.nodes} files of {options.file_mib} MiB in {where}, links of {rate} Mbit/s", seconds=ours[0], client_seconds=client[0],
              ratio=round(client[0] / ours[0], 3), link_bytes=int(ours[1]), client_link_bytes=int(client[1]))
         groups.append((f"{where}, {rate} Mbit/s", [[("client", client[0])], [("in place", ours[0])]]))
-    return "fig19.svg", "k-means where the points lie, and on the client", "s", groups
+    return "fig19.svg", "k-means on the nodes with the points, and on the client", "s", groups
 
 
 def here(cluster, options, data):

@@ -62,10 +62,10 @@ def ended(cluster, job, give_up_s):
         if state["state"] == "done":
             return state
         if state["state"] not in ("running", "waiting"):
-            raise SystemExit(f"the job: {state['state']}\n{cluster.tidemill('logs', job)}")
+            raise SystemExit(f"the job: {state['state']}\n{cluster.tidemill('job', 'logs', job)}")
         time.sleep(0.2)
     left = {task["name"]: task["state"] for task in state["tasks"] if task["state"] != "done"}
-    raise SystemExit(f"the job is not done after {give_up_s} s: {left}\n{cluster.tidemill('explain', job)}")
+    raise SystemExit(f"the job is not done after {give_up_s} s: {left}\n{cluster.tidemill('job', 'explain', job)}")
 
 
 def main():
@@ -79,7 +79,7 @@ def main():
     parser.add_argument("--policy", default="min-wait")
     parser.add_argument("--client-cores", type=float, default=1.0)
     parser.add_argument("--node-cores", type=float, default=0.25)
-    parser.add_argument("--server-cores", type=float, default=0.5, help="cores of the server, including the server cores of the array")
+    parser.add_argument("--server-cores", type=float, default=0.5, help="cores of the server, including the server cores of the cluster")
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--give-up", type=float, default=600, help="maximum seconds for a job")
     parser.add_argument("--quick", action="store_true", help="one round on faster nodes, with a node timeout of 2 s")

@@ -45,7 +45,7 @@ def write(path, fd, places, piece):
 def check(path, fd, places, piece):
     for at in places:
         if os.pread(fd, PIECE, at) != piece:
-            sys.exit(f"{path}: what was written at {at} is not there")
+            sys.exit(f"{path}: the bytes that were written at {at} are missing")
 
 
 def one(rank, gates, everybody, shape, directory, action):

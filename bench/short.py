@@ -83,7 +83,7 @@ def reductions(lines):
 
 def advisor(lines):
     for line in lines:
-        what = f"advice for {line['kernel']} over {line['mib']} MiB, {line['programs']} programs and {line['jobs']} jobs beside it"
+        what = f"advice for {line['kernel']} over {line['mib']} MiB, {line['programs']} programs and {line['jobs']} jobs at the same time"
         yield what, "all ways", line["advice"], line["best"], line["verdict"], "right or near"
 
 

@@ -169,7 +169,7 @@ def main():
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--node-cores", type=float, default=0.35)
     parser.add_argument("--client-cores", type=float, default=1.0)
-    parser.add_argument("--server-cores", type=float, default=0.5, help="cores of the server, including the server cores of the array")
+    parser.add_argument("--server-cores", type=float, default=0.5, help="cores of the server, including the server cores of the cluster")
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--local", action="store_true")
     parser.add_argument("--measure-only", action="store_true")

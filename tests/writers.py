@@ -851,7 +851,7 @@ def around(texts, low, high):
 def straight(texts, found):
     order = sorted(found)
     if any(other != one + 1 for one, other in zip(order, order[1:])):
-        return None, "one run"
+        return None, "not contiguous"
     return order, [found[index] for index in order]
 
 
@@ -981,7 +981,7 @@ def one_of_series(rng, case):
         if not indices[0]:
             refused.append(["time"])
     if case.between and (by_index or 0 not in over and not by):
-        refused.append(["coordinate time", "between each other"])
+        refused.append(["coordinate time", "interleaved"])
     if case.unplaced and (by_index or 0 not in over and not by):
         refused.append(["coordinate time", "no value"])
     if case.refused:

@@ -211,7 +211,7 @@ def main():
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--client-cores", type=float, default=1.0)
     parser.add_argument("--node-cores", type=float, default=0.25)
-    parser.add_argument("--server-cores", type=float, default=0.5, help="cores of the server, including the server cores of the array")
+    parser.add_argument("--server-cores", type=float, default=0.5, help="cores of the server, including the server cores of the cluster")
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--modes", default=",".join(["offline", *POLICIES]))

@@ -1,4 +1,4 @@
-//! Tells the program which commit it is built from.
+//! Passes the commit that the program is built from to the program.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ fn main() {
         let text = String::from_utf8(output.stdout).ok()?;
         (output.status.success() && !text.trim().is_empty()).then(|| text.trim().to_owned())
     };
-    // From an archive without history there is none.
+    // An archive without history has no commit.
     let commit = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".into());
     println!("cargo::rustc-env=TIDEMILL_COMMIT={commit}");
     let wasm = std::env::var_os("CARGO_FEATURE_WASM").map_or("none", |_| "wasm");

@@ -4,9 +4,9 @@ import pathlib
 
 
 def rows(path):
-    """Returns the rows of a table, as dictionaries of strings. No word may contain a blank.
+    """Returns the rows of a table, as dictionaries of strings. No word may contain a space.
 
-    Rows are split at blanks and not at the header's columns, because Montage writes wider words.
+    Rows are split at spaces and not at the header's columns, because Montage writes wider words.
     """
     lines = pathlib.Path(path).read_text().splitlines()
     head = next(line for line in lines if line.startswith("|"))

@@ -46,7 +46,7 @@ while read -r mark verb path; do
     epilog,release) as_user tidemill stage out "$path" --evict --wait || failed=1 ;;
     *,reserve | *,stage | *,drain | *,release) ;;
     *)
-      echo "burst.sh: job $job: \`#TM $verb\` is nothing that can be done: write reserve, stage, drain or release" >&2
+      echo "burst.sh: job $job: \`#TM $verb\` is unknown; write reserve, stage, drain or release" >&2
       failed=1
       ;;
   esac

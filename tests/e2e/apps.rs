@@ -431,10 +431,10 @@ for wrong in [dict(outputs=[]), dict(outputs=['/etc/x']), dict(inputs=['s3://x/y
         "script:",
         "other",
         "lines",
-        "is not where a cluster is mounted",
+        "no cluster is mounted on",
         "an analysis needs an output",
-        "is no address",
-        "is no address",
+        "is not an address",
+        "is not an address",
         "at most 1073741824 bytes",
         "script and result have at most 16777216 bytes",
     ];

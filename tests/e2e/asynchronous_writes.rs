@@ -88,7 +88,7 @@ impl Writer {
 }
 
 /// Returns the files with bytes that are not stored yet.
-fn shelf(programs: &Programs) -> Vec<PathBuf> {
+fn unstored_files(programs: &Programs) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(programs.directory.join("a")).into_iter();
     let paths = entries.flatten().flatten().map(|entry| entry.path());
     paths.filter(|path| path.extension().is_none()).collect()
@@ -103,7 +103,10 @@ fn stored(programs: &Programs) {
         printed.err,
         programs.log()
     );
-    assert_eq!((printed.out.as_str(), shelf(programs).len()), ("", 0));
+    assert_eq!(
+        (printed.out.as_str(), unstored_files(programs).len()),
+        ("", 0)
+    );
 }
 
 fn not_stored(programs: &Programs, words: &[&str]) -> Printed {
@@ -229,7 +232,7 @@ fn async_closed_files_survive_kill_of_file_system() {
     assert_eq!(
         writer.say("sync later"),
         "ENOTCONN",
-        "nobody can say that it is stored"
+        "no process can guarantee that it is stored"
     );
     writer.all(&["write later y 1", "close later"]);
     stored(&programs);
@@ -276,11 +279,16 @@ fn full_space_and_full_cluster_lose_no_closed_files() {
     wide.sh("head -c 30M /dev/zero | tr '\\0' w > full");
     let printed = not_stored(&wide, &["/full", "space"]);
     assert!(
-        printed.out.contains(shelf(&wide)[0].to_str().unwrap()),
+        printed
+            .out
+            .contains(unstored_files(&wide)[0].to_str().unwrap()),
         "{}",
         printed.out
     );
-    assert_eq!(shelf(&wide)[0].metadata().unwrap().len(), 30 * MIB as u64);
+    assert_eq!(
+        unstored_files(&wide)[0].metadata().unwrap().len(),
+        30 * MIB as u64
+    );
     assert!(!wide.try_sh("mv full elsewhere").ok);
     programs.sh("rm filling");
     wait("it is stored when there is space", || wide.try_wait().ok);
@@ -307,7 +315,7 @@ fn async_close_never_overwrites_newer_files_of_others() {
     programs.signal(Signal::KILL);
     writer.kill();
     cluster.start_node(0);
-    let kept = shelf(&programs);
+    let kept = unstored_files(&programs);
     assert_eq!(std::fs::read(&kept[0]).unwrap(), b"mmmm");
     let theirs = programs.of_other(&other);
     not_stored(

@@ -203,7 +203,7 @@ fn written_here(cloud: &Cloud) {
     cluster.sh(
         "echo more >> cloud/a.txt; mkdir cloud/here; echo mine > cloud/here/mine; rm cloud/new.txt",
     );
-    wait("what was written is in the store", || {
+    wait("written files are in the store", || {
         cloud.there("a.txt").as_deref() == Some("another\nmore\n")
             && cloud.there("here/mine").is_some()
     });
@@ -217,7 +217,7 @@ fn written_here(cloud: &Cloud) {
     cluster.sh("rm cloud/here/mine");
     cloud.refresh();
     assert_eq!(cluster.sh("cat cloud/new.txt"), "newer\n");
-    wait("what was removed is deleted there", || {
+    wait("removed files are deleted there", || {
         cloud.there("here/mine").is_none()
     });
     // Other programs change objects that the cluster has put there.
@@ -259,7 +259,7 @@ fn conflicting_writes_keep_both_sides() {
             .values()
             .any(|(content, _)| content == b"ours\n")
     };
-    wait("what was written here is there, too", theirs);
+    wait("files that were written here are stored there, too", theirs);
     let both = cloud.refresh();
     assert_eq!(both["passed_by"], 3, "{both}");
     let listed = cluster.run(&["remote", "list"]).out;
@@ -286,7 +286,7 @@ fn offline_or_empty_store_deletes_no_file() {
     cloud.put("b", "b\n");
     cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "1s"]);
     cloud.store.state().key = Some("nobody".into());
-    wait("the cluster says so", || {
+    wait("the cluster reports it", || {
         cluster
             .run(&["remote", "list"])
             .out
@@ -309,13 +309,13 @@ fn offline_or_empty_store_deletes_no_file() {
         cluster
             .run(&["remote", "list"])
             .out
-            .contains("nothing is there")
+            .contains("the store has no objects")
     });
     assert_eq!(cluster.sh("ls cloud"), "a\nb\n");
     cloud.store.state().objects = all;
     cloud.put("c", "c\n");
     // A file exists, and is empty, until its first version is sealed.
-    wait("it goes on", || {
+    wait("the work continues", || {
         cluster.try_sh("cat cloud/*").out == "a\nb\nc\n"
     });
 
@@ -358,13 +358,13 @@ fn each_object_becomes_one_file_and_triggers_once_despite_kills() {
     let mut attach = attach.spawn().unwrap();
     let made =
         |cluster: &Cluster| std::fs::read_dir(cluster.at("cloud/in")).map_or(0, Iterator::count);
-    wait("some are there", || made(&cloud.cluster) > 20);
+    wait("some exist", || made(&cloud.cluster) > 20);
     cloud.cluster.kill_node(2);
     cloud.restart_node();
-    wait("more are there", || made(&cloud.cluster) > 100);
+    wait("more exist", || made(&cloud.cluster) > 100);
     cloud.cluster.kill_server();
     cloud.cluster.start_server();
-    wait("all are there", || made(&cloud.cluster) == MANY);
+    wait("all exist", || made(&cloud.cluster) == MANY);
     let cluster = &cloud.cluster;
     wait("all have triggered the rule", || {
         runs_done(cluster, "once") == MANY as u64
@@ -434,7 +434,7 @@ fn file_system_is_followed_but_links_of_users_are_not() {
     cluster.sh(&format!(
         "{OTHER_USER} sh -c 'echo two > cloud/two; echo again >> cloud/one'"
     ));
-    wait("it is there", || {
+    wait("it exists", || {
         let read = |name: &str| std::fs::read_to_string(directory.join("run").join(name)).ok();
         read("two").as_deref() == Some("two\n") && read("one").as_deref() == Some("one\nagain\n")
     });
@@ -503,7 +503,7 @@ fn read_only_store_stays_unchanged() {
     wait("all files of the node are durable", || {
         cloud.store.state().objects.contains_key(key)
     });
-    wait("nothing waits", || {
+    wait("no work is queued", || {
         cluster.json(&["status"])["nodes"][2]["backend"]["waiting"] == 0
     });
     let mut now = cloud.store.state().objects.clone();
@@ -531,10 +531,10 @@ fn put_of_killed_node_belongs_to_the_cluster() {
         .json(&["remote", "attach", "cloud", "/cloud", "--every", "0s"]);
     // The first file in a store also stores the store's mark.
     cloud.cluster.sh("echo first > cloud/first");
-    wait("the first is there", || cloud.there("first").is_some());
+    wait("the first exists", || cloud.there("first").is_some());
     cloud.store.state().mute = true;
     cloud.cluster.sh("echo new > cloud/b");
-    wait("the store has it", || {
+    wait("the store has the file", || {
         cloud.there("b").as_deref() == Some("new\n")
     });
     cloud.cluster.kill_node(2);
@@ -551,8 +551,8 @@ fn put_of_killed_node_belongs_to_the_cluster() {
         "theirs\nnew\na\nb\nfirst\n"
     );
     let state = cloud.store.state();
-    let beside = |key: &&String| key.starts_with("top/data/b.");
-    assert_eq!(state.objects.keys().filter(beside).count(), 0);
+    let siblings = |key: &&String| key.starts_with("top/data/b.");
+    assert_eq!(state.objects.keys().filter(siblings).count(), 0);
 }
 
 /// The mode of a directory decides which users may use it, and only administrators attach. A remote that is attached to another directory starts

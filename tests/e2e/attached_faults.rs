@@ -26,7 +26,7 @@ fn begin(cloud: &Cloud, every: &str) -> std::process::Child {
     let mut attach = cloud.cluster.tidemill();
     attach.args(["remote", "attach", "cloud", "/cloud", "--every", every]);
     let attach = attach.spawn().unwrap();
-    wait("a page is there", || count(&cloud.cluster, "cloud") == 1000);
+    wait("a page exists", || count(&cloud.cluster, "cloud") == 1000);
     attach
 }
 
@@ -46,11 +46,11 @@ fn killed_first_listing_and_empty_store_delete_no_file() {
     cloud.store.state().lists_given = None;
     cloud.restart_node();
     wait("it is reported", || {
-        listed(&cloud.cluster).contains("nothing is there")
+        listed(&cloud.cluster).contains("the store has no objects")
     });
     assert_eq!(count(&cloud.cluster, "cloud"), 1000);
     cloud.store.state().objects = all;
-    wait("it goes on", || {
+    wait("the work continues", || {
         count(&cloud.cluster, "cloud") == MORE_THAN_A_PAGE
     });
     end(attach);
@@ -73,16 +73,16 @@ fn listing_resumes_after_kill_of_server_or_node() {
     end(attach);
     cloud.cluster.start_server();
     cloud.store.state().lists_given = None;
-    wait("the look has gone on", || {
+    wait("the scan continues", || {
         count(&cloud.cluster, "cloud") == MORE_THAN_A_PAGE
     });
-    wait("it is over", || {
+    wait("the scan has ended", || {
         cloud.cluster.json(&["remote", "list"])[0]["attached"]["files"] == MORE_THAN_A_PAGE
     });
     cloud.put("later", "later\n");
     cloud.cluster.kill_node(cloud.last);
     cloud.restart_node();
-    wait("a start is a look", || {
+    wait("each start begins a scan", || {
         cloud.cluster.at("cloud/later").exists()
     });
     assert_eq!(version(&cloud.cluster, "/cloud/0000"), 1);
@@ -155,7 +155,7 @@ fn rename_in_attached_directory_keeps_object_in_store() {
     cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0s"]);
     cluster.sh("echo ours > cloud/ours; echo tmp > cloud/tmp; mkdir out; echo in > in");
     let durable = || cluster.json(&["status"])["nodes"][2]["backend"]["waiting"] == 0;
-    wait("both are there", || {
+    wait("both exist", || {
         cloud.there("ours").is_some() && cloud.there("tmp").is_some() && durable()
     });
     let before = cloud.store.state().objects.clone();
@@ -195,18 +195,19 @@ fn renamed_and_changed(cloud: &Cloud) {
     assert!(cluster.at("out/theirs").exists());
     // New content is stored there under the file's name here.
     cluster.sh("echo more >> cloud/renamed; echo again > cloud/in; echo last > cloud/over");
-    wait("they are there", || {
+    wait("they exist", || {
         let now = |name: &str| cloud.there(name);
         now("renamed").as_deref() == Some("ours\nmore\n")
             && now("in").as_deref() == Some("again\n")
             && now("over").as_deref() == Some("last\n")
     });
-    wait("what the cluster has no more is deleted there", || {
-        cloud.there("ours").is_none() && cloud.there("tmp").is_none()
-    });
+    wait(
+        "files that the cluster no longer has are deleted there",
+        || cloud.there("ours").is_none() && cloud.there("tmp").is_none(),
+    );
     assert_eq!(cloud.refresh()["passed_by"], 0);
     cluster.sh("rm -r cloud/e/x out cloud/renamed");
-    wait("so is what was removed", || {
+    wait("removed files are deleted, too", || {
         cloud.there("renamed").is_none()
     });
     assert_eq!(cloud.there("d/y").as_deref(), Some("y\n"));
@@ -233,7 +234,7 @@ fn outputs_of_jobs_are_in_the_store_wherever_they_run() {
         tasks.join(", ")
     );
     cluster.done(cluster.submit(&job));
-    wait("all are there", || {
+    wait("all exist", || {
         (1..=6).all(|number| cloud.there(&format!("out{number}")) == Some(format!("{number}\n")))
     });
     assert_eq!(cloud.refresh()["files"], 6);
@@ -321,14 +322,14 @@ fn offline(more: &[&str]) {
         let backend = &backend(cluster)["backend"];
         backend["waiting"] == 0 && backend["objects"] != 0
     };
-    wait("both are there", || durable(&cluster));
+    wait("both exist", || durable(&cluster));
     cluster.kill_node(1);
     pfs.unmount();
     cluster.restart_node(1, &arguments);
     cluster.wait_for_nodes(2);
     let trouble = |cluster: &Cluster| {
         let reported = backend(cluster)["trouble"].as_str().unwrap().to_owned();
-        reported.contains("nothing is there")
+        reported.contains("none of the known files exists")
     };
     wait("it is reported", || trouble(&cluster));
     cluster.run(&["cluster", "scrub", "/d", "--wait"]);
@@ -364,7 +365,7 @@ fn offline(more: &[&str]) {
     cluster.start_mount();
     assert_eq!(cluster.sh("cat d/one d/three"), "one\nthree\n");
     if more.is_empty() {
-        wait("what was removed is deleted there", || {
+        wait("removed files are deleted there", || {
             !pfs.real("d/two").exists()
         });
     }
@@ -381,7 +382,7 @@ fn really_gone(cluster: &Cluster, pfs: &Pfs) {
     scrub();
     wait("it is reported as a store that is offline", || {
         let status = cluster.run(&["status"]).out;
-        status.contains("nothing is there")
+        status.contains("none of the known files exists")
     });
     assert!(!cluster.run(&["cluster", "health"]).out.contains("/d/one"));
     std::fs::write(pfs.real(".tidemill-store"), "").unwrap();
@@ -390,7 +391,7 @@ fn really_gone(cluster: &Cluster, pfs: &Pfs) {
         cluster.run(&["cluster", "health"]).out.contains("/d/one")
     });
     cluster.sh("rm -r d; mkdir d; setfattr -n user.tidemill.node -v 1 d; echo new > d/new");
-    wait("it goes on", || {
+    wait("the work continues", || {
         let backend = cluster.json(&["status"])["nodes"][1]["backend"].clone();
         backend["waiting"] == 0 && backend["objects"] == 1
     });

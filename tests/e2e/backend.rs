@@ -165,13 +165,13 @@ fn replaced_and_removed(cloud: &Cloud, other: &[u8]) {
     let cluster = &cloud.cluster;
     cluster.sh("echo two > d/small");
     std::fs::write(cluster.at("d/large"), other).unwrap();
-    wait("the new versions are there", || {
+    wait("the new versions exist", || {
         assert!(cluster.run(&["stage", "out", "/d", "--evict", "--wait"]).ok);
         cloud.there("d/small").unwrap() == b"two\n" && cloud.there("d/large").unwrap() == other
     });
     assert_eq!(cluster.sh("cat d/small"), "two\n");
     cluster.sh("rm d/large d/theirs d/empty");
-    wait("what was removed is deleted there", || {
+    wait("removed files are deleted there", || {
         cloud.below("top/d/").len() < 4
     });
     let left = ["top/d/small", "top/d/theirs", "top/d/ä b"];
@@ -189,7 +189,7 @@ fn killed_and_refused(cloud: &mut Cloud) {
     assert!(cloud.there("k/7").is_none());
     cloud.cluster.sh("sha256sum --quiet -c sums");
     cloud.store.state().key = Some("me".into());
-    wait("some are there", || cloud.there("k/7").is_some());
+    wait("some exist", || cloud.there("k/7").is_some());
     cloud.cluster.kill_node(3);
     let arguments = cloud.arguments();
     let arguments = arguments.each_ref().map(String::as_str);
@@ -300,7 +300,7 @@ fn backend_files_are_imported_and_read_without_copy() {
     let got = cluster.path("got").display().to_string();
     assert!(!cluster.run(&["get", "/raw/large", &got]).ok);
     cluster.sh("rm -r raw here");
-    wait("what was written is deleted", || {
+    wait("written files are deleted", || {
         !directory.join("here/mine").exists()
     });
     assert_eq!(
@@ -325,7 +325,7 @@ fn staging_out_through_full_node_uses_another_node() {
     cluster.start_mount();
     device.fill();
     let trouble = || cluster.json(&["status"])["nodes"][3]["trouble"] != "";
-    wait("the node says that it has no space", trouble);
+    wait("the node reports that it has no space", trouble);
     let large = noise(6);
     cluster.sh("mkdir d");
     std::fs::write(cluster.at("d/large"), &large).unwrap();
@@ -339,7 +339,7 @@ fn staging_out_through_full_node_uses_another_node() {
     device.free();
     wait("it has space again", || !trouble());
     std::fs::write(cluster.at("d/later"), &large).unwrap();
-    wait("what comes later goes to the backend", || {
+    wait("later files are stored in the backend", || {
         stored("/d/later", &[3])
     });
     assert!(std::fs::read(directory.join("d/later")).unwrap() == large);

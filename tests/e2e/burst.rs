@@ -121,7 +121,7 @@ fn writers_wait_for_space_in_burst_tier_and_lose_nothing() {
     cluster.sh("sha256sum --quiet -c sums");
     let first = nodes(&cluster, "/f1");
     assert!(!first.contains(&2), "{first:?}");
-    wait("the tier is emptied to its mark", || {
+    wait("the tier is emptied to its lower mark", || {
         let free = cluster.json(&["status"])["nodes"][2]["free_bytes"]
             .as_u64()
             .unwrap();
@@ -421,7 +421,7 @@ fn stage_in_copies_stored_files_to_burst_tier_for_readers() {
     cluster.sh(
         "for i in $(seq 12); do head -c 8M /dev/urandom > new$i; done; sha256sum --quiet -c sums",
     );
-    wait("what was staged made space", || {
+    wait("staged-in replicas were evicted", || {
         !nodes(&cluster, "/in/1").contains(&2)
     });
     cluster.sh("sha256sum --quiet -c sums");
@@ -455,7 +455,7 @@ fn reservations_that_are_refused(cluster: &Cluster) {
         let printed = cluster.run(&["stage", "reserve", size, "--path", directory]);
         assert!(!printed.ok && printed.err.contains(why), "{}", printed.err);
     };
-    refused("1GiB", "/a", "at all");
+    refused("1GiB", "/a", "has a capacity of");
     refused("0", "/a", "give a size");
     refused("1MiB", "/nowhere", "/nowhere");
     let nobody = |size: &str, directory: &str, why: &str| {
@@ -504,13 +504,13 @@ fn reservation_keeps_space_from_others_until_it_is_used() {
         .current_dir(cluster.at("out"))
         .spawn()
         .unwrap();
-    wait("others have taken what is not reserved", || {
+    wait("other users have taken the unreserved space", || {
         cluster.at("out/o8").exists()
     });
     cluster.sh("cd a; mkdir deep; for i in $(seq 17); do head -c 8M /dev/urandom > deep/$i; done; sha256sum deep/* > sums");
     assert!(
         others.try_wait().unwrap().is_none(),
-        "others have not waited"
+        "other users have waited"
     );
     for path in ["/a/deep/1", "/a/deep/17"] {
         assert_eq!(nodes(&cluster, path), [2], "{path}");
@@ -568,7 +568,9 @@ fn reservation_ends_by_time_directory_release_or_tier() {
     use std::io::Write as _;
     let mut open = std::fs::File::create(cluster.at("a/open")).unwrap();
     open.write_all(b"before ").unwrap();
-    wait("its time is over", || reservations(&cluster).is_empty());
+    wait("the reservation has expired", || {
+        reservations(&cluster).is_empty()
+    });
     open.write_all(b"and after").unwrap();
     drop(open);
     assert_eq!(cluster.sh("cat a/open"), "before and after");

@@ -426,7 +426,7 @@ fn each_label_runs_once_despite_kills_and_disconnects() {
             sending.abort();
             drop((answers, stream, client));
         }
-        assert!(ends >= 5, "they have gone away too seldom: {ends}");
+        assert!(ends >= 5, "clients have disconnected too seldom: {ends}");
     });
     labels.start_agent();
     wait("all is done", || log().len() as u64 == LABELS * 10);

@@ -579,12 +579,16 @@ fn stream_continues_with_the_version_at_its_start() {
         }
         assert!(cluster.run(&["rm", "/gone"]).ok);
         let all_gone = |objects: &[PathBuf]| objects.iter().all(|object| !object.exists());
-        wait("what nobody reads is removed", || all_gone(&unread));
-        assert!(!all_gone(&left), "it is read by one who takes nothing");
+        wait("bytes without a reader are removed", || all_gone(&unread));
+        assert!(
+            !all_gone(&left),
+            "a client that takes no bytes has requested it"
+        );
         drop(leaving);
-        wait("what is read by one who went away is removed", || {
-            all_gone(&left)
-        });
+        wait(
+            "bytes are removed after their reader has disconnected",
+            || all_gone(&left),
+        );
         assert!(
             [&read, &gone]
                 .into_iter()
@@ -593,7 +597,7 @@ fn stream_continues_with_the_version_at_its_start() {
         );
         assert!(begun.rest() == old && kept.rest() == old);
         assert!(begin(&cluster, "/read").rest() == new);
-        wait("what was read is removed", || {
+        wait("read bytes are removed", || {
             all_gone(&read) && all_gone(&gone)
         });
     }

@@ -105,7 +105,10 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
             }
             1 => {
                 cluster.kill_server();
-                assert!(reads_on(&mut out, &mut got), "it goes on without a server");
+                assert!(
+                    reads_on(&mut out, &mut got),
+                    "it continues without a server"
+                );
                 cluster.start_server();
             }
             _ => {
@@ -147,17 +150,17 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
     let mut next_of: HashMap<&str, usize> = HashMap::new();
     for (who, what) in &slow {
         let next = next_of.entry(who).or_default();
-        assert_eq!(what, next, "{who}: none twice, none left out");
+        assert_eq!(what, next, "{who}: no message twice, none missing");
         *next += 1;
     }
     let (got, rest) = (lines(&got), lines(&rest));
     let next = usize::try_from(next).unwrap();
     assert!(
         got.len() >= next,
-        "what was acknowledged was written before"
+        "acknowledged messages were written before"
     );
     assert_eq!(got, slow[..got.len()]);
-    assert_eq!(rest, slow[next..], "all see one order");
+    assert_eq!(rest, slow[next..], "all consumers see one order");
 }
 
 /// Reads for a while.
@@ -236,7 +239,7 @@ fn channel_is_bounded_and_ends_with_its_workspace_or_memory() {
         cluster.run(&args)
     };
     assert!(receive(&cluster, &["--consumer", "one", "-n", "2"]).ok);
-    assert!(send(&cluster, &[]).ok, "all who read have read");
+    assert!(send(&cluster, &[]).ok, "all consumers have read");
     assert!(
         receive(&cluster, &["--consumer", "two", "--from", "99"])
             .err

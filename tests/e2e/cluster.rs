@@ -282,7 +282,7 @@ impl Cluster {
     pub(crate) fn wait_for_notes(&self) {
         let database = self.path("server/server.db").display().to_string();
         let count = [database.as_str(), "SELECT count(*) FROM note"];
-        wait("nodes have heard of all names", || {
+        wait("nodes have received all names", || {
             let printed = printed(Command::new("sqlite3").args(count).output().unwrap());
             printed.ok && printed.out.trim() == "0"
         });
@@ -494,7 +494,7 @@ impl OtherMount {
             command.args(["--in-place", "false"]);
         }
         let child = command.stderr(Stdio::null()).spawn().unwrap();
-        wait("another mount is there", || path.join(".tidemill").exists());
+        wait("another mount exists", || path.join(".tidemill").exists());
         Self { child, path }
     }
 

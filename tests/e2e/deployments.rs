@@ -41,7 +41,7 @@ impl Up {
         assert_eq!(
             (words[1], words[3]),
             ("--dir", "up"),
-            "{command}: what is taken down"
+            "{command}: stopped processes"
         );
         let up = Self {
             dir: words[2].into(),
@@ -135,7 +135,7 @@ fn accelerator_stores_files_on_host_and_reads_backend_files() {
         assert_eq!(up.replicas(&format!("/{path}")), [node]);
     }
     let names = std::fs::read_dir(up.pfs("")).unwrap().count();
-    assert_eq!(names, 2, "nothing went to the backend");
+    assert_eq!(names, 2, "no file is in the backend");
 }
 
 /// Closed files are copied to the store without a command, and are read through the cluster when no other replica exists.
@@ -152,7 +152,7 @@ fn forwarder_stores_closed_files_in_backend() {
     });
     assert_eq!(up.replicas("/step/1"), [997]);
     std::fs::write(up.at("step/1"), "again\n").unwrap();
-    wait("so is what took its place", || {
+    wait("so is the file that replaced it", || {
         read(&up.pfs("run/step/1")) == "again\n"
     });
     assert_eq!(read(&up.at("step/1")), "again\n");

@@ -127,7 +127,7 @@ fn read_or_write_resumes_the_suspended_node() {
     cluster.done(job);
     assert_eq!(cluster.sh("cat out"), "what is in /a\n");
     // No node has a meter here.
-    wait("what it has drawn is counted", || {
+    wait("its energy is counted", || {
         let energy = node(&cluster, 0)["energy"].clone();
         energy["by"] == "estimated by configured power" && energy["joules"].as_f64() > Some(0.0)
     });
@@ -181,7 +181,7 @@ fn node_that_never_resumes_is_reported_suspended_is_not() {
     assert!(is_suspended(&cluster, 0));
     let resumed = cluster.run(&["node", "resume", "0"]);
     assert!(
-        !resumed.ok && resumed.err.contains("start it"),
+        !resumed.ok && resumed.err.contains("start the node"),
         "{}",
         resumed.err
     );
@@ -198,7 +198,7 @@ fn node_that_never_resumes_is_reported_suspended_is_not() {
     wait("its state is reported", not_resumed);
     wait("it counts as offline", || !is_suspended(&cluster, 0));
     assert_eq!(cluster.sh("cat f"), "text\n");
-    wait("what it had is missed", || {
+    wait("its replicas are reported as missing", || {
         cluster.json(&["status"])["replicas"]["lost_nodes"] == serde_json::json!([0])
     });
     cluster.start_node(0);

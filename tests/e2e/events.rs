@@ -23,7 +23,7 @@ called, rung = [], threading.Event()
 app.file_event('tidemill:/w/**/end').on_done(lambda path: (called.append(path), rung.set()))
 back = app.file_event('tidemill:/w/never')
 print('ready', flush=True)
-# Others of the same application go on meanwhile.
+# Other labels of the same application continue.
 mine = app.file_event('tidemill:/w/own-?')
 app.write('tidemill:/w/own-1', 0, b'x').wait()
 assert mine.wait() == b'tidemill:/w/own-1'
@@ -124,7 +124,7 @@ print(files.next())
         (later[0], later[1], later[3]),
         ("500", "no more", "tidemill:/run/end")
     );
-    assert!(later[2].contains("not known any more"), "{}", later[2]);
+    assert!(later[2].contains("were discarded"), "{}", later[2]);
 }
 
 /// A label runs after a file of another user has arrived. A cancelled label does not run.
@@ -158,9 +158,9 @@ fn labels_follow_event_of_files_of_others() {
     for (line, why) in printed[2..].iter().zip([
         "never closed",
         "without ..",
-        "no cursor",
-        "has not come",
-        "not known any more",
+        "cursor",
+        "is in the future",
+        "were discarded",
         "left",
     ]) {
         assert!(line.contains(why), "{why}: {line}");

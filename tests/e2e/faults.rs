@@ -174,7 +174,7 @@ fn job_succeeds_after_its_node_is_killed_and_restarted() {
     let waiting = cluster.job(job);
     assert_eq!(
         waiting["state"], "running",
-        "inputs that only the lost node has must be waited for"
+        "tasks must wait for inputs that only the lost node has"
     );
     let says = |task: &serde_json::Value| {
         let error = task["error"].as_str().unwrap();

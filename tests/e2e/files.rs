@@ -130,7 +130,7 @@ fn bytes_written_in_place_are_counted_by_their_node() {
         let node = nodes.iter().find(|e| e["node"] == index).unwrap();
         node["bytes_written"].as_u64().unwrap()
     };
-    wait("the node says so", || written(1) == 3_000_000);
+    wait("the node reports it", || written(1) == 3_000_000);
     assert_eq!(written(0), 0);
 }
 
@@ -168,7 +168,7 @@ fn node_reports_flash_model_of_its_writes() {
     cluster.kill_node(1);
     cluster.start_node(1);
     cluster.wait_for_nodes(2);
-    wait("it is kept over a kill", || {
+    wait("the count survives a kill", || {
         reported(&cluster, 4_000_000, 245)
     });
 }

@@ -145,11 +145,14 @@ const MISTAKES: &[(&[&str], &[&str])] = &[
         &["job", "list", "--state", "bad"],
         &["bad", "--state", "running"],
     ),
-    (&["job", "show", "7"], &["no job 7", "tidemill job list"]),
+    (
+        &["job", "show", "7"],
+        &["job 7 does not exist", "tidemill job list"],
+    ),
     (&["job", "show", "one"], &["one", "JOB"]),
     (
         &["job", "show", "1", "2"],
-        &["no job 1", "tidemill job list"],
+        &["job 1 does not exist", "tidemill job list"],
     ),
     (&["job", "delete"], &["required", "<JOB>"]),
     (
@@ -157,10 +160,22 @@ const MISTAKES: &[(&[&str], &[&str])] = &[
         &["soon", "s, m, h or d"],
     ),
     (&["job", "watch"], &["no jobs", "tidemill submit"]),
-    (&["job", "logs", "9"], &["no job 9", "tidemill job list"]),
-    (&["job", "cancel", "9"], &["no job 9", "tidemill job list"]),
-    (&["job", "explain", "9"], &["no job 9", "tidemill job list"]),
-    (&["job", "report", "9"], &["no job 9", "tidemill job list"]),
+    (
+        &["job", "logs", "9"],
+        &["job 9 does not exist", "tidemill job list"],
+    ),
+    (
+        &["job", "cancel", "9"],
+        &["job 9 does not exist", "tidemill job list"],
+    ),
+    (
+        &["job", "explain", "9"],
+        &["job 9 does not exist", "tidemill job list"],
+    ),
+    (
+        &["job", "report", "9"],
+        &["job 9 does not exist", "tidemill job list"],
+    ),
     (
         &["cat", "/w/dta"],
         &["/w/dta", "no such file", "did you mean /w/data?"],

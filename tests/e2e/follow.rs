@@ -161,7 +161,7 @@ fn is_asked_to_end(mut reader: Child) {
 fn before_is_open(cluster: &Cluster, other: &OtherMount) {
     cluster.sh("echo before > w/held");
     let held = other.path.join("w/held").display().to_string();
-    wait("it is there", || {
+    wait("it exists", || {
         std::fs::read(&held).is_ok_and(|read| read == b"before\n")
     });
     let before = std::fs::File::open(&held).unwrap();
@@ -190,7 +190,7 @@ fn reads_on_another_mount_wait_for_bytes_still_to_be_written() {
     };
     cluster.sh("mkdir w v; echo other > w/other; setfattr -n user.tidemill.wait -v 1 w");
     let printed = cluster.try_sh("setfattr -n user.tidemill.wait -v maybe w");
-    assert!(!printed.ok, "a value that says nothing is refused");
+    assert!(!printed.ok, "an invalid value is refused");
     let other = OtherMount::start(&cluster, "b");
     let there = |path: &str| other.path.join(path).display().to_string();
     let mut file = std::fs::File::create(cluster.at("w/f")).unwrap();

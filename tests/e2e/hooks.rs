@@ -107,7 +107,7 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
     wait("the files are deleted", || {
         cluster.sh("ls run") == "all-1\n"
     });
-    wait("what was reduced is deleted, too", || {
+    wait("reduced files are deleted, too", || {
         cluster.sh("ls run/.words").is_empty()
     });
     assert_eq!(cluster.sh("cat kept"), "1\n2\n3\n");
@@ -117,7 +117,7 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
 
     // A batch ends earlier on request; there is no batch before the first file.
     let none = cluster.run(&["rule", "flush", "words"]);
-    assert!(none.err.contains("no file has come"), "{}", none.err);
+    assert!(none.err.contains("no file has arrived"), "{}", none.err);
     cluster.sh("seq 7 > run/step-7.txt");
     let ended = cluster.json(&["rule", "flush", "words", "--wait"]);
     assert_eq!(
@@ -144,7 +144,7 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
     cluster.sh("seq 6 > run/step-6.txt");
     wait("it is mapped", || count(&cluster, "wordcount", "done") == 1);
     cluster.run(&["stage", "out", "/run", "--wait"]);
-    wait("it is stored, and in the tier no more", || {
+    wait("the file is stored, and evicted from the tier", || {
         let layout = cluster.json(&["stat", "/run/step-6.txt"]);
         let replicas = layout["parts"][0]["replicas"].as_array().unwrap().clone();
         replicas.len() == 1 && replicas[0]["node"] == 0
@@ -281,7 +281,7 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
         };
         assert!(log.contains(why), "{log}");
     }
-    wait("the good one is not held up", || {
+    wait("the good hook is not delayed", || {
         batch(&cluster, "good", 1) == "done"
     });
     assert_eq!(
@@ -297,9 +297,10 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
         "'/run/*.dat' --map wordcount --result 'repaired/${name}' --name crash --replace",
     );
     cluster.json(&["rule", "retry", "crash"]);
-    wait("it is mapped by the repaired hook, and goes", || {
-        !cluster.try_sh("test -e run/a.dat").ok
-    });
+    wait(
+        "the repaired hook maps the file, and the file is deleted",
+        || !cluster.try_sh("test -e run/a.dat").ok,
+    );
     assert_eq!(cluster.sh("cut -d' ' -f1 run/repaired/a.dat"), "5\n");
 }
 
@@ -323,7 +324,7 @@ fn batch_with_unmapped_file_fails_until_kernel_is_fixed() {
     let printed = cluster.run(&["rule", "show", "half"]).out;
     assert!(printed.contains("/run/2.csv was not mapped"), "{printed}");
     assert!(!cluster.try_sh("test -e run/half").ok);
-    wait("what was mapped is deleted, and no other", || {
+    wait("mapped files are deleted, and no others", || {
         cluster.sh("ls run/*.csv") == "run/2.csv\n"
     });
     add(&cluster, &(half("/bin/cat") + " --replace"));
@@ -364,9 +365,10 @@ fn hooks_have_only_the_rights_of_their_owner() {
     let all = other("rule create --for-all /dev/null");
     assert!(!all.ok, "{}", all.out);
     cluster.sh("umask 077; echo secret > run/secret.dat; umask 022; echo plain > run/plain.dat");
-    wait("both have seen what they may", || {
-        count(&cluster, "roots", "done") == 2 && count(&cluster, "mine", "done") == 1
-    });
+    wait(
+        "both hooks have mapped the files that they may read",
+        || count(&cluster, "roots", "done") == 2 && count(&cluster, "mine", "done") == 1,
+    );
     // A user who may read a file need not be able to delete it.
     wait("the reason why it stays is reported", || {
         cluster
@@ -454,7 +456,7 @@ fn lagging_maps_run_after_close_and_lose_nothing() {
     let begun = files("sums");
     let late = create(&cluster, "run/late.dat");
     cluster.sh("ls -l run");
-    assert_eq!(files("sums"), begun, "it comes when it is closed");
+    assert_eq!(files("sums"), begun, "the map runs after the close");
     add(&cluster, &(hook("/usr/bin/sha256sum") + " --replace"));
     cluster.json(&["rule", "resume", "sums"]);
     cluster.kill_server();
@@ -504,7 +506,7 @@ fn maps_of_removed_hook_end_when_their_file_is_abandoned() {
     cluster.json(&["rule", "delete", "sums"]);
     cluster.sh("rm run/abandoned.dat");
     drop(abandoned);
-    wait("nothing waits for what is deleted", || running() == 1);
+    wait("no map waits for deleted files", || running() == 1);
     drop(stays);
     wait("the other is mapped", || {
         cluster.at("run/sums/stays.dat").exists()
@@ -584,7 +586,7 @@ fn maps_wait_for_end_of_burst_up_to_a_limit() {
             max.to_bits()
         );
     }
-    wait("nothing waits", || {
+    wait("no work is queued", || {
         cluster.json(&["status"])["maps_held"] == 0
     });
 }

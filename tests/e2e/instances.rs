@@ -68,14 +68,18 @@ fn instance_outputs_are_striped_like_input_without_moves() {
         cluster.done(id);
         assert!(got(&cluster, "/out") == upper(&bytes));
         assert!(std::fs::read(cluster.at("out")).unwrap() == upper(&bytes));
-        let lies = nodes(&cluster, "/d/f");
-        assert_eq!(nodes(&cluster, "/out"), lies);
+        let locations = nodes(&cluster, "/d/f");
+        assert_eq!(nodes(&cluster, "/out"), locations);
         let reported = cluster.json(&["job", "show", &id.to_string()]);
         let tasks = reported["tasks"].as_array().unwrap();
-        assert_eq!(tasks.len(), 4, "three task instances and what joins them");
+        assert_eq!(
+            tasks.len(),
+            4,
+            "three task instances and the task that joins their outputs"
+        );
         for (index, task) in tasks[..3].iter().enumerate() {
             assert_eq!(task["name"], format!("turned[{index}]"));
-            assert_eq!(task["node"].as_u64(), Some(lies[index]), "{task:#}");
+            assert_eq!(task["node"].as_u64(), Some(locations[index]), "{task:#}");
         }
         // The script, which is stored in the cluster, is transferred; the file is not.
         let transferred = |task: &Value| task["transferred_bytes"].as_u64().unwrap();
@@ -167,10 +171,14 @@ fn each_stripe_of_a_file_becomes_a_file_of_its_own() {
             sum.split_whitespace().next()
         );
     }
-    let lies = nodes(&cluster, "/d/f");
+    let locations = nodes(&cluster, "/d/f");
     let reported = cluster.json(&["job", "show", &id.to_string()]);
     for (index, task) in reported["tasks"].as_array().unwrap().iter().enumerate() {
-        assert_eq!(task["node"].as_u64(), Some(lies[index % 3]), "{task:#}");
+        assert_eq!(
+            task["node"].as_u64(),
+            Some(locations[index % 3]),
+            "{task:#}"
+        );
         assert_eq!(task["transferred_bytes"], 0);
     }
 }
@@ -225,7 +233,7 @@ fn failed_instance_is_retried_alone_and_leaves_nothing() {
         "{logs:#}"
     );
     assert!(!cluster.at("out").exists());
-    wait("what the others made is deleted", || {
+    wait("outputs of the other task instances are deleted", || {
         objects(&cluster) == before
     });
     // If a node is killed during the job, the output is the same.
@@ -354,7 +362,7 @@ fn striped_output_may_shrink_and_invalid_layouts_are_refused() {
         ),
         (
             TURN.replace("\"d/f\" ]; output", "\"d/g\" ]; output"),
-            "must be all of one file that is there",
+            "must be all of one file that exists",
         ),
         (
             TURN.replace("stripe-object", "stripe-objekt"),
@@ -364,7 +372,10 @@ fn striped_output_may_shrink_and_invalid_layouts_are_refused() {
             TURN.replace("input = [ \"d/f\" ];", ""),
             "\"per\" needs an input",
         ),
-        (TURN.replace("[ \"out\" ]", "[ \"out/\" ]"), "no directory"),
+        (
+            TURN.replace("[ \"out\" ]", "[ \"out/\" ]"),
+            "not for directories",
+        ),
     ];
     for (task, why) in refused {
         let printed = cluster.try_submit(&job(&task));
@@ -553,10 +564,10 @@ fn instances_with_several_outputs_are_counted_once() {
            input = [ "d/f" ]; output = [ "one", "other" ];"#,
     ));
     cluster.done(id);
-    let lies = nodes(&cluster, "/d/f");
+    let locations = nodes(&cluster, "/d/f");
     for path in ["/one", "/other"] {
         assert!(got(&cluster, path) == bytes, "{path}");
-        assert_eq!(nodes(&cluster, path), lies, "{path}");
+        assert_eq!(nodes(&cluster, path), locations, "{path}");
     }
     let lineage = cluster.json(&["lineage", "show", "/other", "--format", "json"]);
     let run = &lineage["runs"][0];
@@ -585,7 +596,7 @@ fn cancelled_instances_leave_nothing_and_parts_are_private() {
     });
     assert!(!cluster.at("out").exists(), "a part is no file");
     assert!(cluster.run(&["job", "cancel", &id]).ok);
-    wait("what was made is deleted", || objects(&cluster) == before);
+    wait("all outputs are deleted", || objects(&cluster) == before);
     assert!(!cluster.at("out").exists());
     // A user who may not read a file learns nothing of its parts, and gets none of them.
     cluster.sh("chmod 700 d; mkdir -m 777 theirs");

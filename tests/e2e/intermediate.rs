@@ -82,7 +82,7 @@ fn intermediate_stays_in_memory_until_used_and_is_recomputed() {
     cluster.lose_intermediates(0);
     cluster.start_node(0);
     cluster.wait_for_nodes(1);
-    wait("what is lost is known", || {
+    wait("the loss is known", || {
         let health = cluster.run(&["cluster", "health", "--all"]);
         health.out.contains("/w/middle") || !cluster.try_sh("cat w/middle > /dev/null").ok
     });
@@ -216,7 +216,7 @@ fn directory_closed_since_start_is_named() {
     cluster.kill_node(0);
     set_mode(&cluster, 0o700);
     cluster.start_node(0);
-    wait("the node says why it can't start", || {
+    wait("the node reports why it can't start", || {
         cluster.log("node-0.log").contains(open)
     });
 }

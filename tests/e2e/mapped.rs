@@ -78,10 +78,10 @@ fn program_reads_variable_values_as_plain_file() {
         assert_eq!(second, expected);
         // The chunks are compressed and shuffled.
         cluster.done(cluster.submit(&show("netcdf4.nc", "deflated", "stripe-object")));
-        let lies = cluster.json(&["inspect", "/netcdf4.nc", "deflated"]);
-        let parts = lies["variables"][0]["where"].as_array().unwrap().len();
+        let locations = cluster.json(&["inspect", "/netcdf4.nc", "deflated"]);
+        let parts = locations["variables"][0]["where"].as_array().unwrap().len();
         let made = cluster.sh("ls v/deflated.*").lines().count();
-        assert!((1..=parts).contains(&made), "{lies:#}");
+        assert!((1..=parts).contains(&made), "{locations:#}");
         let size: usize = cluster
             .sh("cat v/deflated.* | wc -c")
             .trim()
@@ -171,7 +171,7 @@ fn missing_or_corrupt_variable_is_reported() {
     );
     assert!(reported("good.nc", "zarr:deflated").contains("the file is hdf5"));
     assert!(reported("good.nc", "grib:t").contains("give \"netcdf:VARIABLE\""));
-    assert!(reported("good.nc", "columns:a=<f8,b=<f8").contains("call the others _"));
+    assert!(reported("good.nc", "columns:a=<f8,b=<f8").contains("name the others _"));
     std::fs::write(cluster.path("cut"), &bytes[..bytes.len() / 2]).unwrap();
     put(&cluster, &cluster.path("cut"), "/cut.nc");
     reported("cut.nc", "netcdf:deflated");
@@ -182,8 +182,13 @@ fn missing_or_corrupt_variable_is_reported() {
     put(&cluster, &cluster.path("none"), "/none.nc");
     reported("none.nc", "netcdf:deflated");
     // One byte within a chunk changes: the header stays the same.
-    let lies = cluster.json(&["inspect", "/good.nc", "deflated"]);
-    assert!(lies["variables"][0]["where"][0]["bytes"].as_u64().unwrap() > 0);
+    let locations = cluster.json(&["inspect", "/good.nc", "deflated"]);
+    assert!(
+        locations["variables"][0]["where"][0]["bytes"]
+            .as_u64()
+            .unwrap()
+            > 0
+    );
     let streams: Vec<usize> = (0..bytes.len() - 1)
         .filter(|&at| bytes[at] == 0x78 && matches!(bytes[at + 1], 0x01 | 0x5e | 0x9c | 0xda))
         .collect();
@@ -308,7 +313,7 @@ fn user_kernel_merges_outputs_of_instances() {
     assert_eq!(
         cluster.sh("ls d"),
         "smallest\n",
-        "what task instances wrote has no names"
+        "outputs of task instances have no names"
     );
     let lineage = cluster.json(&["lineage", "show", "/d/smallest", "--format", "json"]);
     assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
@@ -386,7 +391,11 @@ fn a_directory_is_summed(cluster: &Cluster) {
         "{ended:#}"
     );
     for (input, mapper, why) in [
-        ("three.zarr/tas/c", "zarr:tas", "the directory is no Zarr"),
+        (
+            "three.zarr/tas/c",
+            "zarr:tas",
+            "the directory is not a Zarr",
+        ),
         ("three.zarr", "zarr:rain", "no variable rain; there are"),
         ("three.zarr", "netcdf:tas", "is a directory"),
     ] {

@@ -244,7 +244,7 @@ fn failing_program_mapper_is_reported() {
     std::fs::write(&rule, text).unwrap();
     let printed = cluster.run(&["rule", "create", rule.to_str().unwrap()]);
     assert!(
-        !printed.ok && printed.err.contains("none is run for a map here"),
+        !printed.ok && printed.err.contains("runs no program for a map"),
         "{}",
         printed.err
     );
@@ -267,9 +267,7 @@ fn the_server_is_killed_meanwhile(cluster: &mut Cluster, job: &str) {
         .arg(cluster.path("naps.conf"))
         .spawn()
         .unwrap();
-    wait("the mapper's job is there", || {
-        jobs(cluster, "running") == 1
-    });
+    wait("the mapper's job exists", || jobs(cluster, "running") == 1);
     cluster.signal_server(Signal::STOP);
     waits.kill().unwrap();
     waits.wait().unwrap();

@@ -182,7 +182,7 @@ for at in range(0, 60 << 20, 4096):
         cluster
             .run(&["status"])
             .out
-            .contains("asked for memory in vain")
+            .contains("found no space in memory")
     );
     // Files that were moved to disks use no memory any more.
     cluster.sh("rm m/theirs m/appended m/written m/another m/mapped");
@@ -234,7 +234,7 @@ fn files_lost_with_host_memory_are_reported() {
     drop(open);
     cluster.start_mount();
     let named = ["/m/again", "/m/gone", "/m/open", "/m/probe"];
-    wait("what is lost is named", || lost(&cluster) == named);
+    wait("lost files are named", || lost(&cluster) == named);
     for path in named {
         let printed = cluster.run(&["cat", path]);
         let named = printed.err.contains(path) && printed.err.contains("was in memory");

@@ -173,7 +173,7 @@ fn move_and_rebalance_survive_server_kills() {
     assert_eq!(planned["nodes"][1]["held_bytes"].as_u64(), Some(2_000_000));
     let bad = cluster.run(&["cluster", "rebalance", "--within", "0"]);
     assert!(!bad.ok && bad.err.contains("give 1 to 100"), "{}", bad.err);
-    wait("what was there is removed", || {
+    wait("its previous files are removed", || {
         let labels = cluster.json(&["cluster", "tasks"]);
         labels["labels"].as_array().is_some_and(Vec::is_empty)
     });
@@ -234,7 +234,7 @@ fn striped_files_move_to_named_nodes_by_part() {
             printed.out,
             printed.err
         );
-        wait("the parts are there", || nodes_of(&cluster, "/f") == named);
+        wait("the parts exist", || nodes_of(&cluster, "/f") == named);
         is_whole();
         let again = move_to(&[named[1], named[0]]);
         let reported: serde_json::Value = serde_json::from_str(&again.out).unwrap();
@@ -245,7 +245,7 @@ fn striped_files_move_to_named_nodes_by_part() {
         nodes_of(&cluster, "/f") == [others[0]; 2]
     });
     is_whole();
-    wait("what is left over is removed", || {
+    wait("the previous objects are removed", || {
         cluster.run(&["cluster", "fsck", "--age", "0s"]).ok
     });
 }

@@ -225,7 +225,7 @@ fn programs_end_while_the_server_is_stopped() {
             let limit = Instant::now() + Duration::from_secs(15);
             let mut ended = None;
             wait("it ends", || {
-                assert!(Instant::now() < limit, "{program} goes on waiting");
+                assert!(Instant::now() < limit, "{program} continues to wait");
                 ended = child.try_wait().unwrap();
                 ended.is_some()
             });
@@ -254,7 +254,7 @@ fn mount_may_start_before_server() {
     };
     cluster.kill_server();
     cluster.spawn_mount();
-    wait("the mount says what it waits for", || {
+    wait("the mount reports the reason of its wait", || {
         cluster.log("mount.log").contains("waiting for the server")
     });
     cluster.start_server();

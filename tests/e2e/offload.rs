@@ -195,7 +195,7 @@ fn bench_measures_kernels_and_advises_on_file() {
     assert_eq!(
         cluster.run(&["ls", "/"]).out.trim(),
         "kernels",
-        "what was put there is gone"
+        "the benchmark's files are deleted"
     );
     bench(&["base64"]);
 
@@ -442,7 +442,7 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
     );
     cluster.sh("head -c 8M /dev/zero > run/a.f64");
     let of = |args: &[&str]| cluster.run(&[&["--json", "plan", "burst", "top"], args].concat());
-    wait("it is known how fast it is", || {
+    wait("the rate of the kernel is known", || {
         of(&timed).err.contains("--write-rate")
     });
     let reported = of(&rates[2..]);

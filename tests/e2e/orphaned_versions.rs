@@ -81,7 +81,7 @@ fn synced_file_is_sealed_after_mount_and_nodes_died() {
     cluster.kill_node(0);
     cluster.kill_node(1);
     drop((first, second));
-    wait("the server tells what it waits for", || {
+    wait("the server reports the reason of its wait", || {
         let left = unsealed(&cluster);
         let offline = |one: &Value| one["why"].as_str().unwrap().ends_with("is offline");
         !left.is_empty() && left.iter().all(|one| one["ended"] == true && offline(one))
@@ -325,7 +325,7 @@ fn full_device_with_open_files_fails_writes_but_no_seal() {
     wait("both are sealed on a full device", || {
         content(&cluster, "/victim") == "victim" && content(&cluster, "/before") == "new content\n"
     });
-    wait("the node says that it is full", || {
+    wait("the node reports that it is full", || {
         let status = cluster.json(&["status"]);
         let trouble = status["nodes"][0]["trouble"].as_str().unwrap();
         trouble.contains("full")

@@ -120,7 +120,9 @@ fn packs_are_sent_once_and_read_and_recovered() {
     cluster.rebuild();
     cluster.sh("seq 100000 | cmp - d/again; cat d/plain");
     cluster.sh("rm d/large d/text d/again d/empty count");
-    wait("one has it still", || backend(&cluster, 3)["objects"] == 2);
+    wait("one file still has the bytes", || {
+        backend(&cluster, 3)["objects"] == 2
+    });
     let got = cluster.path("got");
     let get = || cluster.run(&["get", "/d/theirs", &got.display().to_string()]);
     assert!(get().ok && std::fs::read(&got).unwrap() == large);
@@ -257,7 +259,7 @@ fn killed_packing_and_refusing_store_lose_nothing() {
     assert!(store.state().objects.is_empty());
     cluster.sh("sha256sum --quiet -c sums");
     key("me");
-    wait("some are there", || store.state().objects.len() > 1);
+    wait("some exist", || store.state().objects.len() > 1);
     cluster.kill_node(3);
     let arguments = [&["--backend", &uri], &more[..], &PACKED].concat();
     cluster.restart_node(3, &arguments);
@@ -277,9 +279,7 @@ fn killed_packing_and_refusing_store_lose_nothing() {
             .map(|(_, (content, _))| content.len() as u64)
             .sum::<u64>()
     };
-    wait("no pack is there that nobody knows", || {
-        taken() == sent(&cluster)
-    });
+    wait("no unknown pack exists", || taken() == sent(&cluster));
     let recovered = cluster.run(&[
         "node",
         "recover-files",
@@ -319,7 +319,7 @@ fn full_node_keeps_its_packs_and_waits_for_space() {
     stage_out(&cluster, "/d", &names(&["one"]));
     device.fill();
     let trouble = || cluster.json(&["status"])["nodes"][3]["trouble"] != "";
-    wait("the node says that it has no space", trouble);
+    wait("the node reports that it has no space", trouble);
     let got = cluster.path("got");
     let get = |name: &str| {
         let got = got.display().to_string();
@@ -336,7 +336,7 @@ fn full_node_keeps_its_packs_and_waits_for_space() {
     });
     assert!(get("other") == other && get("one") == one);
     cluster.sh("rm d/one");
-    wait("what was removed is deleted there", || {
+    wait("removed files are deleted there", || {
         files_below(pfs.path()).is_empty()
     });
     device.free();

@@ -34,7 +34,7 @@ fn site_is_reported_by_section() {
     assert!(output.status.success());
     assert!(
         text(&output.stderr).contains("--site"),
-        "says whose site it is"
+        "the output names the site"
     );
     let out = text(&output.stdout);
     assert!(

@@ -341,7 +341,9 @@ fn written_bytes_survive_any_kill_under_preload() {
         assert_eq!(elsewhere(), "", "it is open");
         writer.kill().unwrap();
         writer.wait().unwrap();
-        wait("what was written is sealed", || elsewhere() == "written\n");
+        wait("the written bytes are sealed", || {
+            elsewhere() == "written\n"
+        });
         // The file system is killed: its programs get an error, the next program has another file system.
         let script = format!("exec 3< {file}; echo ready; read; cat <&3; cat {file} || echo gone");
         let mut command = programs.command();

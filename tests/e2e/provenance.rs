@@ -396,7 +396,7 @@ fn annotations_of_other_mount_belong_to_next_version() {
         other.path.display()
     ));
     let versions = || ask(&cluster, &["versions", "/f"])["versions"].clone();
-    wait("both versions are there", || {
+    wait("both versions exist", || {
         versions().as_array().unwrap().len() == 2
     });
     let all = versions();

@@ -217,8 +217,8 @@ fn ranks_on_all_nodes_map_same_file() {
 /// Failing ranks: the second of three fails, while the others wait for it.
 const BAD: [(&str, &str, &str); 4] = [
     ("crash", "*(volatile int *)0 = 1;", "rank 1 (node "),
-    ("hang", "for (;;) sleep(1);", "past its time limit"),
-    ("leave", "exit(0);", "it ended before func came back"),
+    ("hang", "for (;;) sleep(1);", "exceeded its time limit"),
+    ("leave", "exit(0);", "it ended before func returned"),
     (
         "abort",
         "fprintf(stderr, \"too bad\\n\"); MPI_Abort(comm, 3);",
@@ -302,7 +302,7 @@ fn ranks_fail_together_and_reach_only_each_other() {
         "{printed}"
     );
     let printed = failed(&cluster, "none");
-    assert!(printed.contains("brings no MPI"), "{printed}");
+    assert!(printed.contains("links no MPI"), "{printed}");
     wait("reach", || {
         count(&cluster, "reach", "done") + count(&cluster, "reach", "failed") == 1
     });
@@ -384,7 +384,9 @@ fn without_mpi(cluster: &Cluster) {
         "o/${stem}",
     ]);
     assert!(
-        refused.err.contains("with mpi it is a shared object"),
+        refused
+            .err
+            .contains("with mpi it must be one shared object"),
         "{}",
         refused.err
     );

@@ -81,7 +81,7 @@ fn instances_read_parts_on_other_nodes() {
             .sum();
         assert!(
             transferred >= 2 * SIZE,
-            "what comes from elsewhere is counted: {reported:#}"
+            "bytes from other nodes are counted: {reported:#}"
         );
         let log = cluster.run(&["job", "logs", &reported["job"].to_string()]);
         let log = format!("{}{}", log.out, log.err);

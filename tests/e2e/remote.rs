@@ -274,7 +274,7 @@ fn node_started_before_server_is_known() {
         return;
     };
     let credential = Credential::read(&cluster.token_file()).unwrap();
-    let trust = Trust::new(&credential.ca.unwrap()).unwrap();
+    let trust = Trust::new(&credential.ca).unwrap();
     cluster.kill_server();
     cluster.kill_node(0);
     cluster.start_node(0);
@@ -313,7 +313,7 @@ fn token_and_ca_can_be_replaced() {
         "{}",
         refused.err
     );
-    wait("the node says why it does not come back", || {
+    wait("the node reports why it does not return", || {
         cluster
             .log("node-0.log")
             .contains("copy `token` from the server's directory again")

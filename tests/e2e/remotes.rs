@@ -209,7 +209,7 @@ fn killed_copy_restarts_and_shows_no_partial_file() {
             .map(|file| file.metadata().unwrap().len())
             .collect::<Vec<_>>()
     };
-    wait("a file is there", || noted("out"));
+    wait("a file exists", || noted("out"));
     export.kill().unwrap();
     export.wait().unwrap();
     assert!(seen().iter().all(|&length| length == 500_000));

@@ -162,7 +162,7 @@ fn refusing_store_gets_files_later_and_reason_is_shown() {
             "set this host's clock",
         ),
         ("revoked", (403, "InvalidAccessKeyId"), "the keys are wrong"),
-        ("busy", (503, "SlowDown"), "too much to do"),
+        ("busy", (503, "SlowDown"), "overloaded"),
     ] {
         store.state().deny = Some((status, code));
         std::fs::write(cluster.at(format!("d/{name}").as_str()), noise(1)).unwrap();
@@ -223,7 +223,7 @@ fn node_killed_at_each_stage_out_step_leaves_files_whole() {
     };
     store.state().uploads.insert("theirs".into(), theirs);
     cluster.sh("mkdir d; echo first > d/same");
-    wait("the first version is there", || {
+    wait("the first version exists", || {
         staged_out(&cluster, &["same"])
     });
     let mut struck = 0;
@@ -238,7 +238,7 @@ fn node_killed_at_each_stage_out_step_leaves_files_whole() {
         cluster.sh(&format!(
             "head -c 40000000 /dev/urandom > d/{large}; echo {step} > d/same; (cd d; sha256sum {large} same) > sums"
         ));
-        wait("all is there", || {
+        wait("all exists", || {
             if strikes.try_recv().is_ok() {
                 struck += 1;
                 cluster.restart_node(1, &["--backend", &uri, "--backend-cache", "1MiB"]);
@@ -323,7 +323,7 @@ fn copy_with_revoked_keys_continues_when_they_are_valid() {
         lengths.collect::<Vec<_>>()
     };
     let export = begin(&["cp", "/raw", "cloud:out"]);
-    wait("a file is there", || !there().is_empty());
+    wait("a file exists", || !there().is_empty());
     store.state().deny = Some((403, "RequestTimeTooSkewed"));
     let skewed = printed(export.wait_with_output().unwrap());
     let why = skewed.err.clone() + &skewed.out;

@@ -316,7 +316,7 @@ fn wrong_keys(seen: &Seen) {
 fn directories_of_that_name(seen: &Seen) {
     let cluster = &seen.cluster;
     assert!(cluster.run(&["mkdir", "/remotes"]).ok);
-    wait("the cluster's own directory is there", || {
+    wait("the cluster's own directory exists", || {
         cluster.try_sh("echo mine > remotes/f").ok
     });
     assert_eq!(

@@ -337,7 +337,7 @@ fn streaming_file_is_read_while_written() {
     file.rewind().unwrap();
     file.write_all(b"FIRST\nlast\n").unwrap();
     drop(file);
-    wait("what was sealed counts", || done(&cluster, 2));
+    wait("the sealed content counts", || done(&cluster, 2));
     assert_eq!(cluster.sh("cat w/out/b"), "FIRST\nlast\n");
 
     // After a kill of its node, the task reads from the start.

@@ -232,11 +232,11 @@ fn invalid_runtime_environments_are_refused_with_alternatives() {
             "\"LD_AUDIT\" can't be set",
         ),
         ("--kernels-environment", "A", "write NAME=VALUE"),
-        ("--kernels-dirs", "sw", "sw is no directory's path"),
+        ("--kernels-dirs", "sw", "sw is not an absolute path"),
         (
             "--kernels-path",
             "/sw:/etc",
-            "/sw:/etc is no directory's path",
+            "/sw:/etc is not an absolute path",
         ),
     ] {
         let wrong = cluster.run(&["node", "run", "--id", "7", flag, value]);

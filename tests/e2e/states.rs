@@ -622,7 +622,7 @@ fn small_cluster_states_have_name_exit_code_and_log_line() {
     wait("the log names it", || bench.logged(&less) == 1);
 }
 
-/// A node that is taken out ends, does not start again, is left out by `rebuild`, and is no member after it.
+/// A node that is taken out ends, does not start again, is left out by `server recover`, and is no member after it.
 #[test]
 fn removed_node_stays_out_after_rebuild() {
     let options = Options {
@@ -637,7 +637,7 @@ fn removed_node_stays_out_after_rebuild() {
     bench.cluster.wait_for_notes();
     let cluster = &mut bench.cluster;
     assert!(cluster.run(&["node", "drain", "2", "--wait"]).ok);
-    wait("it is taken out", || {
+    wait("the node is removed", || {
         cluster.run(&["node", "remove", "2"]).ok
     });
     wait("its process has ended", || cluster.node_code(2) == Some(6));
@@ -721,7 +721,7 @@ fn files_of_abandoned_node_are_lost_for_good() {
         (code, names.as_slice()),
         (Some(4), &["data-lost".into()][..])
     );
-    assert_eq!(files[0]["what"], "its nodes were taken out of the cluster");
+    assert_eq!(files[0]["what"], "its nodes were removed from the cluster");
     assert!(bench.cluster.run(&["rm", "/gone"]).ok);
     wait("all is well", || lost(&bench).0 == Some(0));
 }

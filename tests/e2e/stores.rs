@@ -112,12 +112,12 @@ fn files_of_a_cluster_are_there(server: Server) {
 
     cluster.sh("echo two > d/small; rm d/empty");
     std::fs::write(cluster.at("d/large"), &other).unwrap();
-    wait("the new versions are there", || {
+    wait("the new versions exist", || {
         assert!(cluster.run(&["stage", "out", "/d", "--evict", "--wait"]).ok);
         there.content("d/small").unwrap() == b"two\n" && there.content("d/large").unwrap() == other
     });
     let left = ["d/large", "d/small", "d/ä b%+"];
-    wait("what was removed is deleted there", || {
+    wait("removed files are deleted there", || {
         there.names("d") == left
     });
 
@@ -129,7 +129,7 @@ fn files_of_a_cluster_are_there(server: Server) {
     });
     cluster.sh("sha256sum --quiet -c sums");
     there.server.gate.open();
-    wait("some are there", || !there.names("k").is_empty());
+    wait("some exist", || !there.names("k").is_empty());
     there.cluster.kill_node(3);
     let arguments = there.arguments();
     let arguments = arguments.each_ref().map(String::as_str);
@@ -206,7 +206,7 @@ fn killed_sftp_export_is_repeated_without_partial_files() {
         .spawn()
         .unwrap();
     let whole = || (1..=8).filter(|number| files.join(format!("run/{number}")).exists());
-    wait("a file is there", || whole().count() > 0);
+    wait("a file exists", || whole().count() > 0);
     killed.kill().unwrap();
     killed.wait().unwrap();
     let mut lengths = whole().map(|number| {

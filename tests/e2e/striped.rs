@@ -407,12 +407,12 @@ fn task_per_part_runs_on_its_node_and_moves_nothing() {
             kernel = "cp"; type = "program"; args = [ "{inputs}", "o{p}" ]; input = ( { file = "d/f"; part = "{p}"; name = "part"; } ); output = [ "o{p}" ]; } );"#;
         let job = cluster.submit(script);
         cluster.done(job);
-        let lies = nodes(&cluster, "/d/f");
+        let locations = nodes(&cluster, "/d/f");
         let reported = cluster.json(&["job", "show", &job.to_string()]);
         for (index, task) in reported["tasks"].as_array().unwrap().iter().enumerate() {
             let read = got(&cluster, &format!("/o{index}"));
             assert!(read == part_of(&bytes, index), "part {index}");
-            assert_eq!(task["node"].as_u64(), Some(lies[index]), "{task:#}");
+            assert_eq!(task["node"].as_u64(), Some(locations[index]), "{task:#}");
             assert_eq!(task["transferred_bytes"].as_u64(), Some(0), "{task:#}");
             assert_eq!(task["read_bytes"].as_u64(), Some(read.len() as u64));
             assert_eq!(task["selections"][0], format!("part {index}"));
@@ -434,14 +434,14 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
         let Some(cluster) = three(remote) else { return };
         let bytes = Chance(6).bytes((1 << 20) + 77);
         with_stripes(&cluster, &bytes);
-        let lies = nodes(&cluster, "/d/f");
+        let locations = nodes(&cluster, "/d/f");
         // The end of the first stripe and the start of the second, and the last bytes; the task runs where the first part is not.
         let ranges = "65000-66000,1048600-1048652";
         let script = format!(
             r#"name = "j"; workdir = "/"; tasks = ( {{ name = "t"; kernel = "cat"; type = "program"; args = [ "head", "d/f" ]; stdout = "o";
                input = ( {{ file = "d/f"; bytes = "{ranges}"; }}, {{ file = "d/f"; part = 2; bytes = "0-9"; name = "head"; }} );
                output = [ "o" ]; node = {}; }} );"#,
-            lies[1]
+            locations[1]
         );
         let before = planned(&cluster, &script);
         let job = cluster.submit(&script);
@@ -500,7 +500,7 @@ fn bytes_moved_for_striped_file_are_predicted() {
     let Some(cluster) = three(true) else { return };
     let bytes = Chance(4).bytes((1 << 20) + 77);
     with_stripes(&cluster, &bytes);
-    let lies = nodes(&cluster, "/d/f");
+    let locations = nodes(&cluster, "/d/f");
     let task = |name: &str, input: &str, node: u64| {
         format!(
             r#"{{ name = "{name}"; kernel = "cp"; type = "program"; args = [ "{{inputs}}", "{name}.out" ]; input = ( {input} );
@@ -508,10 +508,14 @@ fn bytes_moved_for_striped_file_are_predicted() {
         )
     };
     let tasks = [
-        task("all", r#""d/f""#, lies[0]),
-        task("part", r#"{ file = "d/f"; part = 1; }"#, lies[2]),
-        task("here", r#"{ file = "d/f"; part = 2; }"#, lies[2]),
-        task("some", r#"{ file = "d/f"; bytes = "5-100004"; }"#, lies[1]),
+        task("all", r#""d/f""#, locations[0]),
+        task("part", r#"{ file = "d/f"; part = 1; }"#, locations[2]),
+        task("here", r#"{ file = "d/f"; part = 2; }"#, locations[2]),
+        task(
+            "some",
+            r#"{ file = "d/f"; bytes = "5-100004"; }"#,
+            locations[1],
+        ),
     ];
     let script = format!(
         r#"name = "j"; workdir = "/"; tasks = ( {} );"#,

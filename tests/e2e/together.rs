@@ -96,7 +96,7 @@ fn concurrent_writes_of_mounts_form_one_file() {
             let mut read = vec![0; expected.len()];
             file.read_exact_at(&mut read, 0).unwrap();
             assert!(read == expected, "mount {mount} does not see all");
-            same(&three.at(mount, "f"), &expected, "a reader beside");
+            same(&three.at(mount, "f"), &expected, "another reader");
         }
         drop(files);
         three.sealed("/f");
@@ -135,7 +135,7 @@ fn reads_some(file: &File, offset: u64, expected: &[u8], what: &str) {
     let there = &there[..there.len().min(read.len())];
     assert!(
         read[..count] == *there,
-        "{what} reads what is old at {offset}"
+        "{what} reads old bytes at {offset}"
     );
 }
 
@@ -415,7 +415,7 @@ fn file_of_several_writers_is_rebuilt_from_nodes() {
     drop(files);
     three.sealed("/f");
     same(&three.at(0, "f"), &expected, "before");
-    wait("nodes have heard of it", || {
+    wait("nodes have received the name", || {
         let database = three.cluster.path("server/server.db");
         let script = format!("sqlite3 {} 'SELECT count(*) FROM note'", database.display());
         three.cluster.sh(&script).trim() == "0"

@@ -122,8 +122,8 @@ fn check(trace: &Value, job: &Value) {
 fn refuses(cluster: &Cluster) {
     for (args, part) in [
         (vec!["job", "export-trace"], "<JOB>"),
-        (vec!["job", "export-trace", "999"], "no job 999"),
-        (vec!["plan", "compare", "999"], "no job 999"),
+        (vec!["job", "export-trace", "999"], "job 999 does not exist"),
+        (vec!["plan", "compare", "999"], "job 999 does not exist"),
         (vec!["plan", "compare", "none.json"], "none.json"),
     ] {
         let printed = cluster.run(&args);

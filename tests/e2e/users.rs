@@ -268,7 +268,7 @@ fn revoked(cluster: &Cluster, host: &ClientHost, token: u64) {
     std::fs::set_permissions(host.token(ALICE), PermissionsExt::from_mode(0o644)).unwrap();
     let public = host.run(ALICE, &["ls"]);
     assert!(
-        !public.ok && public.err.contains("others may read"),
+        !public.ok && public.err.contains("other users may read"),
         "{}",
         public.err
     );
@@ -337,7 +337,7 @@ fn chmod_revokes_granted_capability() {
     let given = open().unwrap();
     assert_eq!(read(&given).unwrap(), "open to all\n");
     cluster.sh("chmod 600 file");
-    wait("the node has heard of it", || {
+    wait("the node has received the change", || {
         matches!(read(&given), Err(Error::NodeRefused { status: 403, .. }))
     });
     assert!(open().is_err());

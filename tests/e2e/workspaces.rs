@@ -143,14 +143,14 @@ fn workspace_takes_at_most_its_quota() {
             put.err
         );
         assert_eq!(cluster.json(&["status"])["unsealed"], serde_json::json!([]));
-        wait("what was removed is counted no more", || {
+        wait("removed files are no longer counted", || {
             cluster
                 .try_sh(&format!(
                     "head -c 8388608 /dev/zero > workspaces/{workspace}/fits"
                 ))
                 .ok
         });
-        wait("nothing can be begun in it", || {
+        wait("no file can be created in it", || {
             let more = cluster.try_sh(&format!(
                 "rm -f workspaces/{workspace}/more; echo > workspaces/{workspace}/more"
             ));
@@ -172,7 +172,7 @@ fn workspace_takes_at_most_its_quota() {
     }
     assert_eq!(node_of(&cluster, "/workspaces/probe/more"), 2);
     // Another mount cannot write the same amount again within the quota.
-    wait("what was removed is counted no more", || {
+    wait("removed files are no longer counted", || {
         cluster
             .try_sh("head -c 4000000 /dev/zero > workspaces/d/f")
             .ok
@@ -218,7 +218,7 @@ fn get_waits_for_put() {
     let never = get(&cluster, "never", "1s").wait_with_output().unwrap();
     let why = String::from_utf8_lossy(&never.stderr);
     assert!(
-        !never.status.success() && why.contains("nobody has put it"),
+        !never.status.success() && why.contains("the file did not appear"),
         "{why}"
     );
     // They continue to wait when the server is online again.
@@ -250,7 +250,7 @@ fn get_waits_for_put() {
     // A get does not wait indefinitely for a key that cannot appear.
     let directory = cluster.run(&["workspace", "get", "r", "by", "--wait", "--timeout", "60s"]);
     assert!(
-        !directory.ok && directory.err.contains("is no file"),
+        !directory.ok && directory.err.contains("is not a file"),
         "{}",
         directory.err
     );

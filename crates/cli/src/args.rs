@@ -17,7 +17,7 @@ const START: &str = "Start here:
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the cluster is degraded (cluster health), 4 files are unavailable (cluster
 health), 5 the cluster can't be reached, 6 the node was removed from the cluster (node run).
-Every flag can also be set in tidemill.toml and, where [env: …] is shown, by environment: see `tidemill config show`.";
+Settings of daemons can also be set in tidemill.toml and by the environment: `tidemill config show --all`.";
 
 /// Version of this program, with its commit and its features.
 pub(crate) const VERSION: &str = concat!(

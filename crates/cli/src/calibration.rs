@@ -116,7 +116,7 @@ pub(crate) enum CalibrationError {
         found: i64,
     },
     /// A measurement has an impossible value.
-    #[error("{}: kernel {kernel}: `{field}` can't be that; measure again with `tidemill kernel bench {kernel}`", path.display())]
+    #[error("{}: kernel {kernel}: `{field}` has an impossible value; measure again with `tidemill kernel bench {kernel}`", path.display())]
     NotPositive {
         /// Path of the file.
         path: PathBuf,

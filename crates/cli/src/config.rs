@@ -154,7 +154,7 @@ impl FromStr for Resources {
 pub(crate) enum KernelPriority {
     /// Kernels only use idle processor time
     Idle,
-    /// Kernels share with all others
+    /// Kernels share the processors with all other programs
     Normal,
 }
 

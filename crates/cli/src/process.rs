@@ -218,7 +218,7 @@ impl RunningProcess {
 /// Returns the fields of `/proc/PID/stat` from the third on.
 fn stat(pid: i32) -> Option<Vec<String>> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the program's name in brackets; the name may contain spaces and brackets.
+    // The second field is the program's name in parentheses; the name may contain spaces and parentheses.
     let (_, rest) = text.rsplit_once(')')?;
     Some(rest.split_whitespace().map(str::to_owned).collect())
 }

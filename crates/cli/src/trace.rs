@@ -33,7 +33,7 @@ pub(crate) async fn fetch(server: &Server, job: u64) -> anyhow::Result<Trace> {
 /// # Errors
 /// If the answer is incomplete.
 pub(crate) fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
-    let job = reply.job.context("the server's answer is not whole")?;
+    let job = reply.job.context("the server's answer is incomplete")?;
     anyhow::ensure!(
         !reply.nodes.is_empty(),
         "the job has no trace: no node was online when it was submitted, or the server's database was recovered since; submit it again"

@@ -27,7 +27,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn unreachable_server_prints_one_line_and_exits_with_1() {
+fn unreachable_server_prints_one_line_and_exits_with_5() {
     let home = tempfile::tempdir().unwrap();
     let socket = home.path().join("no.sock");
     let output = run(

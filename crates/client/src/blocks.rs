@@ -1,5 +1,5 @@
-//! Cache of blocks of files in stores outside of the cluster. A caller that wants a block on its way waits for it. It only holds memory; its
-//! callers ask the stores.
+//! Cache of blocks of files in stores outside of the cluster. A caller that wants a requested block waits for it. The cache only holds
+//! memory; its callers ask the stores.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -27,7 +27,7 @@ pub struct BlockKey {
 
 type Cell<E> = Arc<OnceCell<Result<Bytes, E>>>;
 
-/// The cached blocks and those on their way; `E` is the error of a request.
+/// Cached and requested blocks; `E` is the error of a request.
 #[derive(Debug)]
 pub struct BlockCache<E>(Mutex<CachedBlocks<E>>);
 
@@ -57,7 +57,7 @@ impl<E> CachedBlocks<E> {
         cell
     }
 
-    /// Drops the least recently used complete blocks. The store limits the number of blocks on their way.
+    /// Drops the least recently used complete blocks. The store limits the number of requested blocks.
     fn make_space(&mut self) {
         let whole = |(cell, _): &(Cell<E>, u64)| cell.initialized();
         while self.all.values().filter(|kept| whole(kept)).count() > KEPT_MAX {

@@ -130,7 +130,7 @@ impl Channel {
                 .remove_channel(channel.request.clone())
                 .await;
             if let Err(status) = removed {
-                tracing::warn!(%status, "a channel that could not be made is still listed");
+                tracing::warn!(%status, "a channel that could not be created is still listed");
             }
             return Err(error);
         }

@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Time that a caller waits for a turn.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Number of users that are remembered without work under way.
+/// Number of users without running work that are remembered.
 const IDLE_MAX: usize = 1024;
 
 /// Turns of all users.
@@ -20,10 +20,10 @@ pub struct UserPermits {
     users: Mutex<HashMap<u32, Arc<Semaphore>>>,
 }
 
-/// Error of a user that has too much work under way.
+/// Error of a user that has too much running work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "user {uid} has {each_max} requests of this kind under way already: wait until one of them has ended"
+    "user {uid} already has {each_max} running requests of this kind: wait until one of them has ended"
 )]
 pub struct Busy {
     uid: u32,

@@ -1,6 +1,6 @@
-//! The connections of a listener, limited so that no peer's connections keep others out. Unauthenticated clients have to authenticate soon, and the
-//! number of unauthenticated clients and the number of connections of each user are limited. Beyond the limit, the connection that has been silent for
-//! longest is closed.
+//! Connections of a listener. Limits ensure that no peer keeps other peers out: unauthenticated clients have to authenticate soon, and the
+//! number of unauthenticated clients and the number of connections of each user are limited. Beyond a limit, the connection that has been
+//! silent for longest is closed.
 //!
 //! Daemons of the cluster, which may act for any user, have no limit.
 
@@ -96,7 +96,7 @@ impl Guests {
             loop {
                 tokio::time::sleep(LOOK).await;
                 let Some(open) = open.upgrade() else { return };
-                open.send_slow_away(AUTHENTICATION_MAX);
+                open.close_slow(AUTHENTICATION_MAX);
             }
         });
     }
@@ -153,7 +153,7 @@ impl OpenGuests {
         }
     }
 
-    fn send_slow_away(&self, after: Duration) {
+    fn close_slow(&self, after: Duration) {
         let after = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
         let now = self.now();
         for seat in self.all.lock().guests.values() {
@@ -213,7 +213,7 @@ impl<S> Seated<S> {
         Seated { stream, place }
     }
 
-    /// Waits until others need the place.
+    /// Waits until another connection needs the place.
     pub async fn asked_to_go(&self) {
         std::future::poll_fn(|cx| match self.check(cx) {
             Ok(()) => Poll::Pending,
@@ -229,7 +229,7 @@ impl<S> Seated<S> {
         if seat.asked_to_go.load(Ordering::Acquire) {
             return Err(io::Error::new(
                 io::ErrorKind::ConnectionAborted,
-                "others need the place of this connection",
+                "the connection limit is reached: another connection needs this place",
             ));
         }
         Ok(())
@@ -387,9 +387,9 @@ mod tests {
         while guests.0.now() == 0 {
             tokio::task::yield_now().await;
         }
-        guests.0.send_slow_away(Duration::ZERO);
+        guests.0.close_slow(Duration::ZERO);
         assert!(reading.await.unwrap().is_err());
-        // The other one is authenticated, and both places are accounted for.
+        // The other connection is authenticated, and both places are accounted for.
         assert!(!daemon.guest().seat.asked_to_go.load(Ordering::Acquire));
         assert_eq!(guests.0.all.lock().guests.len(), 1);
     }

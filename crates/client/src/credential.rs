@@ -1,5 +1,5 @@
-//! The file `token` in the server's directory: all that a node or a mount on another host needs. It contains the cluster's token, which
-//! proves their permission to the server, and the certificate of the cluster's CA, by which they verify the server and its nodes.
+//! The file `token` in the server's directory, which a node or a mount on another host needs. It contains the cluster's token, which
+//! proves the permission of daemons to the server, and the certificate of the cluster's CA, by which they verify the server and its nodes.
 //! `tidemill token create` makes files of the same form for users. This module only reads files.
 //!
 //! ```text
@@ -57,7 +57,7 @@ pub enum CredentialError {
     },
     /// Other users could have read it.
     #[error(
-        "{path}: others may read this token, and act as you with it: `chmod 600` it, and better have it revoked"
+        "{path}: other users may read this token and act as you: `chmod 600` it, and consider having it revoked"
     )]
     Public {
         /// The file.
@@ -89,10 +89,10 @@ pub enum Flaw {
     #[error("line 1: not `{TITLE} {CREDENTIAL_VERSION}`: it was made by another release")]
     Version,
     /// No token.
-    #[error("no line `{TOKEN} …`")]
+    #[error("it has no line `{TOKEN} …`")]
     Token,
     /// No certificate, or a broken one.
-    #[error("no whole certificate in it")]
+    #[error("it has no complete certificate")]
     Certificate,
 }
 
@@ -193,7 +193,7 @@ mod tests {
         for (text, flaw) in cases {
             assert_eq!(Credential::parse(&text), Err(flaw), "{text}");
         }
-        let gone = Credential::read(Path::new("/no/such/token")).unwrap_err();
-        assert!(gone.to_string().contains("/no/such/token"), "{gone}");
+        let missing = Credential::read(Path::new("/no/such/token")).unwrap_err();
+        assert!(missing.to_string().contains("/no/such/token"), "{missing}");
     }
 }

@@ -26,7 +26,7 @@ pub enum Error {
     },
     /// There is no certificate to verify the server by.
     #[error(
-        "can't trust the server at {0}: no certificate of the cluster's CA to know it by; give --token-file a copy of `token` in the server's directory"
+        "can't trust the server at {0}: no certificate of the cluster's CA to verify it by; give --token-file a copy of `token` in the server's directory"
     )]
     NoCa(String),
     /// The server speaks another version of the protocol.
@@ -60,7 +60,7 @@ pub enum Error {
     Answer(&'static str),
     /// A version that was read during its write was abandoned or replaced.
     #[error(
-        "{path}: the version that was read while it was written has been aborted or replaced, after {bytes} read bytes; read the file again"
+        "{path}: the version that was read while it was written has been aborted or replaced after {bytes} bytes were read; read the file again"
     )]
     Abandoned {
         /// The file.

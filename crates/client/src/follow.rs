@@ -191,7 +191,7 @@ impl Transfer {
                 Ok(bytes) if bytes.is_empty() => break,
                 Ok(bytes) => bytes,
                 Err(error) => {
-                    tracing::debug!("a file that is written can't be read yet: {error}");
+                    tracing::debug!("a file that is being written can't be read yet: {error}");
                     break;
                 }
             };
@@ -334,7 +334,7 @@ impl Following {
                 Ok(bytes) if sealed || !bytes.is_empty() => return Ok(Some(bytes)),
                 Ok(_) => {}
                 // The node may return, or another right is needed.
-                Err(error) => tracing::debug!("what is written can't be read yet: {error}"),
+                Err(error) => tracing::debug!("a streaming version can't be read yet: {error}"),
             }
             tokio::time::sleep(pause).await;
             pause = PAUSE_MAX.min(pause * 2);

@@ -48,7 +48,7 @@ pub struct ObjectAddress {
 }
 
 impl Objects {
-    /// Opens no connection before it is needed. `trust` verifies nodes that speak TLS; without it they cannot be used.
+    /// Returns connections that are opened when they are needed. `trust` verifies nodes that speak TLS; without it they cannot be used.
     #[must_use]
     pub fn new(trust: Option<&Trust>) -> Self {
         let connector = Connector::new(trust, Inside::Http1, "");
@@ -278,7 +278,7 @@ impl Objects {
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
 
-    /// Makes a node reduce, for a user, a cluster that is partly in an object. The formats of the request and the answer are private to
+    /// Makes a node reduce, for a user, a data array that is partly in an object. The formats of the request and the answer are private to
     /// the node and the caller.
     ///
     /// # Errors
@@ -293,7 +293,7 @@ impl Objects {
         self.work(remote, &path, order).await
     }
 
-    /// Makes a node fold, for a user, pieces of a variable that are partly in an object, as [`Self::reduce`].
+    /// Makes a node fold, for a user, chunks of a variable that are partly in an object, as [`Self::reduce`].
     ///
     /// # Errors
     /// The node cannot be reached or refuses.

@@ -1,4 +1,4 @@
-//! Random access to a version of a file: its header, some of its pieces (next: `node/src`).
+//! Random access to a version of a file, such as its header and some of its chunks (next: `node/src`).
 
 use crate::striped::{StripedVersion, unless_silent, whole};
 use crate::transfer::{Transfer, silent};
@@ -38,7 +38,7 @@ impl Transfer {
     /// # Errors
     /// It does not exist, is not a file, or may not be read.
     pub async fn ranged(&self, path: impl AsRef<[u8]>) -> Result<RangedFile<'_>, Error> {
-        let ino = self.settled(path).await?.ino;
+        let ino = self.sealed_attributes(path).await?.ino;
         let mut open = v1::Open {
             ino,
             ..v1::Open::default()
@@ -125,17 +125,17 @@ impl<'a> RangedFile<'a> {
                 Ok(bytes) => return Ok(bytes),
                 Err(failed) => failed,
             };
-            let gone = error.is_lost() || error.is_elsewhere();
-            if !gone || self.open.avoid.contains(&node) {
+            let unavailable = error.is_lost() || error.is_elsewhere();
+            if !unavailable || self.open.avoid.contains(&node) {
                 return Err(error);
             }
-            tracing::debug!(node, "a replica is looked for: {error}");
+            tracing::debug!(node, "another replica is looked for: {error}");
             self.open.avoid.push(node);
             (self.source, self.layout, _) = self.transfer.opened(&self.open).await?;
         }
     }
 
-    /// Makes a node that stores a part fold the pieces in it, for a user; another node with a replica if the first one fails. The error
+    /// Makes a node that stores a part fold the chunks in it, for a user; another node with a replica if the first one fails. The error
     /// includes the last node.
     ///
     /// # Errors
@@ -175,7 +175,7 @@ impl<'a> RangedFile<'a> {
             if !elsewhere || self.open.avoid.contains(&node.0) {
                 return Err((node, error));
             }
-            tracing::debug!(node = node.0, "a replica is looked for: {error}");
+            tracing::debug!(node = node.0, "another replica is looked for: {error}");
             self.open.avoid.push(node.0);
             match self.transfer.opened(&self.open).await {
                 Ok((source, layout, _)) => (self.source, self.layout) = (source, layout),

@@ -147,7 +147,7 @@ impl Transfer {
                 Err((node, error))
                     if (error.is_lost() || error.is_elsewhere()) && !avoid.contains(&node) =>
                 {
-                    tracing::debug!(node, "a replica is looked for: {error}");
+                    tracing::debug!(node, "another replica is looked for: {error}");
                     avoid.push(node);
                 }
                 // The right has expired in the meantime.

@@ -90,9 +90,7 @@ impl Server {
         let token = match credential.map(|shown| format!("Bearer {}", shown.token).parse()) {
             Some(Ok(value)) => Some(value),
             Some(Err(_)) => {
-                return Err(unreachable(
-                    "the token has characters that no token has".into(),
-                ));
+                return Err(unreachable("the token has invalid characters".into()));
             }
             None => None,
         };
@@ -174,7 +172,7 @@ impl Server {
         RemotesClient::new(self.channel.clone())
     }
 
-    /// Returns the client of arriving files.
+    /// Returns the client of file events.
     #[must_use]
     pub fn events(&self) -> EventsClient<TokenChannel> {
         EventsClient::new(self.channel.clone())
@@ -198,7 +196,7 @@ impl Server {
         RulesClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Returns the client of files' places.
+    /// Returns the client of file placement.
     #[must_use]
     pub fn places(&self) -> PlacesClient<TokenChannel> {
         PlacesClient::new(self.channel.clone())
@@ -330,7 +328,7 @@ async fn open(
 /// Text of the gRPC library for a stream that ended well but without an answer.
 const NO_ANSWER: &str = "Missing response message.";
 
-/// Whether a status is not the server's own answer to the request: this side made it of another error. A status that arrived over the wire
+/// Whether a status is not the server's own answer to the request: this process made it of another error. A status that arrived over the wire
 /// has no source. A server that stops reports that it is unavailable, or ends its streams before it has answered.
 fn is_lost(status: &tonic::Status) -> bool {
     use tonic::Code;

@@ -377,7 +377,7 @@ impl Transfer {
         path: impl AsRef<[u8]>,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<u64, Error> {
-        let attr = self.settled(path).await?;
+        let attr = self.sealed_attributes(path).await?;
         let mut open = v1::Open {
             ino: attr.ino,
             ..v1::Open::default()
@@ -397,7 +397,7 @@ impl Transfer {
                 piece(bytes)
             };
             let read = self.read_opened(&opened, &open.avoid, from, counted).await;
-            let gone = |error: &Error| error.is_lost() || error.is_elsewhere();
+            let unavailable = |error: &Error| error.is_lost() || error.is_elsewhere();
             match read {
                 // The request has started the resumption of the node.
                 Err((Some(node), error))
@@ -407,8 +407,8 @@ impl Transfer {
                     open.version = opened.attr.map_or(0, |attr| attr.version);
                 }
                 // Another node may have a replica of this very version.
-                Err((Some(node), error)) if gone(&error) && !open.avoid.contains(&node) => {
-                    tracing::debug!(node, "a replica is looked for: {error}");
+                Err((Some(node), error)) if unavailable(&error) && !open.avoid.contains(&node) => {
+                    tracing::debug!(node, "another replica is looked for: {error}");
                     open.avoid.push(node);
                     open.version = opened.attr.map_or(0, |attr| attr.version);
                 }
@@ -488,7 +488,10 @@ impl Transfer {
 
     /// Returns the attributes of a path, once a version that was just closed has been sealed: a mount seals shortly after `close`. For a
     /// file that is still being written, the call waits [`SEAL_PATIENCE`].
-    pub(crate) async fn settled(&self, path: impl AsRef<[u8]>) -> Result<v1::Attr, Error> {
+    pub(crate) async fn sealed_attributes(
+        &self,
+        path: impl AsRef<[u8]>,
+    ) -> Result<v1::Attr, Error> {
         let deadline = tokio::time::Instant::now() + SEAL_PATIENCE;
         loop {
             let attr = self.resolve(&path).await?;

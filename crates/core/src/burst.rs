@@ -6,7 +6,7 @@ pub mod share;
 use crate::time::Span;
 use std::str::FromStr;
 
-/// Guarantee of a sync of a directory, as set by the directory's attribute.
+/// Guarantee of an `fsync` of a directory, as set by the directory's attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durable {
     /// Written data survives power loss, as on any file system.
@@ -23,7 +23,7 @@ impl FromStr for Durable {
             "synced" => Ok(Self::Synced),
             "staged" => Ok(Self::Staged),
             _ => Err(format!(
-                "{text:?} is nothing that fsync of a directory can wait for: give synced, or staged"
+                "fsync of a directory can't wait for {text:?}: give synced or staged"
             )),
         }
     }
@@ -63,7 +63,7 @@ impl Default for TierLimits {
 /// Invalid limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the burst tier can't be emptied from {high} % down to {low} %: give two percentages, 1 to 99, the second not larger than the first"
+    "the burst tier can't evict files from {high} % down to {low} %: give two percentages, 1 to 99, the second not larger than the first"
 )]
 pub struct LimitsError {
     high: u8,

@@ -83,7 +83,7 @@ pub enum AppendOutcome {
 pub enum ChannelRefusal {
     /// The batch is larger than the ring.
     #[error(
-        "the message takes {bytes} bytes with its header: the channel holds {capacity}; send less at once, or make a larger channel"
+        "the message takes {bytes} bytes with its header: the channel holds {capacity}; send less at once, or create a larger channel"
     )]
     TooLong {
         /// Size of the record, in bytes.
@@ -93,7 +93,7 @@ pub enum ChannelRefusal {
     },
     /// The batch does not follow the producer's last batch.
     #[error(
-        "the sender's message {sequence} can't be taken: {expected} is the next, or its last request once more"
+        "the sender's message {sequence} is out of order: send {expected}, or repeat the last request"
     )]
     Sequence {
         /// Sequence number of the batch.
@@ -601,7 +601,7 @@ mod tests {
         log.acknowledge("a", 4).unwrap();
         assert!(log.trim());
         assert_eq!(log.head(), (60, 4));
-        // A record that does not fit at the end of the ring is stored at its begin.
+        // A record that does not fit at the end of the ring is stored at its beginning.
         assert!(matches!(
             log.append(batch(3, 0, 1), 30).unwrap(),
             AppendOutcome::Here(RingRecord { at: 0, .. })

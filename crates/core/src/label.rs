@@ -1,5 +1,5 @@
-//! The label: the one unit of work. Every operation on data in a cluster is a label that a node executes (DESIGN: one mechanism; LABIOS
-//! §3.2). This module defines labels and their outcomes as plain data.
+//! The label: the one unit of work. Every operation on data in a cluster is a label that a node executes (LABIOS §3.2). This module defines labels
+//! and their outcomes as plain data.
 //!
 //! A label is idempotent by its id: a node that receives an id again answers with the recorded outcome.
 
@@ -386,7 +386,7 @@ impl Outcome {
 }
 
 impl Outcome {
-    /// Prepends a line to the kernel's standard error. Drops the begin of the standard error if the text becomes too long.
+    /// Prepends a line to the kernel's standard error. Drops the beginning of the standard error if the text becomes too long.
     pub fn say(&mut self, line: &str) {
         let most = TAIL_BYTES_MAX.saturating_sub(line.len());
         let mut from = self.stderr.len().saturating_sub(most);

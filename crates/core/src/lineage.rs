@@ -497,7 +497,7 @@ mod tests {
         assert_eq!(
             objects,
             [3, 4, 5, 6],
-            "what it read is shown, and not what made that"
+            "its inputs are shown, and not the runs that made them"
         );
         let whole = graph.stopped(&root, (true, false), |_| false);
         assert_eq!(whole, graph);

@@ -609,7 +609,7 @@ mod tests {
         assert_eq!(
             queue.take(Lane::Kernel),
             Some(id(5)),
-            "what it had is free again"
+            "its resources are free again"
         );
     }
 

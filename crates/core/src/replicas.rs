@@ -37,7 +37,9 @@ impl FromStr for WantedReplicas {
             None => (text, false),
         };
         let wrong = || {
-            format!("{text:?} is no number of replicas: give 1 to {REPLICAS_MAX}, or such as 2,now")
+            format!(
+                "{text:?} is not a number of replicas: give 1 to {REPLICAS_MAX}, or such as 2,now"
+            )
         };
         let known = now == text.contains(',');
         let replicas: u32 = replicas.trim().parse().map_err(|_| wrong())?;
@@ -575,7 +577,7 @@ mod tests {
         assert_eq!(
             four.next(&two),
             ReplicaStep::Later,
-            "the others are offline"
+            "the other nodes are offline"
         );
     }
 
@@ -643,7 +645,7 @@ mod tests {
         assert_eq!(moved.next(&all), ReplicaStep::Wait);
         moved.holders[1].1 = Current;
         assert_eq!(moved.next(&all), removed(&[0], 2));
-        // The wanted number of replicas needs the node that is to be emptied.
+        // The wanted number of replicas needs the node that is to be drained.
         moved.wanted = 2;
         moved.places = 2;
         assert_eq!(made(moved.next(&all)).1, 1);

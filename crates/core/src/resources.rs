@@ -58,11 +58,14 @@ pub fn parse(text: &str) -> Result<BTreeMap<String, u64>, String> {
             format!("`{part}` must be such as {name}=2, with a whole number up to {AMOUNT_MAX}")
         })?;
         if all.insert(name.to_owned(), amount).is_some() {
-            return Err(format!("the resource `{name}` is given twice"));
+            return Err(format!("the resource `{name}` is set twice"));
         }
     }
     if all.len() > NAMES_MAX {
-        return Err(format!("{} resources; the most is {NAMES_MAX}", all.len()));
+        return Err(format!(
+            "{} resources; the maximum is {NAMES_MAX}",
+            all.len()
+        ));
     }
     Ok(all)
 }
@@ -135,7 +138,7 @@ impl Offers {
     /// Returns the first resource that the node can't offer in the needed amount, even when it is idle.
     #[must_use]
     pub fn lacks(&self, needs: &Needs) -> Option<ScarceResource> {
-        // A node that lends no cores runs no task, not even one that needs no core.
+        // A node that offers no cores runs no task, not even one that needs no core.
         if needs.cores.max(1) > self.cores {
             return Some(ScarceResource {
                 what: "cores".to_owned(),
@@ -446,8 +449,8 @@ fn offered(places: &[NodeOffer]) -> String {
     let directories: BTreeSet<&str> = directories.collect();
     let directories: Vec<&str> = directories.into_iter().collect();
     let shown = match directories.as_slice() {
-        [] => "none is shown as a whole".to_owned(),
-        some => format!("shown are {} and the directories below", some.join(", ")),
+        [] => "no directory is mounted as a whole".to_owned(),
+        some => format!("tasks see {} and the directories below", some.join(", ")),
     };
     format!("; {shown}, as their administrators allow by --kernels-dirs")
 }
@@ -526,7 +529,7 @@ pub(crate) mod tests {
         assert_eq!(
             unstated.lacks(&needs(1, u64::MAX, 0)),
             None,
-            "it does not say how much it has"
+            "it does not report how much it has"
         );
     }
 
@@ -602,7 +605,7 @@ pub(crate) mod tests {
         assert_eq!(
             why_nowhere(&wants(9, &["x"]), &[], None),
             None,
-            "nobody can say"
+            "the offers are not known"
         );
     }
 

@@ -141,11 +141,11 @@ pub fn refusal(name: &str) -> Option<&'static str> {
         return Some("the node sets it; programs are found by \"path\"");
     }
     if name.starts_with("TIDEMILL_") {
-        return Some("the node sets variables that begin so");
+        return Some("the node sets variables with this prefix");
     }
     // Software of a site needs `LD_LIBRARY_PATH`; the other variables are for inspecting programs.
     if (name.starts_with("LD_") && name != "LD_LIBRARY_PATH") || name == "GLIBC_TUNABLES" {
-        return Some("it would put other code into programs than lineage tells");
+        return Some("it would run other code in programs than lineage records");
     }
     None
 }

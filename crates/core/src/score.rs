@@ -1,10 +1,9 @@
 //! Score of a node for a task that may run on any node: the weighted mean of availability, capacity, load, speed and energy (LABIOS
 //! §3.3.3, "worker score", and its Table 2).
 //!
-//! A node reports only properties that no other component knows: its free capacity, and its configured speed and power. The dispatcher
-//! knows the load better, since it has sent the waiting labels. So a node with wrong reports can attract no more than its queue takes.
-//! Weights belong to a job, so the dispatcher computes the score. All numbers are in thousandths, so that the same view gives the same
-//! score everywhere.
+//! A node reports only properties that it alone knows: its free capacity, and its configured speed and power. The dispatcher knows the load better,
+//! since it has sent the waiting labels. So a node with wrong reports can attract no more than its queue takes. Weights belong to a job, so the
+//! dispatcher computes the score. All numbers are in thousandths, so that the same view gives the same score everywhere.
 
 use std::fmt;
 use std::str::FromStr;
@@ -100,7 +99,7 @@ pub enum WeightsError {
         value: String,
     },
     /// A weight is given twice.
-    #[error("the weight of {0} is given twice")]
+    #[error("the weight of {0} is set twice")]
     Twice(String),
     /// All weights are zero.
     #[error("all weights are zero: no node would be better than another")]

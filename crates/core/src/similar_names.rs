@@ -37,13 +37,13 @@ const CORRECTED_MAX: usize = 3;
 pub const PARTS_MAX: usize = 64;
 
 /// Returns the path that was probably meant by a path that does not exist: each missing part is replaced by the nearest name in its directory.
-/// `there` returns whether a full path exists, and `beside` lists the names in the directory of a full path; both with the rights of the
+/// `there` returns whether a full path exists, and `siblings` lists the names in the directory of a full path; both with the rights of the
 /// caller. Returns `None` if no name is near, if the path exists, or if it has more than [`PARTS_MAX`] parts.
 #[must_use]
 pub fn nearest_path(
     path: &str,
     there: impl Fn(&str) -> bool,
-    beside: impl Fn(&str) -> Vec<String>,
+    siblings: impl Fn(&str) -> Vec<String>,
 ) -> Option<String> {
     let mut meant = path.trim_end_matches('/').to_owned();
     if meant.matches('/').count() > PARTS_MAX {
@@ -59,7 +59,7 @@ pub fn nearest_path(
             return (corrected > 0).then_some(meant);
         };
         let (directory, name) = meant[..end].rsplit_once('/')?;
-        let names = beside(&meant[..end]);
+        let names = siblings(&meant[..end]);
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let nearest = nearest_file(name, &names);
         let nearest = nearest.filter(|_| corrected < CORRECTED_MAX);
@@ -103,13 +103,13 @@ mod tests {
             "/sw",
         ];
         let there = |path: &str| path.is_empty() || tree.contains(&path);
-        let beside = |path: &str| {
+        let siblings = |path: &str| {
             let (directory, _) = path.rsplit_once('/').unwrap();
             let inside = tree.iter().filter_map(|path| path.rsplit_once('/'));
             let names = inside.filter(|(above, _)| *above == directory);
             names.map(|(_, name)| name.to_owned()).collect()
         };
-        let meant = |path: &str| nearest_path(path, there, beside);
+        let meant = |path: &str| nearest_path(path, there, siblings);
         for (path, expected) in [
             ("/raw/vlaues.f64", Some("/raw/values.f64")),
             ("/raww/values.f64", Some("/raw/values.f64")),

@@ -182,7 +182,7 @@ impl LockWorld {
                     }
                     assert!(
                         !self.hinders(&asked, false),
-                        "{asked:?} beside {:?}",
+                        "{asked:?} next to {:?}",
                         self.held
                     );
                     let Asked { ino, lock, .. } = asked;
@@ -459,7 +459,7 @@ fn holds(steps: &[LockStep]) {
         let held = &world.held;
         assert!(
             world.hinders(asked, true),
-            "{asked:?} waits for nobody: {held:?}"
+            "{asked:?} waits without a conflict: {held:?}"
         );
     }
 }
@@ -583,8 +583,8 @@ proptest! {
             prop_assert_eq!(&held_bytes, &bytes);
             for (one, other) in table.iter().flat_map(|a| table.iter().map(move |b| (a, b))) {
                 prop_assert!(!one.hinders(other));
-                let beside = one.owner == other.owner && one.exclusive == other.exclusive;
-                prop_assert!(!beside || one.end.checked_add(1) != Some(other.start));
+                let adjacent = one.owner == other.owner && one.exclusive == other.exclusive;
+                prop_assert!(!adjacent || one.end.checked_add(1) != Some(other.start));
             }
         }
     }

@@ -69,7 +69,7 @@ pub enum CsvType {
 pub enum Separator {
     /// This byte.
     Byte(u8),
-    /// Any number of blanks and tabs; those at the ends of a line are ignored.
+    /// Any number of spaces and tabs; those at the ends of a line are ignored.
     Blanks,
 }
 
@@ -120,7 +120,7 @@ impl Csv {
         match (same.next(), same.next(), number_of(wanted)) {
             (Some((index, _)), None, _) => Ok(index),
             (Some((first, _)), Some((second, _)), _) => Err(spec.wrong(format!(
-                "the columns #{first} and #{second} are both called {wanted}: give one by its number"
+                "the columns #{first} and #{second} both have the name {wanted}: give the number of one"
             ))),
             (None, _, Some(index)) if index < names.len() => Ok(index),
             (None, _, Some(index)) => Err(spec.wrong(format!("no column #{index}: there are {}, from #0 on", names.len()))),
@@ -300,7 +300,7 @@ impl Parsed {
         } else {
             let number = number_of(&wanted).ok_or_else(|| {
                 spec.wrong(format!(
-                    "without a header line columns have numbers: #0 in place of {wanted:?}"
+                    "without a header line, columns have only numbers: #0 in place of {wanted:?}"
                 ))
             })?;
             csv.index = number;
@@ -332,7 +332,7 @@ impl Spec<'_> {
         let end = text.iter().position(|&byte| byte == b'\n');
         let end = end.ok_or_else(|| {
             let why = format!(
-                "no header line ends within the first {} bytes: say header=no, or skip= fewer",
+                "no header line ends within the first {} bytes: give header=no, or a smaller skip=",
                 whole.len()
             );
             self.wrong(why)
@@ -412,9 +412,7 @@ impl Spec<'_> {
             return Err(self.wrong(format!("at most {MISSING_MAX} texts of {TEXT_MAX} bytes")));
         }
         if csv.fill.is_some() && csv.number == CsvType::Float {
-            return Err(
-                self.wrong("fill is for integers: of doubles what is missing is NaN".into())
-            );
+            return Err(self.wrong("fill is for integers: a missing double is NaN".into()));
         }
         let same = |byte: u8| csv.separator == Separator::Byte(byte);
         if csv.quote.is_some_and(same)
@@ -462,7 +460,7 @@ impl Spec<'_> {
     fn byte(self, value: &str) -> Result<u8> {
         match value.as_bytes() {
             [byte @ 0x20..=0x7e] if !byte.is_ascii_alphanumeric() => Ok(*byte),
-            _ => Err(self.wrong(format!("{value:?} is no single sign"))),
+            _ => Err(self.wrong(format!("{value:?} is no single character"))),
         }
     }
 }

@@ -46,7 +46,7 @@ pub enum Error {
         why: String,
     },
     /// More than any real file has.
-    #[error("more than {limit} {what}: files like this are not read")]
+    #[error("more than {limit} {what}: such files are not read")]
     Limit {
         /// Item that exceeds its limit.
         what: &'static str,

@@ -215,7 +215,7 @@ impl AttributeReader<'_> {
             [one] if one.is_finite() => Ok(Some(*one)),
             _ => Err(self.wrong(
                 name,
-                "it is not one finite number; write it as one, with a type of numbers",
+                "it is not one finite number; write one number of a numeric type",
             )),
         }
     }
@@ -238,7 +238,7 @@ impl AttributeReader<'_> {
             Value::Text(text) if self.is_zarr() => vec![self.number_of_text(name, text)?],
             _ => {
                 let why = format!(
-                    "it is not of numbers, and the variable is {}; write it with the type of the variable",
+                    "it is not numeric, and the variable is {}; write it with the type of the variable",
                     self.type_name()
                 );
                 return Err(self.wrong(name, why));
@@ -364,7 +364,7 @@ impl AttributeReader<'_> {
                 && !matches!(fill, ExactNumber::Real(fill) if fill.is_nan())
             {
                 let why = format!(
-                    "it is {one}, and fill_value of the array is {fill}, which readers take for missing instead; write both alike"
+                    "it is {one}, and fill_value of the array is {fill}, which other readers treat as missing instead; write the same value in both"
                 );
                 return Err(self.wrong("_FillValue", why));
             }
@@ -444,7 +444,7 @@ impl AttributeReader<'_> {
         );
         let differs = |one: Option<ExactNumber>, end| one.is_some_and(|one| one != end);
         if differs(least, ends.0) || differs(most, ends.1) {
-            let why = "valid_min or valid_max says otherwise; keep valid_range or these two";
+            let why = "valid_min or valid_max differs; keep valid_range or these two";
             return Err(self.wrong("valid_range", why));
         }
         Ok((Some(ends.0), Some(ends.1)))

@@ -596,5 +596,5 @@ pub(crate) fn grid(variable: &Variable, chunked: &Chunked) -> Result<Vec<u64>> {
         .iter()
         .try_fold(1_u64, |all, count| all.checked_mul(*count))
         .map(|_| counts)
-        .ok_or_else(|| wrong("chunks that no number can count".into()))
+        .ok_or_else(|| wrong("more chunks than 64 bits can count".into()))
 }

@@ -93,7 +93,7 @@ impl<'a> Zip<'a> {
         {
             return Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
-                format!("{path} ends after the zip file"),
+                format!("{path} extends beyond the end of the zip file"),
             ));
         }
         self.begins.borrow_mut().insert(path.into(), begin);

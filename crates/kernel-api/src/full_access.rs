@@ -38,7 +38,7 @@ fn ask(pipes: &str, input: &str, offset: u64, into: &mut [u8]) -> Result<usize> 
     if request.len() > REQUEST_BYTES_MAX || input.contains('\n') {
         return Err(Error::new(
             ErrorKind::InvalidInput,
-            "the name is no input's",
+            "the name is not the name of an input",
         ));
     }
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

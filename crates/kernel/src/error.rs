@@ -3,13 +3,13 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why a [`crate::Launcher`] could not be made.
+/// Reason why a [`crate::Launcher`] could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
     /// The host lacks a part of the sandbox.
     #[error(
-        "this host cannot confine kernels: {missing}; allow a weak sandbox in the settings if every user of \
-         this cluster may be trusted with everything the node can reach"
+        "this host cannot confine kernels: {missing}; allow a weak sandbox in the settings if you trust every user of this \
+         cluster with all data that the node can reach"
     )]
     WeakSandbox {
         /// Missing parts of the sandbox.
@@ -149,7 +149,7 @@ pub enum PrepareError {
     },
     /// The interpreter that a script names does not exist.
     #[error(
-        "the script {path} names the interpreter {interpreter:?} in its first line, which is not there"
+        "the script {path} names the interpreter {interpreter:?} in its first line, which does not exist"
     )]
     Interpreter {
         /// The script.
@@ -171,7 +171,7 @@ pub enum PrepareError {
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
     /// An argument or variable holds a zero byte.
-    #[error("an argument, variable or path holds a zero byte: {0:?}")]
+    #[error("an argument, variable or path contains a zero byte: {0:?}")]
     ZeroByte(String),
     /// The operating system refused to start the kernel's code.
     #[error("cannot start {program}: {}", explain_execute(.source))]
@@ -182,7 +182,7 @@ pub enum SpawnError {
         source: io::Error,
     },
     /// A part of the sandbox could not be set up, so no code ran.
-    #[error("the sandbox could not be put up ({step}): {source}")]
+    #[error("the sandbox could not be set up ({step}): {source}")]
     Sandbox {
         /// The step that failed.
         step: &'static str,
@@ -193,7 +193,7 @@ pub enum SpawnError {
     #[error("the rules of file access cannot be made: {0}")]
     Rules(#[from] landlock::RulesetError),
     /// A file that the kernel may read cannot be opened.
-    #[error("cannot open {path}, which the kernel is to read: {source}")]
+    #[error("cannot open {path}, which the kernel may read: {source}")]
     Readable {
         /// The file.
         path: PathBuf,
@@ -230,7 +230,7 @@ pub enum OutputError {
     NoText(String),
     /// The directory contains more entries than can be kept.
     #[error(
-        "there are more than {files_max} files, or more than {depth_max} directories in one another, in the output {name:?}; pack them, or split the task"
+        "there are more than {files_max} files, or more than {depth_max} nested directories, in the output {name:?}; pack them, or split the task"
     )]
     TooMany {
         /// Its name.
@@ -253,7 +253,7 @@ pub enum OutputError {
 /// Returns clear text for the errors of `execve` whose own text misleads.
 fn explain_execute(error: &io::Error) -> String {
     match error.raw_os_error() {
-        Some(libc::ENOENT) => "it, or the interpreter or loader that it names, is not there".into(),
+        Some(libc::ENOENT) => "it, or the interpreter or loader that it names, does not exist".into(),
         Some(libc::ENOEXEC) => {
             "it is neither a program for this machine nor a script whose first line names its interpreter (#!)"
                 .into()
@@ -261,7 +261,7 @@ fn explain_execute(error: &io::Error) -> String {
         Some(libc::EACCES) => {
             "it, or the interpreter that it names, may not be executed by this user inside the sandbox".into()
         }
-        Some(libc::E2BIG) => "its arguments are too long for this system; name fewer files a task".into(),
+        Some(libc::E2BIG) => "its arguments are too long for this system; name fewer files per task".into(),
         _ => error.to_string(),
     }
 }

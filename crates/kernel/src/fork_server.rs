@@ -97,7 +97,7 @@ impl ForkServer {
         for door in doors {
             let entered = rustix::io::write(door, process.id().to_string().as_bytes());
             if let Err(error) = entered {
-                tracing::warn!(%error, "kernels are not bounded together");
+                tracing::warn!(%error, "kernels have no common limit");
             }
         }
         Ok(Self {
@@ -455,7 +455,10 @@ mod tests {
     }
 
     #[test]
-    #[allow(clippy::zombie_processes, reason = "what did not start was waited for")]
+    #[allow(
+        clippy::zombie_processes,
+        reason = "a process that did not start was waited for"
+    )]
     fn child_without_answer_did_not_start() {
         let end = |answer: &[u8]| {
             let child = std::process::Command::new("/bin/true").spawn().unwrap();

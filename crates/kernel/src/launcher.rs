@@ -116,7 +116,7 @@ pub struct Launcher {
 fn adopt_orphans() {
     // SAFETY: this option takes a plain number and only changes the parent of future processes.
     if unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } != 0 {
-        tracing::warn!("what processes used that no kernel waits for will not be counted");
+        tracing::warn!("the usage of processes that no kernel waits for will not be counted");
     }
 }
 
@@ -159,7 +159,7 @@ impl Launcher {
         let system = SystemRules::open(&settings.system_paths, support.landlock_version);
         let group = settings.together.as_ref().and_then(|together| {
             let group = ControlGroup::make(together);
-            let warn = |error| tracing::info!(%error, "kernels are not bounded together");
+            let warn = |error| tracing::info!(%error, "kernels have no common limit");
             group.map_err(warn).ok().map(Arc::new)
         });
         Ok(Self {

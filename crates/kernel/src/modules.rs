@@ -212,7 +212,7 @@ impl Modules {
         let mut hasher = blake3::Hasher::new();
         let mut piece = vec![0; PIECE_BYTES];
         let mut length = 0;
-        // Of a module that is too long, the compiler gets enough bytes to detect that.
+        // If a module is too long, the compiler gets enough bytes to detect that.
         while length <= SOURCE_BYTES_MAX {
             let count = match module.file.read_at(&mut piece, length) {
                 Ok(0) => break,

@@ -127,7 +127,7 @@ impl Drop for RankNetwork {
     fn drop(&mut self) {
         *self.socket.lock() = None;
         if let Err(error) = self.process.lock().wait() {
-            tracing::warn!(%error, "cannot wait for what made the network of a kernel");
+            tracing::warn!(%error, "cannot wait for the process that made the network of a kernel");
         }
     }
 }

@@ -25,7 +25,7 @@ const SHELL: &str = "sh";
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     /// There is no shell to run.
-    #[error("there is no program `{SHELL}` here")]
+    #[error("the program `{SHELL}` does not exist on this host")]
     NoShell,
     /// The run could not be prepared.
     #[error(transparent)]
@@ -34,7 +34,7 @@ pub enum ProbeError {
     #[error(transparent)]
     Spawn(#[from] crate::SpawnError),
     /// The system did not report how the run ended.
-    #[error("can't tell how it ended: {0}")]
+    #[error("the end of the run is unknown: {0}")]
     Wait(#[from] std::io::Error),
     /// The run ended before its time.
     #[error("{0}")]

@@ -299,7 +299,7 @@ impl Exit {
                 self.perhaps_memory(limits)
             ),
             RunEnd::TimeLimit => format!(
-                "the kernel ran past its time limit of {} s and was killed; raise limits.time if it needs longer",
+                "the kernel exceeded its time limit of {} s and was killed; raise limits.time if it needs longer",
                 limits.time.as_secs_f64()
             ),
             RunEnd::MemoryLimit => format!(
@@ -337,8 +337,7 @@ impl Exit {
             return String::new();
         }
         format!(
-            "; should it have asked for more than its memory limit of {} bytes (limits.memory), it got none: it used \
-             {used} at most",
+            "; if it requested more than its memory limit of {} bytes (limits.memory), the request was refused: it used {used} at most",
             limits.memory_bytes
         )
     }

@@ -265,7 +265,7 @@ fn duration(time: libc::timeval) -> Duration {
     Duration::new(time.tv_sec.cast_unsigned(), micros * 1000)
 }
 
-/// Returns the cause of a run's end, from the system's status, the cause of a kill, and the signs of exceeded limits.
+/// Returns the cause of a run's end, from the system's status, the cause of a kill, and the evidence of exceeded limits.
 fn end(
     status: RunEnd,
     cause: Option<RunEnd>,

@@ -28,7 +28,7 @@ const DIRECTORIES_MAX: usize = 16;
 /// Spare directories of one [`crate::Launcher`].
 #[derive(Debug, Default)]
 pub(crate) struct Spares {
-    shelf: Mutex<SpareDirectories>,
+    held: Mutex<SpareDirectories>,
 }
 
 /// Parent of a private directory, its user and group, and its subdirectories.
@@ -49,20 +49,20 @@ fn key(directory: &Path, user: Option<User>, directories: &BTreeSet<String>) -> 
 }
 
 impl Spares {
-    fn shelf(&self) -> MutexGuard<'_, SpareDirectories> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> MutexGuard<'_, SpareDirectories> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Moves a spare directory with these subdirectories to the path of the run's private directory. Returns whether there was a spare directory.
     pub(crate) fn take(&self, run: &Run, directories: &BTreeSet<String>) -> bool {
         let key = key(&run.directory, run.user, directories);
-        let mut shelf = self.shelf();
-        let place = shelf.free.iter().rposition(|(other, _)| *other == key);
-        let spare = place.and_then(|place| shelf.free.remove(place));
+        let mut held = self.held();
+        let place = held.free.iter().rposition(|(other, _)| *other == key);
+        let spare = place.and_then(|place| held.free.remove(place));
         if directories.len() <= DIRECTORIES_MAX {
-            shelf.used.insert(run.directory.clone(), key);
+            held.used.insert(run.directory.clone(), key);
         }
-        drop(shelf);
+        drop(held);
         // An existing directory must not be replaced.
         let flags = rustix::fs::RenameFlags::NOREPLACE;
         let cwd = rustix::fs::CWD;
@@ -75,21 +75,21 @@ impl Spares {
 
     /// Empties a private directory and keeps it; returns `false` if the caller must remove it.
     pub(crate) fn put(&self, directory: &Path) -> bool {
-        let mut shelf = self.shelf();
-        let Some(key) = shelf.used.remove(directory) else {
+        let mut held = self.held();
+        let Some(key) = held.used.remove(directory) else {
             return false;
         };
-        shelf.next += 1;
-        let spare = key.0.join(format!("spare-{}", shelf.next));
-        drop(shelf);
+        held.next += 1;
+        let spare = key.0.join(format!("spare-{}", held.next));
+        drop(held);
         if empty(directory, &key.2).is_err() || std::fs::rename(directory, &spare).is_err() {
             return false;
         }
-        let mut shelf = self.shelf();
-        shelf.free.push_back((key, spare));
-        let most = shelf.free.len() > SPARES_MAX;
-        let oldest = if most { shelf.free.pop_front() } else { None };
-        drop(shelf);
+        let mut held = self.held();
+        held.free.push_back((key, spare));
+        let most = held.free.len() > SPARES_MAX;
+        let oldest = if most { held.free.pop_front() } else { None };
+        drop(held);
         if let Some((_, oldest)) = oldest
             && let Err(error) = remove_directory(&oldest)
         {

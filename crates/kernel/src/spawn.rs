@@ -167,7 +167,7 @@ pub(crate) fn spawn(image: ProcessImage) -> Result<Process, SpawnError> {
 pub(crate) fn on_lasting_thread<T: Send + 'static>(
     work: impl FnOnce(&mut [u128]) -> T + Send + 'static,
 ) -> io::Result<T> {
-    let gone = || io::Error::other("the threads that start kernels are gone");
+    let gone = || io::Error::other("the threads that start kernels have ended");
     let (sender, receiver) = mpsc::sync_channel(1);
     let job: ThreadJob = Box::new(move |stack| {
         // The caller waits for the result.

@@ -129,7 +129,7 @@ impl Watched {
         let cgroup = self.cgroup.get_or_init(|| {
             let made = group.run_cgroup(self.limits.memory_bytes, self.limits.cpu_percent);
             let unmade =
-                |error| tracing::debug!(%error, "a kernel's memory is not bounded by the system");
+                |error| tracing::debug!(%error, "the system does not limit a kernel's memory");
             made.map_err(unmade).ok()
         });
         if let Some(cgroup) = cgroup {
@@ -222,7 +222,9 @@ impl Watched {
                 let thread = std::thread::Builder::new().name("look".into());
                 match thread.spawn(move || look_apart(&run)) {
                     Ok(_) => looks.apart = true,
-                    Err(error) => tracing::warn!(%error, "cannot look at what a kernel writes"),
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot examine the files that a kernel writes")
+                    }
                 }
             }
         }
@@ -602,7 +604,7 @@ pub(crate) fn groups(wanted: &BTreeMap<i32, u32>) -> BTreeMap<i32, GroupUsage> {
     groups
 }
 
-/// Returns fields 3 and 5 of `/proc/<pid>/stat`. The name before them, in brackets, may contain any characters.
+/// Returns fields 3 and 5 of `/proc/<pid>/stat`. The name before them, in parentheses, may contain any characters.
 fn state_and_group(stat: &str) -> Option<(&str, i32)> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     let state = fields.next()?;

@@ -456,11 +456,7 @@ fn times_of_series_have_one_calendar_and_no_duplicates() {
         simple(vec![times(&[0.0, 2.0]), lat()], &[1.0, 2.0]),
         simple(vec![times(&[1.0, 3.0]), lat()], &[1.0, 2.0]),
     ];
-    refused(
-        &kept,
-        &between,
-        &["coordinate time", "lie between each other"],
-    );
+    refused(&kept, &between, &["coordinate time", "are interleaved"]);
     assert_eq!(values(&reduced(&sum(), &between).unwrap()), [6.0]);
     let missing = || simple(vec![times(&[f64::NAN]), lat()], &[1.0]);
     let files = [missing(), between[1].clone()];

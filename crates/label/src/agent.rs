@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Maximum number of labels that are taken at once.
-const ROUND: usize = 8192;
+const BATCH_MAX: usize = 8192;
 /// Interval at which an idle agent checks whether its applications exist.
 const LOOK: Duration = Duration::from_millis(500);
 /// Time for which a resumable application is kept after it ended.
@@ -135,7 +135,7 @@ fn take_up(path: &Path) -> Result<Log, Error> {
         return Ok(log);
     }
     let why =
-        "the machine was restarted since: which of its labels reached the device is not known";
+        "the machine was restarted since: it is not known which of its labels reached the device";
     Err(Error::corrupt(path, why))
 }
 
@@ -145,8 +145,8 @@ fn set_aside(path: &Path, why: &str, tell: Tell) {
     let kept = std::fs::rename(path, &aside);
     let aside = aside.display();
     match kept {
-        Ok(()) => tell(&format!("{why}; it is kept as {aside}")),
-        Err(error) => tell(&format!("{why}, and it can't be renamed: {error}")),
+        Ok(()) => tell(&format!("{why}; the log is kept as {aside}")),
+        Err(error) => tell(&format!("{why}, and the log can't be renamed: {error}")),
     }
 }
 
@@ -237,9 +237,9 @@ impl LogKeeper {
                 self.log.gather(bell, enough, left);
                 continue;
             }
-            let round = self.take()?;
-            if !round.is_empty() {
-                self.carry_out(&round);
+            let batch = self.take()?;
+            if !batch.is_empty() {
+                self.carry_out(&batch);
                 self.written = Instant::now();
                 let wanted = self.log.wanted();
                 if self.manner.rest.is_zero() || wanted > self.log.stored() && self.last >= wanted {
@@ -313,9 +313,9 @@ impl LogKeeper {
 
     /// Returns the labels that were published since and have not begun. A label that an earlier agent began is carried out again.
     fn take(&mut self) -> Result<Vec<LogRecord>, Error> {
-        let mut round = Vec::new();
+        let mut batch = Vec::new();
         let head = self.log.published();
-        while self.at < head && round.len() < ROUND {
+        while self.at < head && batch.len() < BATCH_MAX {
             let record = self.log.record(self.at)?;
             // The label stays where it can be cancelled; labels after it keep their places.
             let over =
@@ -349,7 +349,7 @@ impl LogKeeper {
                 .turn(record.at, RecordStatus::Pending, RecordStatus::Running);
             let begun = [RecordStatus::Running, RecordStatus::Stopping];
             if fresh || begun.contains(&self.log.status(record.at).0) {
-                round.push(record.begun_again(!fresh));
+                batch.push(record.begun_again(!fresh));
                 if record.is_job() || record.is_await() {
                     // Labels after it may have to wait for it.
                     break;
@@ -358,12 +358,12 @@ impl LogKeeper {
                 self.last = self.last.max(record.id);
             }
         }
-        Ok(round)
+        Ok(batch)
     }
 
     /// Carries labels out, in groups; each group begins when all earlier ones are done.
-    fn carry_out(&mut self, round: &[LogRecord]) {
-        let mut rest = round;
+    fn carry_out(&mut self, batch: &[LogRecord]) {
+        let mut rest = batch;
         while let Some(first) = rest.first() {
             let alone =
                 |record: &LogRecord| record.is_alone() || record.is_job() || record.is_await();
@@ -389,7 +389,7 @@ impl LogKeeper {
                 rest = &rest[many..];
             }
         }
-        self.last = round
+        self.last = batch
             .last()
             .map_or(self.last, |record| self.last.max(record.id));
     }

@@ -90,7 +90,7 @@ impl<'a> FileAnalysis<'a> {
         path: impl Fn(&'a str) -> Result<Cow<'a, str>, Error>,
     ) -> Result<MountedAnalysis<'a>, Error> {
         let file = |address: &'a str| match path(address)? {
-            path if path.is_empty() => Err(Error::Invalid(format!("{address} is no file"))),
+            path if path.is_empty() => Err(Error::Invalid(format!("{address} is not a file"))),
             path => Ok(path),
         };
         let all = |addresses: &'a [&'a str]| {

@@ -339,7 +339,7 @@ impl App {
         if !KEY_BYTES.contains(&key.len()) || !key.bytes().all(good) {
             let (least, most) = (KEY_BYTES.start(), KEY_BYTES.end());
             return Err(Error::Invalid(format!(
-                "{key:?} is no key: {least} to {most} letters, digits, dashes and underscores"
+                "{key:?} is not a key: give {least} to {most} letters, digits, dashes and underscores"
             )));
         }
         let directory = LogDirectory::open(settings.directory.as_deref())?;
@@ -357,7 +357,7 @@ impl App {
                 }
                 Err(error) => return Err(error),
                 Ok(None) if begun.elapsed() > LET_GO => {
-                    let why = format!("somebody has the application of the key {key:?}");
+                    let why = format!("another process uses the application of the key {key:?}");
                     return Err(Error::Invalid(why));
                 }
                 Ok(None) => std::thread::sleep(Duration::from_millis(20)),
@@ -566,7 +566,7 @@ fn check_name(name: &str) -> Result<(), Error> {
     if name.is_empty() || name.len() > log::NAME_MAX || name.contains(char::is_control) {
         let max = log::NAME_MAX;
         return Err(Error::Invalid(format!(
-            "{name:?} is no name of an application: 1 to {max} bytes, on one line"
+            "{name:?} can't be the name of an application: give 1 to {max} bytes, on one line"
         )));
     }
     Ok(())
@@ -646,7 +646,7 @@ impl AppState {
                 .all(|part| matches!(part, Component::Normal(_)));
             if !plain || inside.count() < 2 || address.contains('\0') {
                 return Err(Error::Invalid(format!(
-                    "{address:?} is no address: workspace:/WORKSPACE/FILE, without .."
+                    "{address:?} is not an address: give workspace:/WORKSPACE/FILE, without .."
                 )));
             }
             return Ok(address.replacen("workspace:", WORKSPACES, 1).into());
@@ -669,7 +669,7 @@ impl AppState {
             _ => {
                 let mount = self.mount.display();
                 Err(Error::Invalid(format!(
-                    "{address:?} is no address: tidemill:/PATH, workspace:/WORKSPACE/FILE, or a path below {mount}, where the cluster is mounted; without .."
+                    "{address:?} is not an address: give tidemill:/PATH, workspace:/WORKSPACE/FILE, or a path below {mount}, where the cluster is mounted; without .."
                 )))
             }
         }
@@ -681,7 +681,9 @@ impl AppState {
         let end = label.offset.checked_add(label.size);
         if end.is_none_or(|end| end > i64::MAX as u64) {
             let (size, offset) = (label.size, label.offset);
-            return invalid(format!("{size} bytes at {offset} end where no file can"));
+            return invalid(format!(
+                "{size} bytes at offset {offset} end beyond the largest possible file"
+            ));
         }
         if matches!(label.kind, RequestKind::Read | RequestKind::Analyse) && label.size > READ_MAX {
             let size = label.size;
@@ -691,7 +693,7 @@ impl AppState {
         }
         let after = match label.after {
             Some(ticket) if !std::ptr::eq(&*ticket.inner, self) => {
-                return invalid("a label can be after labels of its own application only".into());
+                return invalid("a label can only depend on labels of its own application".into());
             }
             after => after.map_or(0, |ticket| ticket.at + 1),
         };
@@ -737,7 +739,7 @@ impl AppState {
         }
         let mount = self.mount.display();
         Err(Error::Invalid(format!(
-            "{mount} is not where a cluster is mounted: register with that for workspaces, jobs, and labels that wait for files"
+            "no cluster is mounted on {mount}: register with the directory of a mount for workspaces, jobs, and labels that wait for files"
         )))
     }
 
@@ -747,7 +749,7 @@ impl AppState {
         let since = match label.other {
             "" => events::now(&self.mount, &pattern)?,
             since if since.contains('\0') => {
-                return Err(Error::Invalid(format!("{since:?} is no cursor")));
+                return Err(Error::Invalid(format!("{since:?} is not a cursor")));
             }
             since => since.to_owned(),
         };
@@ -797,8 +799,8 @@ impl AppState {
     /// Returns the maximum size of a label that is not split. Refuses a label that is too large.
     fn size_max(&self, label: &LabelRequest<'_>, size: u64) -> Result<u64, Error> {
         let what = match label.kind {
-            RequestKind::Analyse => "a job's script and result have",
-            _ if label.flags & PUT != 0 => "what is put has",
+            RequestKind::Analyse => "the script and the result of a job have",
+            _ if label.flags & PUT != 0 => "the content of a put has",
             _ => return Ok(self.label_max),
         };
         let max = self.log.capacity() / 4;
@@ -813,7 +815,7 @@ impl AppState {
     /// Waits until another application's put of the same file is stored, so that this put is the later one.
     fn begin_put(&self, path: &[u8], label: &LabelRequest<'_>) -> Result<u64, Error> {
         if label.after.is_some() {
-            let why = "what is put is seen at once: it can't be after another label";
+            let why = "a put is visible at once: it can't depend on another label";
             return Err(Error::Invalid(why.into()));
         }
         let (shared_index, hash) = (self.shared_index()?, shared_index::hash(&self.mount, path));

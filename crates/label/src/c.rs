@@ -57,7 +57,7 @@ unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str, Error> {
     // SAFETY: as the caller promises.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str()
-        .map_err(|_| Error::Invalid(format!("{what} is no UTF-8")))
+        .map_err(|_| Error::Invalid(format!("{what} is not UTF-8")))
 }
 
 /// Returns the text of the last error of this thread; valid until the next error.
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn tidemill_app_register_for(
         )
     };
     handle((|| {
-        let unknown = || Error::Invalid(format!("{intent} is no intent"));
+        let unknown = || Error::Invalid(format!("{intent} is not an intent"));
         let settings = RegistrationOptions {
             mount: mount.transpose()?.map(PathBuf::from),
             capacity,
@@ -138,7 +138,9 @@ unsafe fn publish(
         let app = app.ok_or_else(|| Error::Invalid("app is NULL".into()))?;
         let mut label = label?;
         if flags & !(DURABLE | TRUNCATE | NOWAIT | IF_DONE | IF_FAILED) != 0 {
-            return Err(Error::Invalid(format!("{flags:#x} are no flags of labels")));
+            return Err(Error::Invalid(format!(
+                "{flags:#x} are not flags of labels"
+            )));
         }
         if flags & DURABLE != 0 {
             label = label.durable();
@@ -156,7 +158,7 @@ unsafe fn publish(
             (Some(after), IF_DONE) => label.if_done(after),
             (Some(after), IF_FAILED) => label.if_failed(after),
             _ => {
-                let why = "IF_DONE, or IF_FAILED, needs a label that it is after";
+                let why = "IF_DONE and IF_FAILED need a label to depend on";
                 return Err(Error::Invalid(why.into()));
             }
         };

@@ -144,7 +144,7 @@ impl LogDirectory {
         let begun = Instant::now();
         while !self.has_agent() {
             if begun.elapsed() > START {
-                return Err(failed("it does not come up".into()));
+                return Err(failed("it does not start".into()));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -162,19 +162,18 @@ pub(crate) fn lies_at(file: &File, path: &Path) -> bool {
 /// Returns the reason why a directory cannot be the directory of a user's logs.
 fn why_not(is: &std::fs::Metadata, user: u32) -> Option<String> {
     let instead =
-        "or set TIDEMILL_LABELS to a directory of yours that nobody else may look into (chmod 700)";
+        "or set TIDEMILL_LABELS to a directory of yours that no other user can access (chmod 700)";
     if is.uid() != user {
         let whose = is.uid();
         return Some(format!(
-            "it belongs to user {whose}: have it removed by them or by root, {instead}"
+            "it belongs to user {whose}: ask that user or root to remove it, {instead}"
         ));
     }
     if !is.is_dir() {
         return Some(format!("it is not a directory: remove it, {instead}"));
     }
-    (is.mode() & 0o077 != 0).then(|| {
-        "it must be a directory of yours that nobody else may look into (chmod 700)".into()
-    })
+    (is.mode() & 0o077 != 0)
+        .then(|| "it must be a directory of yours that no other user can access (chmod 700)".into())
 }
 
 /// Returns the mountpoint of the cluster: `TIDEMILL_MOUNT`, or the only mount of this host.
@@ -189,7 +188,8 @@ pub(crate) fn mounted() -> Result<PathBuf, Error> {
             "no cluster is mounted here: see `tidemill up` and `tidemill mount`".into(),
         )),
         (Some(_), Some(_)) => Err(Error::Mount(
-            "several clusters are mounted here: set TIDEMILL_MOUNT to the directory of the one that is meant".into(),
+            "several clusters are mounted here: set TIDEMILL_MOUNT to the directory of one cluster"
+                .into(),
         )),
     }
 }

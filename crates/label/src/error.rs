@@ -33,7 +33,7 @@ pub enum Error {
     },
     /// The oldest file events that a subscription asks for are so old that the cluster has dropped them.
     #[error(
-        "some file events are not known any more: the cluster remembers a bounded number of file events; ask again to continue with the known events"
+        "some file events were discarded: the cluster remembers a limited number of file events; ask again to continue with the remaining events"
     )]
     Missed,
     /// The label was cancelled before it began.
@@ -44,8 +44,8 @@ pub enum Error {
     Invalid(String),
     /// Unfinished labels take all of the application's buffer quota.
     #[error(
-        "{needed} bytes of labels don't fit: {capacity} bytes are the application's, and taken; wait for labels, or register \
-         with more"
+        "{needed} bytes of labels don't fit into the buffer quota of {capacity} bytes; wait for labels, or register \
+         with a larger quota"
     )]
     Full {
         /// Bytes that the label takes.
@@ -74,7 +74,7 @@ pub enum Error {
     },
     /// No agent can be started.
     #[error(
-        "can't start `{program} agent`, which carries labels out: {why}; put tidemill in PATH, or set TIDEMILL to it"
+        "can't start `{program} agent`, which executes labels: {why}; put tidemill in PATH, or set TIDEMILL to it"
     )]
     Agent {
         /// The program.

@@ -26,7 +26,7 @@ const MANY: u64 = 0;
 /// Space for the answer to a label: one path, or all file events that the cluster sends at once.
 pub(crate) const ONE_BYTES: u64 = 4096 + 64;
 const MANY_BYTES: u64 = 64 << 10;
-/// Space for labels of a stream.
+/// Buffer quota of the application of a stream, in bytes.
 const CAPACITY: u64 = 1 << 20;
 /// Pause before a question is repeated, if all places were taken or the mount was unreachable.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -253,7 +253,7 @@ fn outcome_of(
         return Ok(bytes);
     }
     if answer.missed {
-        let why = "the first file events are not known any more: the cluster remembers a bounded number of file events";
+        let why = "the first file events were discarded: the cluster remembers a limited number of file events";
         return Err((Errno::OVERFLOW, why.into()));
     }
     let first = answer.events.into_iter().next();

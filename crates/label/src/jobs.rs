@@ -205,7 +205,7 @@ impl ControlDirectory {
         let mut jobs = known.lines().filter_map(|line| line.rsplit_once(' '));
         let job = jobs.find(|(source, _)| *source == shown);
         job.and_then(|(_, job)| job.parse().ok()).ok_or_else(|| {
-            let why = format!("the job of {shown} was submitted and is not in the list of jobs");
+            let why = format!("the job of {shown} was submitted but is not in the list of jobs");
             (Errno::IO.raw_os_error(), why)
         })
     }
@@ -217,7 +217,7 @@ impl ControlDirectory {
             let text = match self.read(&format!("{job}-status")) {
                 Ok(text) => text,
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    let why = format!("job {job} was deleted before it was known how it ended");
+                    let why = format!("job {job} was deleted before its outcome was known");
                     return JobEnd::Failed((Errno::NOENT.raw_os_error(), why));
                 }
                 Err(error) => return JobEnd::Failed(failed(&error, &format!("job {job}"))),

@@ -70,11 +70,14 @@ impl BufferLimits {
         };
         let refused = |what: &str, max: u64| {
             Error::Quota(format!(
-                "a buffer quota of {buffer_quota} bytes: on this host {what} {max} bytes ({FILE})"
+                "the buffer quota of {buffer_quota} bytes is too large: on this host {what} {max} bytes ({FILE})"
             ))
         };
         if buffer_quota > self.buffer_quota {
-            return Err(refused("an application has at most", self.buffer_quota));
+            return Err(refused(
+                "an application may have at most",
+                self.buffer_quota,
+            ));
         }
         if self.sum == u64::MAX {
             return Ok((buffer_quota, None));
@@ -95,7 +98,7 @@ impl BufferLimits {
         }
         if used > self.sum {
             return Err(refused(
-                "applications of a user have together at most",
+                "applications of a user may have together at most",
                 self.sum,
             ));
         }

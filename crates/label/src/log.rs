@@ -195,7 +195,7 @@ pub(crate) struct MappedMemory {
     length: usize,
 }
 
-// SAFETY: all shared data in it is atomic, or is handed over by an atomic.
+// SAFETY: all shared data in it is atomic, or is published by an atomic.
 unsafe impl Send for MappedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for MappedMemory {}
@@ -671,7 +671,10 @@ impl Log {
             self.published().saturating_sub(at),
         );
         if !at.is_multiple_of(ALIGN) || to_head < ALIGN || to_end < ALIGN {
-            return Err(Error::corrupt(&self.path, "a record begins where none can"));
+            return Err(Error::corrupt(
+                &self.path,
+                "the position of a record is out of range",
+            ));
         }
         // SAFETY: aligned and within the ring. Another process may write to the log at any time: the head is read once, and that copy is
         // checked and used.
@@ -687,7 +690,7 @@ impl Log {
                 && head.after <= at
                 && (head.kind != RequestKind::Analyse as u16 || head.offset <= head.size)
         });
-        let kind = kind.ok_or_else(|| Error::corrupt(&self.path, "a record is not one"))?;
+        let kind = kind.ok_or_else(|| Error::corrupt(&self.path, "a record is malformed"))?;
         // The other fields of a filler are not checked.
         let (size, paths) = match kind {
             RequestKind::Filler => (0, 0),

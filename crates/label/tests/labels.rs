@@ -294,7 +294,7 @@ fn directory_readable_by_others_is_refused() {
         ..RegistrationOptions::default()
     };
     let error = App::register("test", &settings).unwrap_err().to_string();
-    assert!(error.contains("nobody else"), "{error}");
+    assert!(error.contains("no other user"), "{error}");
     assert!(App::register("two\nlines", &settings).is_err());
 }
 
@@ -362,7 +362,7 @@ fn callbacks_receive_outcome_of_every_label() {
         let reported = reported.clone();
         let callback = move |outcome: Result<Vec<u8>, Error>| {
             reported.send((number, outcome.is_ok())).unwrap();
-            assert!(number != 7, "what panics is not of others");
+            assert!(number != 7, "a panic affects no other label");
         };
         app.publish(&label).unwrap().on_done(callback);
         if number == 50 {
@@ -538,7 +538,7 @@ fn application_resumes_by_its_key() {
             .unwrap(),
     );
     assert_eq!(app.last(), 3);
-    assert!(register("key-of-mine").is_err(), "somebody has it");
+    assert!(register("key-of-mine").is_err(), "another process has it");
     drop((wrong, app));
     let app = register("key-of-mine").unwrap();
     assert_eq!(app.last(), 3);

@@ -34,7 +34,7 @@ pub enum Error {
     },
     /// The mountpoint holds files.
     #[error(
-        "can't mount on {path}: it holds files that the mount would hide, as {name}; they may have been \
+        "can't mount on {path}: it holds files that the mount would hide, as {name}; these files may have been \
          written while nothing was mounted: move them away and copy them in afterwards, or choose another directory"
     )]
     Files {
@@ -56,7 +56,7 @@ pub enum Error {
     },
     /// The directory of the socket belongs to another user, or others may change it.
     #[error(
-        "{path} is not a directory that only this user can change: remove it, or choose another with --data-dir"
+        "{path} is not a directory that only this user can change: remove it, or choose another directory with --data-dir"
     )]
     Directory {
         /// The directory.
@@ -64,13 +64,13 @@ pub enum Error {
     },
     /// Another process serves the directory.
     #[error(
-        "{path} is served by another process; end that first, or choose another with --data-dir"
+        "{path} is served by another process; end that process first, or choose another directory with --data-dir"
     )]
     Served {
         /// The directory.
         path: String,
     },
-    /// The file has another content since, so the handed-over content is not written.
+    /// The file has another content since, so the asynchronously written content is not stored.
     #[error("another process has written the file since")]
     Overtaken,
     /// Error of a store outside of the cluster.

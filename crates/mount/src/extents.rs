@@ -204,11 +204,17 @@ mod tests {
     #[test]
     fn range_moves_unless_part_has_same_offset() {
         let mut log = WriteLog::new(0, 100, 0);
-        assert!(log.moves(&(0..10)), "what the file has lies there already");
+        assert!(
+            log.moves(&(0..10)),
+            "the bytes are in the file's extent already"
+        );
         assert!(log.moves(&(110..120)));
         assert!(!log.moves(&(100..110)));
         write(&mut log, 100..110);
-        assert!(!log.moves(&(102..105)), "it is written over in its place");
+        assert!(
+            !log.moves(&(102..105)),
+            "the bytes are overwritten in place"
+        );
         assert!(!log.moves(&(110..120)) && log.moves(&(105..120)));
         write(&mut log, 0..10);
         assert!(log.moves(&(2..5)) && log.moves(&(110..120)));

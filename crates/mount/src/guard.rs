@@ -61,7 +61,7 @@ fn private_connections() -> rustix::io::Result<OwnedFd> {
 /// Ends the connection.
 pub(crate) fn abort(mut connection: &File) {
     if let Err(error) = connection.write_all(b"1") {
-        tracing::debug!("the kernel's connection can't be ended: {error}");
+        tracing::debug!("the Linux kernel's connection can't be closed: {error}");
     }
 }
 
@@ -141,7 +141,7 @@ fn started(connection: &File) -> io::Result<(Child, io::PipeWriter)> {
 /// Gives this thread a table of open files of its own, a copy.
 #[expect(
     deprecated,
-    reason = "the one that replaces it is unsafe, as a thread could lose the files of others"
+    reason = "the replacement is unsafe, as a thread could lose the files of other threads"
 )]
 fn own_table() -> io::Result<()> {
     Ok(rustix::thread::unshare(UnshareFlags::FILES)?)

@@ -26,8 +26,8 @@ pub(crate) const SOURCE: &str = "tidemill";
 /// A file in the bare directory that explains it; for root, whom the directory's mode does not stop.
 const NOTE: &str = "NOT-MOUNTED";
 /// Text of that file.
-const NOTE_TEXT: &str = "Nothing is mounted here. This directory is where a cluster of Tidemill belongs: what is \
-written to it is not in the cluster, and keeps the cluster from being mounted.\n";
+const NOTE_TEXT: &str = "Nothing is mounted here. This directory is where a cluster of Tidemill belongs: files that \
+are written here are not in the cluster, and prevent the mount.\n";
 /// Maximum number of stacked dead mounts that are detached.
 const DEAD_MAX: usize = 16;
 /// Time that a mount may take to answer; a mount that does not answer is not considered dead.
@@ -324,7 +324,7 @@ impl Bare {
     pub(crate) fn protect(&self) {
         if let Err(error) = self.try_protect() {
             tracing::info!(
-                "the directory {} below the mount can be written to when the mount is gone: {error}",
+                "the directory {} below the mount can be written to after the unmount: {error}",
                 self.path.display()
             );
         }
@@ -392,7 +392,7 @@ impl OwnMount {
         let (mounted, _) = self.mounted.as_ref()?;
         let guard = Guard::start(&mounted.id.1);
         let why = |error: &io::Error| {
-            tracing::debug!("nobody ends the mount's connection if it is killed: {error}");
+            tracing::debug!("the mount's connection stays open if the mount is killed: {error}");
         };
         guard.inspect_err(why).ok()
     }
@@ -417,7 +417,7 @@ impl OwnMount {
                 let above = &mounts[at + 1..];
                 let names: Vec<&str> = above.iter().map(|mount| mount.source.as_str()).collect();
                 Err(io::Error::other(format!(
-                    "{} is mounted on top of it; unmount that first, then this (`umount {}`)",
+                    "{} is mounted on top of it; unmount the top file system first, then this one (`umount {}`)",
                     names.join(", "),
                     self.bare.path.display()
                 )))

@@ -182,7 +182,9 @@ pub(crate) fn finish(fs: &Fs) -> Result<(), UnsealedSummary> {
     }
     let left = fs.writers();
     if left > 0 {
-        tracing::warn!("{left} files are still open for writing: they are sealed as they are now");
+        tracing::warn!(
+            "{left} files are still open for writing: the mount seals them with their current content"
+        );
         fs.close_all();
     }
     let drained = fs.drain(SEAL_PATIENCE);
@@ -256,7 +258,7 @@ impl MountSession {
                 _ = terminate.recv() => tracing::info!("SIGTERM: unmounting"),
                 _ = interrupt.recv() => tracing::info!("SIGINT: unmounting"),
                 _ = ended.recv() => {
-                    tracing::info!("unmounted from outside");
+                    tracing::info!("unmounted by another program");
                     self.gone = true;
                 }
             }

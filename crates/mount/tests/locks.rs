@@ -145,8 +145,8 @@ fn counter_beside_lock_file_is_exact_on_two_mounts() {
     let mut cluster = MountCluster::start();
     for (number, pair) in mounts(&mut cluster).iter().enumerate() {
         count(COUNT_BESIDE, pair, 15);
-        let beside = std::fs::read_to_string(pair[1].join("count")).unwrap();
-        assert_eq!(beside, (60 * (number + 1)).to_string());
+        let unlocked = std::fs::read_to_string(pair[1].join("count")).unwrap();
+        assert_eq!(unlocked, (60 * (number + 1)).to_string());
     }
 }
 

@@ -577,7 +577,7 @@ fn file_read_over_http_can_be_removed() {
     for number in 0..20 {
         fs::remove_file(writes.join(format!("f{number}"))).unwrap();
     }
-    soon("the objects are gone", || objects(&cluster) == before);
+    soon("the objects are removed", || objects(&cluster) == before);
 }
 
 /// Memory maps, holes and descriptors that are duplicated work as on a local file system.

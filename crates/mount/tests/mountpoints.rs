@@ -150,7 +150,8 @@ fn unresponsive_mountpoint_is_refused_without_blocking() {
     // The waiting threads continue when no process can answer any more.
     rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH).unwrap();
     drop(fuse);
-    let (there, refused, given_back) = reported.expect("somebody waits for what never answers");
+    let (there, refused, given_back) =
+        reported.expect("the call waits for a mount that never answers");
     asking.join().unwrap();
     assert!(there);
     given_back.unwrap();

@@ -31,7 +31,7 @@ fn two_mounts(test: impl Fn(&Mounted, &Mounted)) {
 }
 
 /// Repeats a function during `work` until that is done.
-fn beside<T>(repeat: impl Fn(u64) + Sync, work: impl FnOnce() -> T) -> T {
+fn while_repeating<T>(repeat: impl Fn(u64) + Sync, work: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     scope(|scope| {
         scope.spawn(|| {
@@ -64,7 +64,7 @@ fn created_names_exist_while_others_change_directory() {
             fs::write(&theirs, "x").unwrap();
             fs::rename(&theirs, there.join(format!("theirs{}", number % 7))).unwrap();
         };
-        beside(others, || {
+        while_repeating(others, || {
             for number in 0..150 {
                 let (file, other) = (here.join(format!("f{number}")), here.join("other"));
                 File::create_new(&file).unwrap().write_all(b"x").unwrap();
@@ -103,7 +103,7 @@ fn file_saved_by_rename_is_always_whole() {
             // Replaced between the kernel's two attempts to open it.
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}"),
         };
-        beside(read, || (1..100).for_each(save));
+        while_repeating(read, || (1..100).for_each(save));
     });
 }
 
@@ -217,7 +217,7 @@ fn last_saved_content_is_read_while_directory_is_listed() {
                 let _ = fs::symlink_metadata(entry.unwrap().path());
             }
         };
-        beside(list, || {
+        while_repeating(list, || {
             for number in 0..400 {
                 let path = here.join(format!("f{}", number * 7 % 300));
                 let text = format!("version {number}");

@@ -287,7 +287,7 @@ fn waiting_program_can_be_killed() {
             }
         }
         cluster.start_server();
-        soon("the mount goes on", || {
+        soon("the mount continues", || {
             fs::write(mounted.join("after"), "after").is_ok()
         });
         assert_eq!(reads(&mounted, "after"), "after");

@@ -57,7 +57,7 @@ impl AllowedDirs {
         let found = found.filter(|found| found.is_dir() && !self.hides(found));
         if found.is_none() {
             let directory = directory.display();
-            tracing::warn!(%directory, "of kernels-path is no directory that can be shown to kernels");
+            tracing::warn!(%directory, "the directory of kernels-path can't be shown to kernels");
         }
         found.map(|_| directory.to_owned())
     }

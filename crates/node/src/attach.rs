@@ -2,7 +2,7 @@
 //! node's reports (next: `server/src/cluster.rs`).
 //!
 //! A broken connection is always opened again. The node then sends the labels that it knows and all outcomes that were not acknowledged.
-//! So one of the two sides repeats each message that was lost with a connection; ids make the repetition harmless.
+//! So the node or the server repeats each message that was lost with a connection; ids make the repetition harmless.
 
 use crate::daemon::Daemon;
 use crate::error::Error;
@@ -39,7 +39,7 @@ enum DisconnectReason {
     #[error("the server ended the connection")]
     Closed,
     /// The server's key is invalid.
-    #[error("the server's first message makes no sense: {0}")]
+    #[error("the server's first message is invalid: {0}")]
     Key(#[from] tidemill_wire::capability::CapabilityRefusal),
 }
 
@@ -58,11 +58,11 @@ pub(crate) async fn stay(daemon: Arc<Daemon>) -> Error {
         match ended {
             DisconnectReason::Fatal(error) => return error,
             error if logged == Some(error.to_string()) => {
-                tracing::debug!(%error, "still without a server");
+                tracing::debug!(%error, "no connection to the server yet");
             }
             // A server that was lost may return with an identity that can't be trusted. That is a new problem to log.
             error => {
-                tracing::warn!(%error, node = %daemon.config.node, "without a server; trying again for ever");
+                tracing::warn!(%error, node = %daemon.config.node, "no connection to the server; retrying without end");
                 logged = Some(error.to_string());
             }
         }
@@ -186,7 +186,7 @@ fn on_notes(daemon: &Arc<Daemon>, notes: v1::NameNotes) {
             daemon.parts().reports.send(noted);
         }
         // The server sends the notes again with the next connection.
-        Err(error) => tracing::warn!(%error, "notes about names can't be kept"),
+        Err(error) => tracing::warn!(%error, "notes about names can't be stored"),
     });
 }
 

@@ -45,7 +45,7 @@ fn apart(server_ns: u64, now_ns: u64) -> String {
         "ahead of"
     };
     format!(
-        "the clock of its host is {} s {where_to} the server's: set both clocks; from 5 minutes on its files can't be read or written by other hosts",
+        "the clock of its host is {} s {where_to} the server's: set both clocks; from 5 minutes on, other hosts can't read or write its files",
         difference.as_secs()
     )
 }

@@ -67,7 +67,7 @@ pub struct NodeConfig {
     pub backend: Option<BackendSettings>,
     /// Bytes that the node's objects may take; `None`: the whole device.
     pub capacity_bytes: Option<u64>,
-    /// Memory for outputs that tasks of jobs hand to each other, in bytes; `None`: these outputs are stored on the disk.
+    /// Memory for intermediate files of jobs, in bytes; `None`: intermediate files are stored on the disk.
     pub intermediate_bytes: Option<u64>,
     /// Rate of fetches from other nodes in bytes per second; `None`: measured.
     pub link_bytes_per_sec: Option<u64>,

@@ -99,7 +99,7 @@ pub(crate) fn claim(db: &Db, config: &NodeConfig) -> Result<(), Error> {
                 move |connection| records::set_identity(connection, NODE, ours.as_bytes()),
                 |result| {
                     if let Err(error) = result {
-                        tracing::error!(%error, "the node's id could not be kept");
+                        tracing::error!(%error, "the node's id could not be stored");
                     }
                 },
             );
@@ -368,7 +368,7 @@ impl Daemon {
             .as_ref()
             .is_some_and(|backend| backend.reported().waiting > 0)
         {
-            return Err("what it has is not all in the backend yet".into());
+            return Err("some of its files are not durable in the backend yet".into());
         }
         if self.parts().channels.any() {
             return Err("it keeps channels of workspaces".into());
@@ -410,7 +410,7 @@ impl Daemon {
         let (db, store) = (self.parts().db.clone(), Arc::clone(&self.parts().store));
         let settled = tokio::task::spawn_blocking(move || flash.settle(&db, &*store));
         if let Err(error) = settled.await {
-            tracing::error!(%error, "the flash model can't go on");
+            tracing::error!(%error, "the flash model can't continue");
         }
     }
 
@@ -418,7 +418,7 @@ impl Daemon {
     async fn sweep(self: &Arc<Self>) {
         let daemon = Arc::clone(self);
         if let Err(error) = tokio::task::spawn_blocking(move || daemon.executor.sweep()).await {
-            tracing::error!(%error, "what ended labels left can't be removed");
+            tracing::error!(%error, "files that ended labels have left can't be removed");
         }
     }
 
@@ -427,7 +427,7 @@ impl Daemon {
         let daemon = Arc::clone(self);
         let look = move || daemon.parts().look_for_programs();
         if let Err(error) = tokio::task::spawn_blocking(look).await {
-            tracing::error!(%error, "programs of this host can't be looked for");
+            tracing::error!(%error, "the programs of this host can't be checked");
         }
     }
 
@@ -472,7 +472,7 @@ impl Daemon {
                 Ok(()) => kept = attributes,
                 Err(DbError::Stopped) => return,
                 // The writer has logged the reason, once.
-                Err(error) => tracing::debug!(%error, "the status object can't be kept"),
+                Err(error) => tracing::debug!(%error, "the status object can't be stored"),
             }
         }
     }

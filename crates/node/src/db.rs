@@ -188,7 +188,7 @@ pub struct Db {
 /// Connection that several threads use in turn.
 pub type SharedConnection = Arc<Mutex<Connection>>;
 
-/// Side of the database that commits. It has a thread of its own, or a simulation calls it for each commit.
+/// Writer of the database, which commits. It has a thread of its own, or a simulation calls it for each commit.
 #[derive(Debug)]
 pub struct DbWriter {
     connection: SharedConnection,
@@ -272,7 +272,7 @@ impl Db {
         drop(options);
         let index = reserve::hold_index(path)
             .inspect_err(
-                |error| tracing::warn!(%error, "no space can be set aside for the database's index"),
+                |error| tracing::warn!(%error, "space for the database's index can't be reserved"),
             )
             .ok()
             .map(Arc::new);
@@ -284,7 +284,7 @@ impl Db {
         let readers = readers.map_err(failed)?;
         let reserve = ReserveKeeper::new(path, &connection);
         if let Err(error) = reserve::fold(&connection, CheckpointKind::Restart) {
-            tracing::warn!(%error, "a copy of the database without its log will not be known as one");
+            tracing::warn!(%error, "a copy of the database without its log can't be recognised");
         }
         let connection = Arc::new(Mutex::new(connection));
         let (db, writer) = Self::of(path, connection, readers, Some(reserve), index);
@@ -542,7 +542,7 @@ impl DbWriter {
             other => other.map(drop),
         };
         if let Err(error) = folded {
-            tracing::warn!(%error, "the log of the node's database can't be folded back now");
+            tracing::warn!(%error, "the log of the node's database can't be checkpointed now");
         }
     }
 }

@@ -89,7 +89,7 @@ impl DirectoryStore {
         Ok(store)
     }
 
-    /// Adds memory for outputs that tasks hand to each other.
+    /// Adds memory for intermediate files of jobs.
     ///
     /// # Errors
     /// [`StoreError::Device`] if the objects in memory can't be listed.
@@ -199,9 +199,9 @@ impl DirectoryStore {
             writers = locks::who_writes(&files),
             "an object is sealed as a copy: {}",
             if writers.is_some() {
-                "somebody still has it open for writing"
+                "a process still has it open for writing"
             } else {
-                "this file system does not tell whether somebody still has it open for writing"
+                "this file system can't tell whether a process still has it open for writing"
             }
         );
         Ok(Some(own))
@@ -836,7 +836,7 @@ impl Store for DirectoryStore {
             return Err(StoreError::Device {
                 path: self.directory.clone(),
                 source: std::io::Error::other(
-                    "another directory is there now: its file system was unmounted, or it was replaced",
+                    "the path is another directory now: its file system was unmounted, or it was replaced",
                 ),
             });
         }

@@ -27,7 +27,7 @@ pub enum Error {
     },
     /// Another process uses the directory.
     #[error(
-        "the directory {0} is in use by another node that runs; stop it or give another directory"
+        "the directory {0} is in use by another running node; stop that node or give another directory"
     )]
     InUse(PathBuf),
     /// The directory belongs to another node.
@@ -93,7 +93,7 @@ pub enum Error {
     /// The server has taken the node out of the cluster.
     #[error(
         "node {node} was taken out of the cluster, and does not start again: give a new node another id and an empty \
-         directory, and remove {path}. If the server's database was since replaced by an older copy, run \
+         directory, and remove {path}. If the server's database was replaced by an older copy since, run \
          `sqlite3 {path}/node.db \"DELETE FROM identity WHERE key = 'removed'\"` first"
     )]
     Removed {

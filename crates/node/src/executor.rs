@@ -293,11 +293,11 @@ impl ExecutorParts {
         match kept {
             Ok(true) => true,
             Ok(false) => self.store.remove(object).unwrap_or_else(|error| {
-                tracing::warn!(%error, %object, "an output that was not kept can't be removed");
+                tracing::warn!(%error, %object, "an output of an interrupted label can't be removed");
                 true
             }),
             Err(error) => {
-                tracing::warn!(%error, "outputs that were not kept stay");
+                tracing::warn!(%error, "outputs of interrupted labels can't be removed");
                 false
             }
         }

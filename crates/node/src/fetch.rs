@@ -194,7 +194,7 @@ impl FetchedObject {
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// The server has not reported the address of the node.
-    #[error("node {0} is not known or down")]
+    #[error("node {0} is unknown or offline")]
     Unknown(NodeId),
     /// The node refused, or the connection failed.
     #[error(transparent)]
@@ -206,7 +206,7 @@ pub enum FetchError {
         url: String,
     },
     /// This node's device failed.
-    #[error("can't keep it at {path}: {source}")]
+    #[error("can't store it at {path}: {source}")]
     Device {
         /// Path of the new file.
         path: PathBuf,
@@ -328,29 +328,30 @@ impl Fetcher {
     pub fn selected<'a>(
         self: &Arc<Self>,
         input: &LabelInput,
-        lies: &'a InputLocations,
+        locations: &'a InputLocations,
         here: &dyn Fn(ObjectId) -> Option<PathBuf>,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<(SelectedBytes<'a>, bool), FetchError> {
-        let size = lies.layout.size();
+        let size = locations.layout.size();
         let found = match input.selection.records() {
             None => None,
             Some(Records::Bytes(bytes)) => {
                 let begin = |at: u64| {
                     Ok::<_, FetchError>(at.div_ceil(*bytes).saturating_mul(*bytes).min(size))
                 };
-                lies.layout.records(&input.selection, begin)?
+                locations.layout.records(&input.selection, begin)?
             }
             Some(Records::Until(end)) => {
-                let runs = lies.layout.runs(&input.selection)?;
-                let mut seams = Seams::new(self, lies, (here, cancelled), (runs, end));
-                lies.layout
+                let runs = locations.layout.runs(&input.selection)?;
+                let mut seams = Seams::new(self, locations, (here, cancelled), (runs, end));
+                locations
+                    .layout
                     .records(&input.selection, |at| seams.begin(at, end))?
             }
         };
         Ok(match found {
             Some(selected) => (selected, false),
-            None => (lies.layout.selected(&input.selection)?, true),
+            None => (locations.layout.selected(&input.selection)?, true),
         })
     }
 
@@ -362,7 +363,7 @@ impl Fetcher {
     pub fn select(
         self: &Arc<Self>,
         input: &LabelInput,
-        (lies, selected, exact): (&InputLocations, &SelectedBytes<'_>, bool),
+        (locations, selected, exact): (&InputLocations, &SelectedBytes<'_>, bool),
         here: &dyn Fn(ObjectId) -> Option<PathBuf>,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<FetchedInput, FetchError> {
@@ -373,11 +374,11 @@ impl Fetcher {
                 // Another label has fetched the whole object.
                 Some(all) => {
                     let found = |_| Some(all.path.clone());
-                    let lies = InputLocations::whole(input, all.size, &[]);
-                    let selected = lies.layout.selected(&input.selection)?;
-                    self.gather((&lies, &selected), path, &found, cancelled)
+                    let locations = InputLocations::whole(input, all.size, &[]);
+                    let selected = locations.layout.selected(&input.selection)?;
+                    self.gather((&locations, &selected), path, &found, cancelled)
                 }
-                None => self.gather((lies, selected), path, here, cancelled),
+                None => self.gather((locations, selected), path, here, cancelled),
             };
             if brought.is_err() {
                 // The caller reports the error of the fetch.
@@ -391,7 +392,7 @@ impl Fetcher {
     /// Writes a file of selected bytes. Returns how many of them came from other nodes.
     fn gather(
         self: &Arc<Self>,
-        (lies, selected): (&InputLocations, &SelectedBytes<'_>),
+        (locations, selected): (&InputLocations, &SelectedBytes<'_>),
         path: &Path,
         here: &dyn Fn(ObjectId) -> Option<PathBuf>,
         cancelled: &dyn Fn() -> bool,
@@ -403,7 +404,7 @@ impl Fetcher {
         let file = File::create(path).map_err(device)?;
         file.set_len(selected.length()).map_err(device)?;
         let ahead = selected.spans().map(|span| (span.part, span.bytes));
-        let mut spans = Spans::new(self, lies, (here, cancelled), ahead);
+        let mut spans = Spans::new(self, locations, (here, cancelled), ahead);
         let mut transferred = 0;
         for span in selected.spans() {
             let place = |at: u64, bytes: &[u8]| {
@@ -420,11 +421,11 @@ impl Fetcher {
     /// Returns the source of a part's bytes: its file on this node or on this host, or its node.
     pub(crate) fn source(
         self: &Arc<Self>,
-        lies: &InputLocations,
+        locations: &InputLocations,
         part: usize,
         here: &dyn Fn(ObjectId) -> Option<PathBuf>,
     ) -> Result<PullSource, FetchError> {
-        let (part, capability) = lies
+        let (part, capability) = locations
             .part("", part)
             .ok_or(tidemill_client::Error::Answer("layout"))?;
         let own = here(part.object).map(|path| (path, None));
@@ -509,7 +510,7 @@ impl Fetcher {
                     if tries == TRIES {
                         return Err(error.into());
                     }
-                    tracing::debug!(%error, tries, "a fetch is tried again");
+                    tracing::debug!(%error, tries, "a fetch is retried");
                     std::thread::sleep(WATCH_PERIOD * tries);
                 }
                 Err(error) => return Err(error),
@@ -843,7 +844,7 @@ impl Fetcher {
                     if tries == TRIES {
                         return Err(error.into());
                     }
-                    tracing::debug!(%error, tries, "a fetch is tried again");
+                    tracing::debug!(%error, tries, "a fetch is retried");
                     std::thread::sleep(WATCH_PERIOD * tries);
                 }
                 Err(error) => return Err(error),

@@ -88,7 +88,7 @@ struct Book {
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
     /// The file is truncated or is no snapshot.
-    #[error("it is no snapshot of a flash model")]
+    #[error("it is not a snapshot of a flash model")]
     Foreign,
     /// Another release wrote it.
     #[error("it has version {0}, this program knows {SNAPSHOT_VERSION}")]
@@ -97,7 +97,7 @@ enum Unusable {
     #[error("it is corrupt")]
     Hash,
     /// The node has another capacity now.
-    #[error("it is of a capacity of {0} bytes")]
+    #[error("it is for a device with a capacity of {0} bytes")]
     Capacity(u64),
     /// The ledger in it is invalid.
     #[error(transparent)]
@@ -218,13 +218,13 @@ impl FlashModel {
             }
         };
         let kept = kept.unwrap_or_else(|error| {
-            tracing::warn!(path = %self.path.display(), %error, "the flash model starts again");
+            tracing::warn!(path = %self.path.display(), %error, "the flash model restarts from the stored objects");
             None
         });
         let mut book = match kept.map_or_else(|| Book::new(self.capacity_bytes), Ok) {
             Ok(book) => book,
             Err(error) => {
-                tracing::warn!(%error, "there is no flash model of this node");
+                tracing::warn!(%error, "this node has no flash model");
                 return FlashState::Off;
             }
         };
@@ -240,7 +240,7 @@ impl FlashModel {
         match written {
             Ok(()) => book.changed = false,
             Err(error) => {
-                tracing::warn!(path = %self.path.display(), %error, "the flash model can't be kept");
+                tracing::warn!(path = %self.path.display(), %error, "the flash model can't be stored");
             }
         }
     }
@@ -365,7 +365,7 @@ impl Book {
 
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "rounded; what is beyond saturates"
+    reason = "rounded; larger values saturate"
 )]
 fn scaled(ratio: f64, by: f64) -> u64 {
     (ratio * by).round() as u64

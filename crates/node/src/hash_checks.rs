@@ -134,7 +134,7 @@ impl Confirms {
         let mut ended = asker.run.ended.clone();
         let reported = ended.wait_for(Option::is_some).await;
         let reported = reported.ok().and_then(|reported| reported.clone());
-        let reported = reported.unwrap_or_else(|| Err("reading it ended too early".into()));
+        let reported = reported.unwrap_or_else(|| Err("the read ended too early".into()));
         reported.map_err(|why| ScrubError::Read(object, why).into())
     }
 

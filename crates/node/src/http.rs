@@ -127,7 +127,7 @@ pub(crate) async fn serve(
         let _ = stop.wait_for(|stop| *stop).await;
     });
     if let Err(error) = served.await {
-        tracing::error!(%error, "the node serves no more");
+        tracing::error!(%error, "the node has stopped serving");
     }
 }
 
@@ -235,7 +235,7 @@ pub(crate) enum HttpRefusal {
     Channel(#[from] ChannelError),
     #[error(transparent)]
     Db(#[from] DbError),
-    #[error("the request's body broke off: {0}")]
+    #[error("the request's body ended early: {0}")]
     Body(#[from] axum::Error),
     #[error("the node failed on this request: {0}")]
     Thread(#[from] tokio::task::JoinError),
@@ -323,9 +323,9 @@ impl HttpContext {
         wanted: u32,
     ) -> Result<ObjectId, HttpRefusal> {
         let object = route::parse_object(id)
-            .ok_or(HttpRefusal::Bad("an object id is 16 hexadecimal digits"))?;
+            .ok_or(HttpRefusal::Bad("an object id has 16 hexadecimal digits"))?;
         if wanted & rights::WRITE != 0 && !object.is_data() {
-            return Err(HttpRefusal::Bad("only data objects are written"));
+            return Err(HttpRefusal::Bad("only data objects can be written"));
         }
         self.check(shown, object, wanted)?;
         Ok(object)
@@ -416,7 +416,7 @@ async fn read(
     let body = response_body::stream(opened.bytes.into(), range, &context.pool);
     response
         .body(Body::from_stream(body))
-        .map_err(|_| HttpRefusal::Bad("no answer can be made"))
+        .map_err(|_| HttpRefusal::Bad("the answer can't be encoded"))
 }
 
 async fn ranges(
@@ -429,7 +429,7 @@ async fn ranges(
     let turn = context.bodies.take(shown.uid).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
     let ranges: Vec<(u64, u64)> = serde_json::from_slice(&body)
-        .map_err(|_| HttpRefusal::Bad("the body is no list of ranges in JSON"))?;
+        .map_err(|_| HttpRefusal::Bad("the body is not a JSON list of ranges"))?;
     let opened = find(&context, object, move |store| store.open(object)).await?;
     if !opened.stat.sealed {
         return Err(HttpRefusal::Unsealed(object.0));
@@ -501,7 +501,7 @@ async fn confirm(
 ) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::READ)?;
     let hash = route::parse_hex(&theirs.hash).and_then(|hash| hash.try_into().ok());
-    let hash = hash.ok_or(HttpRefusal::Bad("a hash is 64 hexadecimal digits"))?;
+    let hash = hash.ok_or(HttpRefusal::Bad("a hash has 64 hexadecimal digits"))?;
     find(&context, object, move |store| store.stat(object)).await?;
     let parts = context.daemon.executor.parts();
     let asked = (shown.uid, object);
@@ -579,7 +579,7 @@ async fn copy(
 ) -> HttpResult {
     let object = context.authorize(&shown, &id, rights::WRITE)?;
     let from = route::parse_object(&from)
-        .ok_or(HttpRefusal::Bad("an object id is 16 hexadecimal digits"))?;
+        .ok_or(HttpRefusal::Bad("an object id has 16 hexadecimal digits"))?;
     let capability = headers
         .get(SOURCE_HEADER)
         .ok_or(HttpRefusal::NoCapability)?;
@@ -603,7 +603,7 @@ async fn make_stub(
     }
     let body = collect(body, PATH_BYTES_MAX).await?;
     let path = String::from_utf8(body.into());
-    let path = path.map_err(|_| HttpRefusal::Bad("a path is UTF-8"))?;
+    let path = path.map_err(|_| HttpRefusal::Bad("the path is not UTF-8"))?;
     let store = Arc::clone(&context.daemon.parts().store);
     let size = blocking(move || store.make_stub(object, &path)).await?;
     Ok(axum::Json(serde_json::json!({ "size": size })).into_response())
@@ -662,11 +662,11 @@ async fn seal(
     let _turn = context.bodies.take(shown.uid).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
     let body: SealBody = serde_json::from_slice(&body)
-        .map_err(|_| HttpRefusal::Bad("the body is no SealBody in JSON"))?;
+        .map_err(|_| HttpRefusal::Bad("the body is not a SealBody in JSON"))?;
     let sealed = seal_objects(&context, vec![(object, attested(&shown, body)?)]).await?;
     match sealed.into_iter().next() {
         Some(size) => Ok(axum::Json(SealReply { size: size? }).into_response()),
-        None => Err(HttpRefusal::Bad("no answer can be made")),
+        None => Err(HttpRefusal::Bad("the answer can't be encoded")),
     }
 }
 
@@ -678,7 +678,7 @@ async fn seal_all(
     let _turn = context.bodies.take(shown.uid).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
     let items: Vec<SealItem> = serde_json::from_slice(&body)
-        .map_err(|_| HttpRefusal::Bad("the body is no list of SealItem in JSON"))?;
+        .map_err(|_| HttpRefusal::Bad("the body is not a JSON list of SealItem"))?;
     if items.len() > SEAL_ALL_MAX {
         return Err(HttpRefusal::Bad("more objects than one request may seal"));
     }
@@ -693,7 +693,7 @@ async fn seal_all(
                 Ok(attested(&shown, item.body)?)
             })
         } else {
-            Err(HttpRefusal::Bad("only data objects are written"))
+            Err(HttpRefusal::Bad("only data objects can be written"))
         };
         results.push(SealResult {
             object: item.object,
@@ -733,11 +733,9 @@ async fn replicas(
     let _turn = context.bodies.take(shown.uid).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
     let items: Vec<ReplicaItem> = serde_json::from_slice(&body)
-        .map_err(|_| HttpRefusal::Bad("the body is no list of ReplicaItem in JSON"))?;
+        .map_err(|_| HttpRefusal::Bad("the body is not a JSON list of ReplicaItem"))?;
     if items.len() > OBJECTS_MAX {
-        return Err(HttpRefusal::Bad(
-            "more objects than one request may have copied",
-        ));
+        return Err(HttpRefusal::Bad("more objects than one request may copy"));
     }
     let mut objects = Vec::with_capacity(items.len());
     for item in items {

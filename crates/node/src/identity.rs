@@ -50,7 +50,7 @@ impl NodeIdentity {
                 move |connection| records::set_identity(connection, PRIVATE_KEY, &key),
                 |result| {
                     if let Err(error) = result {
-                        tracing::error!(%error, "the node's key could not be kept");
+                        tracing::error!(%error, "the node's key could not be stored");
                     }
                 },
             );

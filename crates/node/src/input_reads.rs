@@ -9,7 +9,7 @@ use crate::fetch::FetchError;
 use crate::labels::Live;
 use crate::part_reader::Spans;
 use crate::record_starts::{read_window, spans_of};
-use crate::task::{failure, lies, local};
+use crate::task::{failure, input_locations, local};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
@@ -152,16 +152,16 @@ impl<'a> ReadServer<'a> {
             });
         }
         let mut read = || -> Result<u64, FetchError> {
-            let lies = lies((self.parts, self.live), index, input)?;
-            let size = lies.layout.size();
+            let locations = input_locations((self.parts, self.live), index, input)?;
+            let size = locations.layout.size();
             let end = offset
                 .saturating_add(length.min(ANSWER_BYTES_MAX))
                 .min(size);
             let window = offset.min(end)..end;
             let here = |object| Some(local(self.parts, object)?.0);
-            let ahead = spans_of(&lies, window.clone()).map(|(_, span)| span);
-            let mut spans = Spans::new(&self.parts.fetcher, &lies, (&here, over), ahead);
-            read_window(&lies, &mut spans, window, bytes)
+            let ahead = spans_of(&locations, window.clone()).map(|(_, span)| span);
+            let mut spans = Spans::new(&self.parts.fetcher, &locations, (&here, over), ahead);
+            read_window(&locations, &mut spans, window, bytes)
         };
         match read() {
             Ok(transferred) => {

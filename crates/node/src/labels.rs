@@ -271,7 +271,7 @@ impl NodeLabels {
         };
         self.db.submit(false, change, move |result| {
             if let Err(error) = result {
-                tracing::warn!(%error, "acknowledged labels can't be forgotten yet");
+                tracing::warn!(%error, "acknowledgements of labels can't be stored yet");
                 labels.state.lock().unacknowledged.extend(ids);
                 return;
             }
@@ -489,7 +489,7 @@ impl NodeLabels {
     fn repeat(&self, id: LabelId, outcome: &[u8]) {
         match v1::LabelOutcome::decode(outcome) {
             Ok(outcome) => self.reports.finished(id, outcome),
-            Err(error) => tracing::error!(%error, label = %id, "a kept outcome is broken"),
+            Err(error) => tracing::error!(%error, label = %id, "a stored outcome is invalid"),
         }
     }
 
@@ -587,7 +587,7 @@ impl NodeLabels {
             }
             // The label was lost on its way to this node, and the server waits for its end.
             Aborted::Unknown => {
-                let outcome = abandoned("the label was aborted before it came");
+                let outcome = abandoned("the label was aborted before it arrived");
                 self.reports.finished(label, (&outcome).into());
             }
         }
@@ -649,7 +649,7 @@ impl NodeLabels {
             }
             Err(DbError::Stopped) => {}
             Err(error) => {
-                tracing::warn!(%error, label = %id, "how a label ended can't be kept yet");
+                tracing::warn!(%error, label = %id, "the outcome of a label can't be stored yet");
                 labels.state.lock().unkept.push((id, work));
             }
         });
@@ -687,7 +687,7 @@ impl IncomingLabel {
             Box::new(failed(
                 now,
                 FailureKind::Kernel,
-                format!("the label can't be understood: {error}"),
+                format!("the label is invalid: {error}"),
             ))
         });
         Self {
@@ -744,7 +744,7 @@ fn dependency_failed(before: LabelId, now: Time) -> Outcome {
 fn dependency(before: LabelId) -> Failure {
     Failure {
         kind: FailureKind::Dependency,
-        message: format!("label {before}, which had to end well before, failed"),
+        message: format!("label {before}, which had to succeed before, failed"),
     }
 }
 
@@ -848,13 +848,13 @@ mod tests {
         while writer.turn() {}
         let Some(v1::from_node::Message::Finished(finished)) = reported.try_recv().unwrap().message
         else {
-            panic!("nothing went back")
+            panic!("no message was sent")
         };
         let failure = finished.outcome.unwrap().failure.unwrap();
         assert_eq!((finished.label, failure.kind.as_str()), (8, "rescheduled"));
         assert!(
             reported.try_recv().is_err(),
-            "the first runs, the last never came"
+            "the first runs, the last never arrived"
         );
         assert!(labels.try_next(Lane::Remove).is_none());
         assert!(labels.is_live(LabelId(7)));
@@ -873,7 +873,7 @@ mod tests {
         let work = LabelEffects::without_effect(failed(Time(1), FailureKind::Exit(1), long));
         assert!(labels.end(id, work));
         assert!(writer.turn());
-        assert!(reported.try_recv().is_err(), "reported and not kept");
+        assert!(reported.try_recv().is_err(), "reported and not stored");
         assert_eq!(labels.known().unwrap()[0].outcome, None);
 
         pages_max(&disk, 1 << 30);

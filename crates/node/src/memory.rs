@@ -4,8 +4,8 @@
 //! in place. It stays mounted when the node ends, so that a killed process loses nothing. Its content is lost when the host restarts or
 //! when it is unmounted. Without root, the directory is a link to a directory of the host's shared memory, and the node counts the used bytes.
 //!
-//! The outputs that tasks hand to each other in memory are in such a directory, too. Kernels open them by path. If the node runs as root,
-//! kernels run as other users; if these can't pass through the parent directories, the directory is also in the host's shared memory.
+//! Intermediate files in memory are in such a directory, too. Kernels open them by path. If the node runs as root, kernels run as other
+//! users; if these users can't pass through the parent directories, the directory is also in the host's shared memory.
 
 use crate::config::{NodeConfig, machine_memory_bytes};
 use crate::db::{Db, DbError};
@@ -44,13 +44,13 @@ pub(crate) fn prepare(config: &NodeConfig) -> Result<bool, Error> {
     let directory = &config.directory;
     let capacity = config.capacity_bytes.ok_or_else(|| Error::Memory {
         path: directory.clone(),
-        why: "say how much it may take with --capacity".into(),
+        why: "give its maximum size with --capacity".into(),
     })?;
     fits(directory, capacity, "--capacity")?;
     own_or_shared(directory, capacity, PRIVATE).map_err(|trouble| refused(directory, &trouble))
 }
 
-/// Creates or finds the directory, in the node's directory, for outputs that tasks hand to each other, with this capacity in bytes.
+/// Creates or finds the directory, in the node's directory, for intermediate files in memory, with this capacity in bytes.
 ///
 /// # Errors
 /// [`Error::Memory`] with the reason.
@@ -143,8 +143,8 @@ enum MemoryTierError {
     )]
     Foreign(PathBuf),
     #[error(
-        "users can't pass through {0} any more, so kernels don't come to the intermediate files that it holds: `chmod o+x {0}`, or \
-         unmount it, and jobs recompute them"
+        "users can't pass through {0} any more, so kernels can't reach the intermediate files in it: `chmod o+x {0}`, or unmount it, \
+         and jobs recompute the files"
     )]
     Closed(PathBuf),
 }

@@ -1,4 +1,5 @@
-//! Memory of a node on a disk for outputs that the tasks of a job hand to each other. The module writes only files below its directory.
+//! Memory for intermediate files of jobs, on a node that stores its other files on a disk. The module writes only files below its
+//! directory.
 //!
 //! A task writes its outputs to its private directory as always, so that no kernel ever finds the memory full. The output is then copied to
 //! the memory if it fits, and is not written back to the disk. The memory is a file system of the node or a directory of the host's shared

@@ -100,7 +100,7 @@ pub(crate) fn of_false_length(
         let size = match &note.layout {
             None => note.size,
             Some(layout) => match layout.parts.iter().find(|part| part.object == about.0) {
-                // The pieces may cover less than the whole part.
+                // The extents may cover less than the whole part.
                 Some(part) if layout.unit != 0 => part.size,
                 _ => continue,
             },

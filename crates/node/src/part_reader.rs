@@ -29,7 +29,7 @@ pub(crate) type PartBytes = (usize, Range<u64>);
 /// Reader of spans; see the module.
 pub(crate) struct Spans<'a> {
     fetcher: &'a Arc<Fetcher>,
-    lies: &'a InputLocations,
+    locations: &'a InputLocations,
     around: SpanLookup<'a>,
     sources: BTreeMap<usize, PullSource>,
     ahead: Box<dyn Iterator<Item = PartBytes> + 'a>,
@@ -40,13 +40,13 @@ impl<'a> Spans<'a> {
     /// Creates a reader. `ahead` are the expected spans in their order. The actual reads may differ.
     pub(crate) fn new(
         fetcher: &'a Arc<Fetcher>,
-        lies: &'a InputLocations,
+        locations: &'a InputLocations,
         around: SpanLookup<'a>,
         ahead: impl Iterator<Item = PartBytes> + 'a,
     ) -> Self {
         Self {
             fetcher,
-            lies,
+            locations,
             around,
             sources: BTreeMap::new(),
             ahead: Box::new(ahead),
@@ -81,7 +81,7 @@ impl<'a> Spans<'a> {
         Ok(match self.sources.entry(part) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
-                new.insert(self.fetcher.source(self.lies, part, self.around.0)?)
+                new.insert(self.fetcher.source(self.locations, part, self.around.0)?)
             }
         })
     }
@@ -139,7 +139,7 @@ impl<'a> Spans<'a> {
                     self.known.extend(known);
                 }
                 Err(FetchError::Cancelled) => return Err(FetchError::Cancelled),
-                Err(error) => tracing::debug!(%error, "spans are asked for one by one"),
+                Err(error) => tracing::debug!(%error, "spans are requested one by one"),
             }
         }
         Ok(())

@@ -48,7 +48,7 @@ impl Meter {
     /// Returns a human-readable description of the meter.
     pub(crate) fn name(&self) -> String {
         match self {
-            Self::Rapl => "measured by RAPL, the processors of its host only".into(),
+            Self::Rapl => "measured by RAPL, only the processors of its host".into(),
             Self::Command(line) => {
                 format!("measured by `{}`", tidemill_core::display::line(line))
             }
@@ -70,7 +70,7 @@ impl Meter {
                     Ok(Some(milli)) => *to.lock() = Some((Instant::now(), milli)),
                     Ok(None) => {}
                     Err(why) if logged => tracing::debug!("{why}"),
-                    Err(why) => tracing::warn!("the meter: {why}"),
+                    Err(why) => tracing::warn!("the power meter failed: {why}"),
                 }
                 logged = true;
                 drop(to);
@@ -100,12 +100,12 @@ fn command(line: &str, limit: Duration) -> Result<u64, String> {
     let _ = child.wait();
     let printed = printed
         .flatten()
-        .ok_or_else(|| named("does not end in time, or says nothing"))?;
+        .ok_or_else(|| named("does not end in time, or prints nothing"))?;
     let watts: f64 = printed
         .trim()
         .parse()
         .map_err(|_| named("does not print a number of watts"))?;
-    milli(watts).ok_or_else(|| named("prints no power"))
+    milli(watts).ok_or_else(|| named("prints a number that is no valid power"))
 }
 
 /// Returns the output of a pipe until its end or until the limit of bytes. `None` if the pipe does not end in time, for instance because a

@@ -16,7 +16,7 @@ const NEXT_BYTES_MAX: u64 = 1 << 20;
 
 /// Search for starts of records; see the module.
 pub(crate) struct Seams<'a> {
-    lies: &'a InputLocations,
+    locations: &'a InputLocations,
     spans: Spans<'a>,
     buffer: Vec<u8>,
     /// Last search and its result, which is the same for all offsets between them.
@@ -27,18 +27,18 @@ impl<'a> Seams<'a> {
     /// Creates a search. `runs` are the ranges whose starts and ends will be searched, in this order.
     pub(crate) fn new(
         fetcher: &'a Arc<Fetcher>,
-        lies: &'a InputLocations,
+        locations: &'a InputLocations,
         around: SpanLookup<'a>,
         (runs, end): (Vec<Range<u64>>, &'a [u8]),
     ) -> Self {
-        let size = lies.layout.size();
+        let size = locations.layout.size();
         let seams = runs.into_iter().flat_map(|run| [run.start, run.end]);
         let within = seams.filter(move |&at| at > 0 && at < size);
         let windows = within.map(move |at| first_window(at, end, size));
-        let ahead = windows.flat_map(move |window| spans_of(lies, window));
+        let ahead = windows.flat_map(move |window| spans_of(locations, window));
         Self {
-            lies,
-            spans: Spans::new(fetcher, lies, around, ahead.map(|(_, span)| span)),
+            locations,
+            spans: Spans::new(fetcher, locations, around, ahead.map(|(_, span)| span)),
             buffer: Vec::new(),
             last: 0..=0,
         }
@@ -54,7 +54,7 @@ impl<'a> Seams<'a> {
     }
 
     fn look(&mut self, at: u64, end: &[u8]) -> Result<u64, FetchError> {
-        let size = self.lies.layout.size();
+        let size = self.locations.layout.size();
         if at >= size {
             return Ok(size);
         }
@@ -80,18 +80,18 @@ impl<'a> Seams<'a> {
 
     /// Reads bytes of the file. Bytes after the end of an object are zeros.
     fn read(&mut self, window: Range<u64>) -> Result<(), FetchError> {
-        let spans = spans_of(self.lies, window.clone()).map(|(_, span)| span);
+        let spans = spans_of(self.locations, window.clone()).map(|(_, span)| span);
         if window.end - window.start > FIRST_BYTES {
             self.spans.prepare(spans)?;
         }
-        read_window(self.lies, &mut self.spans, window, &mut self.buffer)?;
+        read_window(self.locations, &mut self.spans, window, &mut self.buffer)?;
         Ok(())
     }
 }
 
 /// Reads bytes of a file. Bytes after the end of an object are zeros. Returns how many bytes came from other nodes.
 pub(crate) fn read_window(
-    lies: &InputLocations,
+    locations: &InputLocations,
     spans: &mut Spans<'_>,
     window: Range<u64>,
     buffer: &mut Vec<u8>,
@@ -100,7 +100,7 @@ pub(crate) fn read_window(
     buffer.clear();
     buffer.resize(length, 0);
     let mut transferred = 0;
-    for (begin, span) in spans_of(lies, window) {
+    for (begin, span) in spans_of(locations, window) {
         let (start, bytes) = (span.1.start, span.1.end - span.1.start);
         let place = |at: u64, read: &[u8]| {
             let to = usize::try_from(begin + at - start).unwrap_or(usize::MAX);
@@ -128,14 +128,17 @@ fn first_window(at: u64, end: &[u8], size: u64) -> Range<u64> {
 
 /// Returns the parts of a range of the file that objects hold, each with its offset in the range.
 pub(crate) fn spans_of(
-    lies: &InputLocations,
+    locations: &InputLocations,
     window: Range<u64>,
 ) -> impl Iterator<Item = (u64, PartBytes)> {
     let from = window.start;
-    lies.layout.segments(window).filter_map(move |segment| {
-        let within = segment.at?;
-        let has = lies.layout.parts().get(within.part)?.size;
-        let bytes = within.offset..(within.offset + segment.length).min(has);
-        (!bytes.is_empty()).then_some((segment.offset - from, (within.part, bytes)))
-    })
+    locations
+        .layout
+        .segments(window)
+        .filter_map(move |segment| {
+            let within = segment.at?;
+            let has = locations.layout.parts().get(within.part)?.size;
+            let bytes = within.offset..(within.offset + segment.length).min(has);
+            (!bytes.is_empty()).then_some((segment.offset - from, (within.part, bytes)))
+        })
 }

@@ -41,7 +41,7 @@ pub(crate) const BODY_BYTES_MAX: usize = SENT_BYTES_MAX + (5 << 20);
 pub(crate) enum ReduceTrouble {
     #[error(transparent)]
     Busy(#[from] Busy),
-    #[error("this node reduces as many arrays as it may: ask again")]
+    #[error("this node has reached its limit of concurrent reductions: retry")]
     Full,
     #[error("the request is malformed")]
     Malformed,
@@ -130,7 +130,7 @@ impl Reducers {
             .pieces()
             .find_map(|piece| beyond(piece, opened.stat.size))
         {
-            let (size, what) = (opened.stat.size, "they lie beyond its end");
+            let (size, what) = (opened.stat.size, "they are beyond its end");
             return Err(ReduceTrouble::Data(object.0, size, end, what.to_owned()));
         }
         let made = match opened.bytes.file() {

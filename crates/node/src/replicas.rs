@@ -99,7 +99,7 @@ fn make_durable(parts: &ExecutorParts, made: &mut BTreeMap<LabelId, LabelEffects
     for (id, durable) in labels.into_iter().zip(parts.store.make_durable(&objects)) {
         if let Err(error) = durable {
             if failed == 0 {
-                tracing::warn!(%error, "replicas are made one by one");
+                tracing::warn!(%error, "replicas are copied one by one");
             }
             failed += 1;
             made.remove(&id);
@@ -133,7 +133,7 @@ fn bring(
         }
     };
     if let Err(error) = parts.fetcher.many(node, &objects, &cancelled, take) {
-        tracing::debug!(%error, "replicas are made one by one");
+        tracing::debug!(%error, "replicas are copied one by one");
     }
 }
 

@@ -105,7 +105,7 @@ impl SpaceState {
         if !full.is_empty() {
             found.push(condition::NODE_FULL.of(Some(node), full));
         } else if let Some(failed) = &*self.failed.lock() {
-            let cause = format!("its database can't keep anything: {failed}");
+            let cause = format!("its database can't commit: {failed}");
             found.push(condition::NODE_DATABASE.of(Some(node), cause));
         }
         found
@@ -118,11 +118,11 @@ impl SpaceState {
         }
         let kib = self.pool_bytes.load(Ordering::Relaxed) >> 10;
         let soon = if self.is_short() {
-            ": it will soon be unable to seal and to remove"
+            ": soon it can neither seal nor remove files"
         } else {
             ""
         };
-        format!("its device is full, its database has {kib} KiB set aside{soon}")
+        format!("its device is full, its database has {kib} KiB reserved{soon}")
     }
 }
 
@@ -141,7 +141,7 @@ impl ReserveKeeper {
     pub(crate) fn new(path: &Path, connection: &Connection) -> Self {
         let directory = path.parent().unwrap_or(Path::new(".")).to_owned();
         if let Err(error) = hold_log(path) {
-            tracing::warn!(%error, "no space can be set aside for the database's log");
+            tracing::warn!(%error, "space for the database's log can't be reserved");
         }
         let mut reserve = Self {
             directory,
@@ -150,7 +150,7 @@ impl ReserveKeeper {
             reported: (false, false),
         };
         if let Err(error) = drop_pieces(connection) {
-            tracing::warn!(%error, "what a node that was killed had set aside half can't be given back");
+            tracing::warn!(%error, "space that a killed node had partly reserved can't be released");
         }
         reserve.look(connection, 0);
         reserve
@@ -177,7 +177,7 @@ impl ReserveKeeper {
         }
         self.changes = 0;
         if let Err(error) = self.keep(connection, plenty) {
-            tracing::warn!(%error, "space for the database can't be looked after");
+            tracing::warn!(%error, "the reserved space of the database can't be checked");
         }
         let state = (self.left.is_full(), self.left.is_short());
         if state != self.reported {
@@ -185,7 +185,7 @@ impl ReserveKeeper {
             if trouble.is_empty() {
                 tracing::info!("the node's device has space again");
             } else {
-                tracing::warn!(device_bytes, "this node has trouble: {trouble}");
+                tracing::warn!(device_bytes, "this node has a problem: {trouble}");
             }
             self.reported = state;
         }
@@ -271,7 +271,7 @@ fn drop_pieces(connection: &Connection) -> rusqlite::Result<usize> {
     connection.execute("DELETE FROM identity WHERE key LIKE 'set aside %'", [])
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
@@ -289,7 +289,7 @@ fn open(path: &Path) -> io::Result<File> {
 
 /// Allocates blocks beyond the end of the log, for SQLite's later writes.
 fn hold_log(path: &Path) -> io::Result<()> {
-    let log = open(&beside(path, "-wal"))?;
+    let log = open(&with_suffix(path, "-wal"))?;
     Ok(fallocate(&log, FallocateFlags::KEEP_SIZE, 0, WAL_BYTES)?)
 }
 
@@ -301,7 +301,7 @@ fn hold_log(path: &Path) -> io::Result<()> {
 /// # Errors
 /// If the device is full, or the file system does not support such locks: SQLite then creates the index as usual.
 pub(crate) fn hold_index(path: &Path) -> io::Result<File> {
-    let index = open(&beside(path, "-shm"))?;
+    let index = open(&with_suffix(path, "-shm"))?;
     if try_lock_byte(&index, INDEX_IN_USE, LockType::Exclusive)? {
         let length = index.metadata()?.len().max(INDEX_BYTES);
         let zeros = vec![0; usize::try_from(INDEX_BYTES).unwrap_or_default()];

@@ -57,6 +57,6 @@ mod tests {
         assert_eq!(revoked.check(&of(5, 101)), Ok(()));
         assert_eq!(revoked.check(&of(6, 100)), Ok(()));
         revoked.on_revoke(&revoke(6, 200), 150);
-        assert_eq!(revoked.0.lock().len(), 1, "what is over is forgotten");
+        assert_eq!(revoked.0.lock().len(), 1, "expired revocations are removed");
     }
 }

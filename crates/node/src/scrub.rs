@@ -220,7 +220,7 @@ fn never() -> bool {
     false
 }
 
-const CHANGED: &str = "has another content than what was sealed (BLAKE3)";
+const CHANGED: &str = "differs from its sealed content (BLAKE3)";
 const MISSING: &str = "is missing";
 
 /// Opens an object that the node should have. Otherwise returns the problem.
@@ -243,7 +243,7 @@ fn opened(
     })?;
     if !opened.stat.sealed {
         return Err(HashProblem::Corruption(
-            "is no sealed object any more".to_owned(),
+            "is not a sealed object any more".to_owned(),
         ));
     }
     if opened.stat.size != sum.size {
@@ -354,7 +354,7 @@ fn keep(
         Ok(())
     })?;
     if repaired {
-        tracing::info!(%object, "a corrupt object is what it was again");
+        tracing::info!(%object, "a corrupt object has its sealed content again");
         forget_corrupt(parts, object);
     }
     Ok(())
@@ -393,7 +393,7 @@ fn set_aside(parts: &ExecutorParts, object: ObjectId, what: &str) -> Result<(), 
 pub(crate) fn refuse(parts: &ExecutorParts, wrong: &[(ObjectId, String)]) {
     for (object, what) in wrong {
         if let Err(error) = set_aside(parts, *object, what) {
-            tracing::warn!(%error, %object, "that an object {what} can't be kept yet");
+            tracing::warn!(%error, %object, "a corruption can't be recorded yet: the object {what}");
         }
     }
 }
@@ -436,7 +436,7 @@ pub(crate) fn look(parts: &ExecutorParts, object: ObjectId) -> Option<String> {
         return None;
     };
     if let Err(error) = set_aside(parts, object, &what) {
-        tracing::warn!(%error, %object, "that an object is corrupt can't be kept yet");
+        tracing::warn!(%error, %object, "the corruption of an object can't be recorded yet");
     }
     Some(what)
 }

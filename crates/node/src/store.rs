@@ -1,4 +1,4 @@
-//! Interface between a node and the store of its objects: DESIGN §6, trait `Store`. The module itself has no effects.
+//! Interface between a node and the store of its objects. The module itself has no effects.
 //!
 //! It names no files and no directory; [`crate::directory`] is the embedded implementation.
 
@@ -104,8 +104,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::Full`] or [`StoreError::Device`].
     fn adopt(&self, object: ObjectId, made: &PrivateFile) -> Result<u64, StoreError>;
 
-    /// Takes a file like [`Store::adopt`], into the memory for outputs that tasks hand to each other. `None`: the store has no such memory
-    /// or it is full, and nothing has changed.
+    /// Takes a file like [`Store::adopt`], into the memory for intermediate files. `None`: the store has no such memory or it is full, and
+    /// nothing has changed.
     ///
     /// # Errors
     /// [`StoreError::Device`].

@@ -1,12 +1,12 @@
-//! Streaming inputs: inputs that are still being written. A thread streams them to kernels through a pipe as their bytes arrive, in order, until they are
-//! sealed. The module reads the store and writes the pipe.
+//! Streaming inputs: inputs that are still being written. A thread streams them to kernels through a pipe as their bytes arrive, in order,
+//! until they are sealed. The module reads the store and writes the pipe.
 //!
 //! The inputs are versions that a mount or a client writes, or outputs of another running task. No event reports a write to an open file,
 //! so the thread examines the file periodically. The delivered bytes are compared with the sealed file: a writer that has overwritten
 //! earlier bytes has made it another stream.
 //!
-//! The threads have a low priority and rest while files grow ([`tidemill_core::burst::share`]), so that writers get the processors. The
-//! thread that streams does not get a lower priority than that: a writer may wait for a lock that the thread holds.
+//! The threads have a low priority and pause while files grow ([`tidemill_core::burst::share`]), so that writers get the processors. The
+//! priority of the threads is not lower than that: a writer may wait for a lock that such a thread holds.
 
 use crate::scrub::be_nice;
 use crate::store::{Store, StoreError};

@@ -96,7 +96,7 @@ pub async fn until_resumed(config: &NodeConfig) {
             Ok(false) => pause = PAUSE_MIN,
             Err(why) if logged.as_ref() == Some(&why) => {}
             Err(why) => {
-                tracing::warn!(node = %config.node, "{why}; trying again for ever");
+                tracing::warn!(node = %config.node, "{why}; retrying without end");
                 logged = Some(why);
             }
         }

@@ -356,7 +356,7 @@ impl RunningLabel<'_> {
     /// Runs all ranks of the task and stores their result as the output.
     fn lead(&mut self, analysis: &Analysis) -> TaskResult {
         let [output] = analysis.outputs.as_slice() else {
-            let what = "a task with mpi makes one output".to_owned();
+            let what = "a task with mpi must have exactly one output".to_owned();
             return Err(failure(FailureKind::Kernel, what));
         };
         let own = private_directory(self.parts, self.id()).with_extension("ranks");
@@ -492,13 +492,13 @@ impl RunningLabel<'_> {
         });
         let why = match how {
             Some(how) => format!(
-                "it failed ({how}). A program that seeks in what it reads, reads it twice, or has too little time can't read a streaming input: \
+                "it failed ({how}). A program that seeks in its input, reads it twice, or has too little time can't read a streaming input: \
                  leave this input out of \"streaming\""
             ),
-            None => "bytes that it had read were overwritten".to_owned(),
+            None => "bytes were overwritten after the task read them".to_owned(),
         };
         format!(
-            "tidemill: {names} was read while it was made, and {why}. The task was run again on the sealed file.\n"
+            "tidemill: {names}: read as a streaming input, and {why}. The task was run again with the sealed input.\n"
         )
     }
 
@@ -562,13 +562,16 @@ impl RunningLabel<'_> {
     fn compare(&mut self, analysis: &Analysis, expected: &[String]) -> Result<(), Failure> {
         let other = |what: String| failure(FailureKind::Input, what);
         if !expected.is_empty() && expected.len() != analysis.inputs.len() {
-            return Err(other("it has another number of inputs".into()));
+            return Err(other("the number of inputs differs".into()));
         }
         let expected = expected.iter().enumerate();
         for (index, expected) in expected.filter(|(_, hash)| !hash.is_empty()) {
             let input = &analysis.inputs[index];
             if !input.selection.is_whole() {
-                return Err(other(format!("not all of input `{}` is read", input.name)));
+                return Err(other(format!(
+                    "input `{}` is not read as a whole",
+                    input.name
+                )));
             }
             let (path, _) = self.fetch(index, input)?;
             let hash = tidemill_kernel::hash_file(&path)
@@ -576,7 +579,10 @@ impl RunningLabel<'_> {
             let same = hash == *expected;
             self.note(index, hash);
             if !same {
-                return Err(other(format!("input `{}` has another content", input.name)));
+                return Err(other(format!(
+                    "input `{}` differs from the expected content",
+                    input.name
+                )));
             }
         }
         Ok(())
@@ -631,10 +637,10 @@ impl RunningLabel<'_> {
         let directory = private_directory(self.parts, self.id());
         let request = self.request(analysis, &directory, &inputs);
         if !(self.parts.runner).is_code(&request, &memory.kernel_hash) {
-            return Err(other("the kernel's code is another one now"));
+            return Err(other("the kernel's code has changed"));
         }
         let outputs =
-            cached_result(analysis, memory).ok_or_else(|| other("it has other outputs"))?;
+            cached_result(analysis, memory).ok_or_else(|| other("its outputs do not fit"))?;
         self.outcome.kernel_start = now();
         let mut sealed = Vec::with_capacity(memory.outputs.len());
         for (index, (from, (output, name))) in (0..).zip(memory.outputs.iter().zip(outputs)) {
@@ -740,14 +746,14 @@ impl RunningLabel<'_> {
             return self.fetch_bytes(index, input);
         };
         let Operation::Analyse(analysis) = &self.live.label.operation else {
-            return Err(lacks(input, "holds values, and nothing computes with them"));
+            return Err(lacks(input, "holds values, which only a task can decode"));
         };
         let found: Option<Encoded> = serde_json::from_str(how).ok();
         // The bytes of the values may continue in the following inputs.
         let more = found.as_ref().map_or(0, Encoded::more);
         let files = analysis.inputs.get(index..=index.saturating_add(more));
         let files = files.ok_or_else(|| {
-            let what = format!("is to be {more} inputs more, which the task does not have");
+            let what = format!("continues in {more} further inputs, which the task does not have");
             failure(
                 FailureKind::Kernel,
                 format!("input `{}` {what}", input.name),
@@ -767,9 +773,9 @@ impl RunningLabel<'_> {
         self.behind = more;
         let mut args = vec![format!("how={how}")];
         // The positions of the bytes say nothing about the values. For text, the decoder needs them to name the line of an error.
-        let lies = self.laid.drain(described..).next();
-        if let (Some(Encoded::Text { .. }), Some(lies)) = (&found, lies) {
-            args.push(format!("lies={lies}"));
+        let positions = self.laid.drain(described..).next();
+        if let (Some(Encoded::Text { .. }), Some(positions)) = (&found, positions) {
+            args.push(format!("lies={positions}"));
         }
         let values = self.decode((index, analysis), (input, &stored), args)?;
         self.laid
@@ -844,45 +850,48 @@ impl RunningLabel<'_> {
     fn fetch_bytes(&mut self, index: usize, input: &LabelInput) -> Result<(PathBuf, u64), Failure> {
         if input.selection.is_whole() {
             if self.reads_all()
-                && let Ok(lies) = lies((self.parts, self.live), index, input)
+                && let Ok(locations) = input_locations((self.parts, self.live), index, input)
             {
-                self.laid.push(layout_described(input, &lies.layout));
+                self.laid.push(layout_described(input, &locations.layout));
             }
             return self.fetch_whole(index, input);
         }
         let failed = |kind: FailureKind, error: &FetchError| {
             failure(kind, format!("input `{}`: {error}", input.name))
         };
-        let lies = lies((self.parts, self.live), index, input);
-        let lies = lies.map_err(|error| failed(FailureKind::Input, &error))?;
+        let locations = input_locations((self.parts, self.live), index, input);
+        let locations = locations.map_err(|error| failed(FailureKind::Input, &error))?;
         let here = |object| Some(self.local(object)?.0);
         let cancelled = || self.live.control.is_cancelled();
         let lost = |error: &FetchError| failed(FailureKind::Input, error);
-        let selected = self.parts.fetcher.selected(input, &lies, &here, &cancelled);
+        let selected = self
+            .parts
+            .fetcher
+            .selected(input, &locations, &here, &cancelled);
         let (selected, exact) = selected.map_err(|error| match error {
             // Another attempt would not find more.
             FetchError::Selection(_) => failed(FailureKind::Kernel, &error),
             error => fetch_failure(&error, lost),
         })?;
-        let mut described = laid(input, &lies.layout, (&selected, exact));
+        let mut described = laid(input, &locations.layout, (&selected, exact));
         if self.reads_all()
             && let (Some(described), Some(more)) = (
                 described.as_object_mut(),
-                layout_described(input, &lies.layout).as_object_mut(),
+                layout_described(input, &locations.layout).as_object_mut(),
             )
         {
             described.append(more);
         }
         let part = input.selection.of_part();
         let part = part.filter(|_| exact && input.selection.byte_ranges().is_none());
-        let part = part.and_then(|part| lies.part(&input.name, part as usize));
+        let part = part.and_then(|part| locations.part(&input.name, part as usize));
         // A part whose trailing zeros are not stored is extended by the code below.
         let part = part.filter(|(part, _)| part.size > 0 && part.size == selected.length());
         if let Some((part, capability)) = part {
             self.laid.push(described);
             return self.fetch_object(&part, capability);
         }
-        let chosen = (&lies, &selected, exact);
+        let chosen = (&locations, &selected, exact);
         let got = self.parts.fetcher.select(input, chosen, &here, &cancelled);
         self.laid.push(described);
         Ok(self.take_fetched(got.map_err(|error| fetch_failure(&error, lost))?))
@@ -906,7 +915,7 @@ impl RunningLabel<'_> {
         let cancelled = || self.live.control.is_cancelled();
         let fetcher = &self.parts.fetcher;
         let got = fetcher.assemble(input, (layout, self.parts.node), &here, &cancelled);
-        let lost = |error: &FetchError| lacks(input, &format!("can't be put together: {error}"));
+        let lost = |error: &FetchError| lacks(input, &format!("can't be assembled: {error}"));
         Ok(self.take_fetched(got.map_err(|error| fetch_failure(&error, lost))?))
     }
 
@@ -1165,7 +1174,7 @@ pub(crate) fn local(parts: &ExecutorParts, object: ObjectId) -> Option<(PathBuf,
 }
 
 /// Returns the locations of all bytes of an input.
-pub(crate) fn lies(
+pub(crate) fn input_locations(
     (parts, live): (&ExecutorParts, &Live),
     index: usize,
     input: &LabelInput,

@@ -97,7 +97,7 @@ async fn invalid_directory_output_fails_task_and_leaves_nothing() {
         ),
         (
             format!("mkdir -p out/cube/{deep}; echo x > out/cube/{deep}x"),
-            "directories in one another",
+            "nested directories",
         ),
         (
             format!("cd out/cube; seq 1 {} | xargs touch", FILES_MAX + 1),

@@ -191,7 +191,11 @@ async fn killed_node_resumes_from_snapshot_and_objects() {
     let after = model(&mut connection, |_| true).await;
     // The snapshot, written after the first write, contains at least object 1; objects 2 and 3 follow from the store.
     assert_eq!(after.host_bytes, 3 * MIB as u64, "{after:?}");
-    assert_eq!(after.used_bytes, 2 * MIB as u64, "1 is gone: {after:?}");
+    assert_eq!(
+        after.used_bytes,
+        2 * MIB as u64,
+        "object 1 is deleted: {after:?}"
+    );
     assert_eq!(after.since, before.since);
     child.kill().unwrap();
     child.wait().unwrap();
@@ -234,7 +238,7 @@ async fn corrupt_or_missing_snapshot_is_rebuilt_from_objects() {
         );
         assert!(
             restarted.since > full.since,
-            "it says that it was begun again"
+            "the report shows that the model restarted"
         );
         node.stop().await;
     }

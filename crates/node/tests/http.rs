@@ -788,7 +788,7 @@ async fn channel_accepts_messages_only_with_capability() {
     assert_eq!(
         ask("GET", "", Some(&all), b"").await.status,
         410,
-        "nobody has made it"
+        "the server has not announced it"
     );
     for _ in 0..2 {
         assert_eq!(ask("POST", "", Some(&all), b"").await.status, 204);

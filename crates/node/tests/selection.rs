@@ -146,7 +146,7 @@ fn selection(part: Option<u32>, ranges: &[Range<u64>]) -> Option<v1::Selection> 
     })
 }
 
-/// Returns a label that replicas the selection of the striped file.
+/// Returns a label that copies the selection of the striped file.
 fn reader(id: u64, layout: &v1::Layout, selection: Option<v1::Selection>) -> v1::Label {
     let mut label = program_label(id, "cp", &["in", "out"])
         .input("in", FILE, 1)
@@ -382,7 +382,7 @@ async fn selection_beyond_data_or_malformed_is_refused() {
             assert_eq!(failed.kind, "input", "{failed:?}");
         }
     }
-    assert_eq!(three.fetched(2), 0, "nothing is left of what failed");
+    assert_eq!(three.fetched(2), 0, "no data of failed fetches remains");
     // A replica of the part on another node is used, also if the label names another node.
     put(&three.nodes[1], PARTS[0], &of_part(0)).await;
     let (read, outcome) = three

@@ -1,7 +1,7 @@
 //! Planning: predicts the costs of a workflow on a cluster, before anyone buys or moves anything.
 //!
 //! - [`model`] contains the equations of Active Flash: staging, feasibility, energy and cost;
-//! - [`advisor`] decides where a kernel should run: on the host, on the node that holds its input, or on both;
+//! - [`advisor`] decides where a kernel should run: on the client, on the node that holds its input, or on both;
 //! - [`sim`] runs jobs under a virtual clock with the dispatcher and the policies of a running cluster;
 //! - [`units`] contains the quantities of the models, and [`chart`] draws their results as SVG.
 //!

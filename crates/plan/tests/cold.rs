@@ -25,7 +25,7 @@ fn platform((nodes, cores): (usize, u32), label_latency: Span) -> Platform {
 fn workflows() -> Vec<(String, Workflow)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/wfcommons");
     let files = fs::read_dir(directory)
-        .expect("the examples are there")
+        .expect("the examples exist")
         .map(|entry| entry.expect("a directory is read").path());
     let mut files: Vec<_> = files
         .filter(|file| file.extension().is_some_and(|end| end == "json"))

@@ -121,7 +121,7 @@ fn kind(
             RemoteKind::Directory(path.to_owned())
         }
         "file" => return Err("give file:// and the full path of a directory"),
-        _ if host.is_empty() => return Err("it names no host, or no bucket"),
+        _ if host.is_empty() => return Err("the host or the bucket is missing"),
         "s3" => RemoteKind::S3 {
             bucket: host,
             root,
@@ -192,13 +192,13 @@ impl RemoteAddress {
         let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         if host.contains('@') {
             return Err(bad(
-                "no user or password may be in it, as all would read it: put them into the file of keys",
+                "it must not contain a user or a password, which all users could read: put them into the file of keys",
             ));
         }
         if path.split('/').any(|part| part == ".." || part == ".")
             || uri.contains(['#', '\0', '\n'])
         {
-            return Err(bad("`.`, `..` and `#` may not be in it"));
+            return Err(bad("it must not contain `.`, `..` or `#`"));
         }
         let known: &[&str] = match scheme {
             "s3" => &["endpoint", "region"],
@@ -210,7 +210,7 @@ impl RemoteAddress {
             let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
             if !known.contains(&name) || value.contains(['@', '?']) {
                 return Err(bad(
-                    "behind `?` only endpoint= of s3, gs and azblob and region= of s3 may be; keys go into the file of keys",
+                    "after `?`, only endpoint= (s3, gs, azblob) and region= (s3) are allowed; put keys into the file of keys",
                 ));
             }
             settings.insert(name, value.to_owned());

@@ -219,11 +219,11 @@ impl LocalStore {
         }
     }
 
-    /// Passes all files below a directory, and all skipped paths, to `tell` until it returns false.
+    /// Passes all files below a directory, and all skipped paths, to `report` until it returns false.
     pub(crate) fn list(
         &self,
         prefix: &str,
-        tell: &mut dyn FnMut(ListedItem) -> bool,
+        report: &mut dyn FnMut(ListedItem) -> bool,
     ) -> Result<(), Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let start = if prefix.is_empty() {
@@ -232,7 +232,7 @@ impl LocalStore {
             checked(prefix)?
         };
         let directory = self.below(start, flags).map_err(Error::of(prefix))?;
-        self.walk(&directory, prefix, 0, tell).map(|_| ())
+        self.walk(&directory, prefix, 0, report).map(|_| ())
     }
 
     fn walk(
@@ -240,7 +240,7 @@ impl LocalStore {
         directory: &OwnedFd,
         above: &str,
         depth: usize,
-        tell: &mut dyn FnMut(ListedItem) -> bool,
+        report: &mut dyn FnMut(ListedItem) -> bool,
     ) -> Result<bool, Error> {
         let at = Error::of(above);
         let mut directories = Vec::new();
@@ -248,7 +248,7 @@ impl LocalStore {
             let entry = entry.map_err(&at)?;
             let Ok(name) = entry.file_name().to_str() else {
                 let path = join(above, &entry.file_name().to_string_lossy());
-                if !tell(ListedItem::Passed(path, "its name is no UTF-8")) {
+                if !report(ListedItem::Passed(path, "its name is not UTF-8")) {
                     return Ok(false);
                 }
                 continue;
@@ -270,7 +270,7 @@ impl LocalStore {
                 }
                 Some(what) => ListedItem::Passed(path, what),
             };
-            if !tell(listed) {
+            if !report(listed) {
                 return Ok(false);
             }
         }
@@ -280,7 +280,7 @@ impl LocalStore {
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
                 opened => opened.map_err(Error::of(&path))?,
             };
-            if !self.walk(&below, &path, depth + 1, tell)? {
+            if !self.walk(&below, &path, depth + 1, report)? {
                 return Ok(false);
             }
         }

@@ -31,11 +31,11 @@ pub enum Error {
     #[error("bad path {0:?}: give names with one slash between them, without `.` and `..`")]
     Path(String),
     /// The path does not exist.
-    #[error("not there: {0}")]
+    #[error("{0} does not exist")]
     Missing(String),
     /// The store rejects the keys.
     #[error(
-        "the store refuses {path}: the keys are wrong, have ended, or may not do this ({reason}); see `--keys`"
+        "the store refuses {path}: the keys are wrong, have expired, or do not permit this ({reason}); see `--keys`"
     )]
     Refused {
         /// Path of the request.
@@ -45,7 +45,7 @@ pub enum Error {
     },
     /// The store rejects the time in a signed request.
     #[error(
-        "the store does not take {path}, since the clocks of this host and of the store differ by too much ({reason}): set this host's clock"
+        "the store rejects {path}, because the clocks of this host and of the store differ too much ({reason}): set this host's clock"
     )]
     Clock {
         /// Path of the request.
@@ -54,13 +54,13 @@ pub enum Error {
         reason: String,
     },
     /// The file changed while it was read.
-    #[error("{0} was changed while it was read: nothing of it was kept, try again")]
+    #[error("{0} was changed while it was read: no part of it was stored; try again")]
     Changed(String),
     /// Another writer is writing the file.
     #[error("{0} is being written by another process: wait until it is closed")]
     Busy(String),
     /// The path is no file but a link, a pipe or a directory.
-    #[error("{path} is {what}, no file: it is not followed")]
+    #[error("{path} is {what}, not a file: it is not followed")]
     NoFile {
         /// Path.
         path: String,
@@ -101,7 +101,7 @@ impl Error {
             Errno::NOENT => Self::Missing(path.to_owned()),
             Errno::LOOP => Self::NoFile {
                 path: path.to_owned(),
-                what: "a link, or behind one",
+                what: "a link, or below a link",
             },
             Errno::NOTDIR => Self::NoFile {
                 path: path.to_owned(),

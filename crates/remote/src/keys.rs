@@ -53,12 +53,12 @@ impl Keys {
         let about = file.metadata().map_err(|error| bad(error.to_string()))?;
         if about.mode() & 0o077 != 0 {
             return Err(bad(format!(
-                "others can read them (mode {:o}): `chmod 600` the file, and have new keys made if others may have",
+                "other users can read them (mode {:o}): `chmod 600` the file, and replace the keys if other users may have read them",
                 about.mode() & 0o777
             )));
         }
         if !about.is_file() || !is_ours(&about) {
-            return Err(bad("it is no file of yours".into()));
+            return Err(bad("the file does not belong to you".into()));
         }
         let mut text = String::new();
         file.take(BYTES_MAX)
@@ -72,11 +72,14 @@ impl Keys {
         let all: BTreeMap<String, String> = toml::from_str(text).map_err(|error| {
             let before = error.span().map_or(0, |span| span.start);
             let line = text.bytes().take(before).filter(|b| *b == b'\n').count() + 1;
-            format!("line {line} is no `name = \"value\"`")
+            format!("line {line} is not `name = \"value\"`")
         })?;
         for name in all.keys() {
             if !NAMES.contains(&name.as_str()) {
-                return Err(format!("a name is unknown: there are {}", NAMES.join(", ")));
+                return Err(format!(
+                    "a name is unknown: valid names are {}",
+                    NAMES.join(", ")
+                ));
             }
         }
         Ok(Self(all))
@@ -117,7 +120,7 @@ pub(crate) fn own_file(path: &str, secret: bool) -> Result<PathBuf, Error> {
     let others = about.mode() & 0o077 != 0 || !is_ours(&about);
     if secret && others {
         return Err(bad(
-            "it is not yours, or others can read it: `chmod 600` it, and have a new one made if others may have".into(),
+            "it does not belong to you, or other users can read it: `chmod 600` it, and replace it if other users may have read it".into(),
         ));
     }
     Ok(path.into())

@@ -36,7 +36,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// An upload without condition is sent in parts, which stay.
 const NO_VERSION: &str = "1";
 /// Reason for an error of a store that returns no message, such as an answer without body.
-const SAYS_NOTHING: &str = "it says no more, and may have too much to do";
+const SAYS_NOTHING: &str = "it gave no reason, and may be overloaded";
 /// Codes with which stores report that the time of a signature differs from their clock.
 const SKEWED: [&str; 2] = ["RequestTimeTooSkewed", "RequestExpired"];
 
@@ -118,7 +118,7 @@ fn built() -> reqwest::Client {
     let nobody = || builder().tls_certs_only([]).build();
     // A default client would follow redirects to other servers, so it is not used.
     let built = builder().build().or_else(|_| nobody());
-    built.expect("a client that believes no CA needs nothing of the host")
+    built.expect("a client that trusts no CA needs no files of the host")
 }
 
 /// Selects ring as the TLS library of this process, and the client for OpenDAL.
@@ -226,7 +226,7 @@ fn operator(place: &RemoteAddress, keys: &Keys) -> opendal::Result<Operator> {
         } => Operator::new(azblob((container, root, endpoint), keys)),
         _ => Err(opendal::Error::new(
             ErrorKind::Unsupported,
-            "this build of tidemill has not this kind of store: another one has (`--features full`)",
+            "this build of tidemill does not support this kind of store: use a build with `--features full`",
         )),
     }
 }
@@ -381,7 +381,7 @@ impl ObjectStore {
                 ErrorKind::PermissionDenied => Error::Refused { path, reason },
                 ErrorKind::RateLimited => Error::Store {
                     path,
-                    reason: format!("the store has too much to do ({reason}): try again later"),
+                    reason: format!("the store is overloaded ({reason}): try again later"),
                 },
                 _ if reason.contains("401") || reason.contains("Unauthorized") => {
                     Error::Refused { path, reason }
@@ -434,7 +434,7 @@ impl ObjectStore {
         sender: &mpsc::Sender<Result<ListedItem, Error>>,
     ) -> Result<(), Error> {
         if !self.lists {
-            return Err(Error::Unable("list what is there: name one file"));
+            return Err(Error::Unable("list files: name one file"));
         }
         let below = below(directory);
         let lister = self.operator.lister_with(&below).recursive(true);
@@ -451,7 +451,7 @@ impl ObjectStore {
             }
             let listed = match crate::address::checked(&path) {
                 Ok(_) => ListedItem::Object(self.object(&path, &about)),
-                Err(_) => ListedItem::Passed(path, "no name of a file"),
+                Err(_) => ListedItem::Passed(path, "not a valid file name"),
             };
             if sender.send(Ok(listed)).await.is_err() {
                 break;
@@ -482,7 +482,7 @@ impl ObjectStore {
         {
             return Err(Error::Store {
                 path: path.to_owned(),
-                reason: "the server does not say how long it is".into(),
+                reason: "the server does not report its length".into(),
             });
         }
         Ok(PathType::File(found, modified(&about)))
@@ -535,7 +535,7 @@ impl ObjectStore {
             if bytes.len() as u64 + more.len() as u64 > count {
                 return Err(Error::Store {
                     path: path.clone(),
-                    reason: "the server gives files only as a whole: import it".into(),
+                    reason: "the server returns only whole files: import it".into(),
                 });
             }
             for piece in more {
@@ -672,7 +672,7 @@ impl ObjectStore {
     /// Copies a file to `other`, in place of a file that exists there.
     pub(crate) async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
         if !self.operator.info().capability().copy {
-            return Err(Error::Unable("copy what it has"));
+            return Err(Error::Unable("copy files"));
         }
         let copied = self.operator.copy(path, other).await;
         copied.map_err(self.failed(path))?;
@@ -720,7 +720,7 @@ impl ObjectWriter {
         let able = self.object_store.operator.info().capability();
         if !able.write_can_multi {
             if self.written > WHOLE_BYTES_MAX {
-                return Err(Error::Unable("take files of more than 1 GiB"));
+                return Err(Error::Unable("store files of more than 1 GiB"));
             }
             self.pieces.push(bytes);
             return Ok(());

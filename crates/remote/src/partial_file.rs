@@ -84,19 +84,20 @@ impl PartialFile {
     pub(crate) fn link(&mut self, file: &File, path: &str) -> Result<bool, Error> {
         let at = Error::of(path);
         let name = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let beside = format!("{}-link", self.part);
-        let _ = rustix::fs::unlinkat(&self.directory, &beside, AtFlags::empty());
+        let link_name = format!("{}-link", self.part);
+        let _ = rustix::fs::unlinkat(&self.directory, &link_name, AtFlags::empty());
         let linked = rustix::fs::linkat(
             rustix::fs::CWD,
             &name,
             &self.directory,
-            &beside,
+            &link_name,
             AtFlags::SYMLINK_FOLLOW,
         );
         if linked.is_err() {
             return Ok(false);
         }
-        rustix::fs::renameat(&self.directory, &beside, &self.directory, &self.part).map_err(&at)?;
+        rustix::fs::renameat(&self.directory, &link_name, &self.directory, &self.part)
+            .map_err(&at)?;
         self.file = file.try_clone().map_err(|error| Error::Store {
             path: path.to_owned(),
             reason: error.to_string(),

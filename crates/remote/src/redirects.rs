@@ -11,7 +11,9 @@ const REDIRECTS_MAX: usize = 10;
 pub(crate) fn redirects() -> Policy {
     Policy::custom(|attempt: Attempt<'_>| {
         let refused = match attempt.previous() {
-            before if before.len() > REDIRECTS_MAX => Some("it redirects without end".to_owned()),
+            before if before.len() > REDIRECTS_MAX => {
+                Some("the server redirects without end".to_owned())
+            }
             before => before
                 .last()
                 .filter(|before| !is_within(before, attempt.url()))
@@ -28,7 +30,7 @@ fn elsewhere(to: &Url) -> String {
     let host = to.host_str().unwrap_or("nowhere");
     let port = to.port_or_known_default().unwrap_or(0);
     format!(
-        "it redirects to another server ({host}:{port}), which is not followed: give that address"
+        "the server redirects to another server ({host}:{port}), which is not followed: give that address"
     )
 }
 
@@ -90,7 +92,7 @@ async fn addresses(url: &Url) -> Vec<IpAddr> {
 /// Returns the address of data that a server redirects to, if it may be requested; else the reason.
 pub(crate) async fn may_ask(server: &str, named: &str) -> Result<Url, String> {
     let (Ok(server), Ok(named)) = (Url::parse(server), Url::parse(named)) else {
-        return Err("the server does not say where the data is".into());
+        return Err("the server does not name the location of the data".into());
     };
     let safe = match (server.scheme(), named.scheme()) {
         ("http", "http" | "https") => true,
@@ -98,7 +100,7 @@ pub(crate) async fn may_ask(server: &str, named: &str) -> Result<Url, String> {
     };
     if !safe {
         return Err(format!(
-            "the server names {}:// as the place of the data, which is not asked",
+            "the server names {}:// as the location of the data, which is not allowed",
             named.scheme()
         ));
     }
@@ -109,13 +111,13 @@ pub(crate) async fn may_ask(server: &str, named: &str) -> Result<Url, String> {
     let host = named.host_str().unwrap_or_default();
     if there.is_empty() {
         return Err(format!(
-            "the server names {host} as the place of the data, and no such host is known here"
+            "the server names {host} as the location of the data, and this host does not know {host}"
         ));
     }
     match may_name(&addresses(&server).await, &there) {
         true => Ok(named),
         false => Err(format!(
-            "the server names {host} as the place of the data, which is nearer to this host than the server and is not asked"
+            "the server names {host} as the location of the data, which is nearer to this host than the server and is not allowed"
         )),
     }
 }

@@ -223,11 +223,11 @@ impl TreeStore {
             }
             let path = join(&level.path, &name);
             let listed = match seen {
-                _ if !is_name(&name) => ListedItem::Passed(path, "no name of a file"),
+                _ if !is_name(&name) => ListedItem::Passed(path, "not a valid file name"),
                 Err(why) => ListedItem::Passed(path, why),
                 Ok(PathType::File(object, _)) => ListedItem::Object(object),
                 Ok(PathType::Directory) if levels.len() > DEPTH_MAX => {
-                    ListedItem::Passed(path, "too deep")
+                    ListedItem::Passed(path, "too many nested directories")
                 }
                 Ok(PathType::Directory) => {
                     match self.level(&path).await {

@@ -105,12 +105,13 @@ impl WebHdfs {
     async fn whole(&self, path: &str, answer: Response, most: u64) -> Result<Bytes, Why> {
         let whole = crate::object_store::whole(answer, most);
         let whole = tokio::time::timeout(SILENCE, whole).await;
-        let whole = whole.map_err(|_| Why::offline(path, "no more of the answer in 60 s"))?;
+        let whole =
+            whole.map_err(|_| Why::offline(path, "the answer was incomplete after 60 s"))?;
         let whole = whole.map_err(|error| self.offline(path, error))?;
         whole.ok_or_else(|| {
             Why::from(Error::Store {
                 path: path.to_owned(),
-                reason: "the server says more than it was asked for".into(),
+                reason: "the answer is longer than requested".into(),
             })
         })
     }
@@ -121,7 +122,7 @@ impl WebHdfs {
         serde_json::from_slice(&whole).map_err(|_| {
             Why::from(Error::Store {
                 path: path.to_owned(),
-                reason: "this is no WebHDFS: the answer is no JSON".into(),
+                reason: "the server does not speak WebHDFS: the answer is not JSON".into(),
             })
         })
     }
@@ -308,7 +309,7 @@ impl TreeNames for WebHdfsListing {
             if last.is_some() && last == self.after {
                 return Err(Why::from(Error::Store {
                     path: self.path.clone(),
-                    reason: "the server tells the same names again and again".into(),
+                    reason: "the server returns the same names again and again".into(),
                 }));
             }
             self.after = last;
@@ -350,9 +351,9 @@ impl TreeUpload for WebHdfsWriter {
                 Ok(Err(_)) => {
                     self.pieces = None;
                     self.ended().await?;
-                    Err(Why::offline("", "the server ended it early"))
+                    Err(Why::offline("", "the server ended the request early"))
                 }
-                Err(_) => Err(Why::offline("", "the server takes nothing any more")),
+                Err(_) => Err(Why::offline("", "the server accepts no more data")),
             }
         })
     }

@@ -385,10 +385,10 @@ async fn redirect_to_another_server_is_not_followed() {
     let secret =
         "HTTP/1.1 200 OK\r\ncontent-length: 6\r\netag: \"1\"\r\nconnection: close\r\n\r\nsecret";
     let (inside, asked) = answers("127.0.0.1", secret.into()).await;
-    let away = format!(
+    let redirect = format!(
         "HTTP/1.1 302 Found\r\nlocation: http://{inside}/x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     );
-    let (outside, _) = answers("127.0.0.2", away).await;
+    let (outside, _) = answers("127.0.0.2", redirect).await;
     let remote = open(&format!("http://{outside}/"));
     let error = remote.stat("x").await.unwrap_err().to_string();
     assert!(error.contains("redirects to another server"), "{error}");

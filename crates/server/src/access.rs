@@ -316,7 +316,7 @@ fn nobody() -> Status {
     )
 }
 
-/// Asks the name service, which may take as long as its network.
+/// Asks the name service. The call may take as long as the name service's network.
 fn asked(uid: u32) -> UserEntry {
     aside(|| UserEntry {
         name: users::name(uid),

@@ -26,7 +26,7 @@ const REASON_CHARS_MAX: usize = 500;
 /// Number of a remote's rows that are deleted in one transaction.
 const FORGET_MAX: u32 = 10_000;
 
-/// Reason why an operation on a attachment is refused.
+/// Reason why an operation on an attachment is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AttachRefusal {
     #[error("remote {0} does not exist: `tidemill remote list`")]
@@ -41,7 +41,7 @@ pub(crate) enum AttachRefusal {
     Directory(String),
     #[error("{0} and {1}, to which remote {2} is attached, are nested: give another directory")]
     Nested(String, String, String),
-    #[error("the scan is not known: begin it again")]
+    #[error("the scan is not known: start a new scan")]
     Look,
     #[error("too many entries in a request: at most {PAGE_MAX}")]
     Page,

@@ -1,9 +1,9 @@
 //! The cluster's CA: the key that signs the certificates of its server and nodes. This module reads and writes the CA's
 //! file.
 //!
-//! The key is stored in `ca.pem` in the server's directory, readable by the server's user only. The server creates it at its first
-//! start. The CA's certificate does not expire, since other hosts recognise the cluster by their copies of it. The signed
-//! certificates are valid for ten years. They are renewed at every start of the server and every attachment of a node.
+//! The key is stored in `ca.pem` in the server's directory, readable by the server's user only. The server creates it at its first start. The CA's
+//! certificate does not expire, since other hosts recognise the cluster by their copies of the certificate. The signed certificates are valid for ten
+//! years. They are renewed at every start of the server and every attachment of a node.
 
 use crate::access::random;
 use rcgen::{
@@ -47,14 +47,14 @@ pub enum CaError {
     File(#[from] std::io::Error),
     /// The content of its file is invalid.
     #[error(
-        "no key with a certificate in it; bring it back from a copy, or remove it and give the new `token` to all other hosts"
+        "the file has no key with a certificate; restore it from a backup, or remove it and copy the new `token` to all other hosts"
     )]
     Broken,
     /// The public key to certify is invalid.
-    #[error("it is no uncompressed point of P-256")]
+    #[error("the key is not an uncompressed point of P-256")]
     Key,
     /// Signing failed.
-    #[error("can't sign: {0}")]
+    #[error("can't sign the certificate: {0}")]
     Sign(#[from] rcgen::Error),
     /// The signed certificate can't be used.
     #[error(transparent)]

@@ -1,5 +1,5 @@
-//! Compares the namespace with the objects of nodes, in both directions: objects that no file uses, and files whose object is missing,
-//! has another length or is not sealed. With the request to repair, this module asks nodes to seal or set aside objects.
+//! Compares the namespace with the objects of nodes, in both directions: objects that no file uses, and files whose object is missing, has another
+//! length or is not sealed. If the request asks for repairs, this module asks nodes to seal or set aside objects.
 //!
 //! All other work continues during the check, so each finding is checked a second time before it is reported.
 
@@ -91,7 +91,7 @@ impl Check {
             }
         }
         let message = Some(Message::Checked(run.checked));
-        // The asker may have disconnected.
+        // The client may have disconnected.
         let _ = found.send(Ok(v1::CheckReply { message })).await;
     }
 
@@ -297,7 +297,7 @@ impl CheckRun<'_> {
     fn finding(&self, node: u32, object: u64, suspicion: Suspicion, repaired: bool) -> v1::Finding {
         let (kind, held, size, text) = match suspicion {
             Suspicion::Orphan(size) => {
-                let mut text = "no name, version, job or writer knows it".to_owned();
+                let mut text = "no name, version, job or writer refers to it".to_owned();
                 if repaired {
                     text += "; it is kept for a week, then removed";
                 }
@@ -305,14 +305,22 @@ impl CheckRun<'_> {
             }
             Suspicion::Missing(held) => match self.corruption(object, node) {
                 Some(what) => ("corrupt", Some(held), 0, format!("it {what}")),
-                None => ("missing", Some(held), 0, "it is not there".to_owned()),
+                None => (
+                    "missing",
+                    Some(held),
+                    0,
+                    "it does not exist on the node".to_owned(),
+                ),
             },
             Suspicion::Length(held, size) => {
-                let text = format!("it has {size} bytes there, the file {}", held.size);
+                let text = format!(
+                    "it has {size} bytes on the node, and the file has {}",
+                    held.size
+                );
                 ("length", Some(held), size, text)
             }
             Suspicion::Unsealed(held, size) => {
-                let text = "it can still be written to there".to_owned();
+                let text = "it is not sealed on the node".to_owned();
                 ("unsealed", Some(held), size, text)
             }
         };
@@ -340,11 +348,11 @@ fn held_back(
     }
     if less {
         return Some(
-            "it stays: this database was rebuilt within a week, from less than nodes had; see `tidemill server recover`",
+            "it is kept: this database was recovered less than a week ago, and not completely; see `tidemill server recover`",
         );
     }
     (orphans.saturating_mul(2) > listed).then_some(
-        "it stays: this database was rebuilt within a week, and knows less than half of this node's objects",
+        "it is kept: this database was recovered less than a week ago, and knows less than half of this node's objects",
     )
 }
 

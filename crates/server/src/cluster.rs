@@ -105,8 +105,8 @@ struct NodeSlot {
     /// Time of the node's last message.
     heard: Instant,
     connection: Option<NodeConnection>,
-    /// Start of the time without a connection. For a node that has not connected since the server started, this is the start of the
-    /// server. The monotonic clock is used, so that changing the host's clock makes no node lost.
+    /// Start of the time without a connection. For a node that has not connected since the server started, this is the start of the server. The
+    /// monotonic clock is used, so that a change of the host's clock makes no node lost.
     offline_since: tokio::time::Instant,
     /// Number of the current connection, so that the end of an old connection is not taken for the end of the new one.
     epoch: u64,
@@ -392,7 +392,7 @@ impl Cluster {
         if let Some(connection) = slot.and_then(|slot| slot.connection) {
             let _ = connection.end.send(true);
         }
-        tracing::info!(node, "a node is taken out of the cluster");
+        tracing::info!(node, "a node is removed from the cluster");
         self.report(DriverReport::Removed { node });
         self.refresh();
         self.tell_peers();
@@ -483,7 +483,7 @@ impl Cluster {
         }) {
             Ok(()) => true,
             Err(mpsc::error::TrySendError::Full(_)) => {
-                tracing::warn!(node, "a node reads too slowly; its connection is ended");
+                tracing::warn!(node, "a node reads too slowly; its connection is closed");
                 let _ = connection.end.send(true);
                 false
             }
@@ -573,7 +573,7 @@ impl Cluster {
             .ok_or_else(|| Status::invalid_argument("a greeting without status"))?;
         if self.shared.leaving.is_removed(node.node) {
             return Err(condition::NODE_REMOVED.refusal(format!(
-                "node {} was taken out of the cluster: give this one another id and an empty directory",
+                "node {} was removed from the cluster: give this node another id and an empty directory",
                 node.node
             )));
         }
@@ -636,7 +636,7 @@ impl Cluster {
                     outcome,
                 });
             }
-            From::Suspended(_) => self.fall(node, epoch),
+            From::Suspended(_) => self.on_suspended(node, epoch),
             From::Stays(stays) => {
                 self.shared.suspensions.stays(node, stays.why);
                 self.refresh();
@@ -645,7 +645,7 @@ impl Cluster {
             From::Noted(noted) => self.noted.on_noted(node, epoch, noted.change),
             From::Probed(probed) => {
                 if let Some(asker) = self.probes.lock().remove(&probed.request) {
-                    // The asker may have stopped waiting.
+                    // The caller may have stopped waiting.
                     let _ = asker.send(probed);
                 }
             }
@@ -653,7 +653,7 @@ impl Cluster {
                 if self.epoch(node) != Some(epoch) {
                     return;
                 }
-                // The report precedes the answer to the asker, so that later placements know these programs.
+                // The report precedes the answer to the caller, so that later placements know these programs.
                 self.report(DriverReport::Programs {
                     node,
                     found: programs.found.clone(),
@@ -695,7 +695,7 @@ impl Cluster {
         slot.status.heard = clock::now_ns();
         let silent_s = slot.heard.elapsed().as_secs();
         if slot.hangs() {
-            tracing::info!(node, silent_s, "a node that hung answers again");
+            tracing::info!(node, silent_s, "a node that did not respond answers again");
         }
         slot.heard = Instant::now();
     }
@@ -728,7 +728,7 @@ impl Cluster {
             let slot = |slot: &NodeSlot| slot.epoch == epoch;
             let is_suspended = cluster.shared.suspensions.is_suspended(node);
             if !is_suspended && cluster.slots.lock().get(&node).is_some_and(slot) {
-                tracing::warn!(node, "node is lost; its labels are given elsewhere");
+                tracing::warn!(node, "node is lost; its labels are rescheduled");
                 cluster.report(DriverReport::Down { node });
             }
         });
@@ -747,7 +747,7 @@ impl Cluster {
         let cluster = self.clone();
         tokio::spawn(async move {
             while let Err(fault) = cluster.keep_status(status.clone()).await {
-                fault.put_off("a node can't be remembered");
+                fault.put_off("the properties of a node can't be stored");
                 tokio::time::sleep(REMEMBER_PAUSE).await;
                 if cluster.epoch(status.node) != Some(epoch) {
                     return;
@@ -823,10 +823,10 @@ impl Cluster {
                 spaces.store.extend(self.space(slot));
             }
             if slot.in_memory() || slot.is_burst() {
-                // No file is placed or kept there unless somebody asks for it, so this space is not published.
+                // No file is placed or kept on such a node unless a user asks for it, so its space is not published.
                 continue;
             }
-            // A node that does not know its disk counts as on a disk of its own. Nodes that store files in a backend are on no disk.
+            // A node that does not know its disk counts as having a disk of its own. Nodes that store files in a backend are on no disk.
             let (host, disk) = match status.disk.filter(|_| status.backend.is_none()) {
                 Some(disk) => (status.host.clone(), disk),
                 None => (format!("node {node}"), v1::Disk::default()),
@@ -985,7 +985,7 @@ fn check_same(old: &v1::Node, new: &v1::Node, connected: bool) -> Result<(), Sta
     let same = old.host == new.host && old.directory == new.directory;
     if connected && !same {
         return Err(condition::NODE_TWICE.refusal(format!(
-            "node {} is up already, in {} of another host or directory; give this one another id",
+            "node {} is up already, in {} of another host or directory; give this node another id",
             old.node, old.directory
         )));
     }

@@ -51,7 +51,7 @@ impl ClusterService {
         let cluster = self.cluster.clone();
         tokio::spawn(async move {
             tokio::select! {
-                // The process sends nothing, so a message is the end of its stream.
+                // The process sends nothing, so any message is the end of its stream.
                 _ = stream.message() => {}
                 _ = ended.changed() => {}
             }

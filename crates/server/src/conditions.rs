@@ -96,7 +96,7 @@ impl ConditionService {
             if let Some((at, true)) = rebuild::noted_at(db)?
                 && clock::now_ns() - at < REBUILT_NS
             {
-                let cause = "the database was rebuilt, and less was found than there was";
+                let cause = "the database was recovered, and not all of its content was found";
                 found.push(condition::REBUILT_INCOMPLETE.of(None, cause));
             }
             Ok(replicas::health(db)?.lost_nodes)
@@ -126,7 +126,7 @@ impl ConditionService {
         let lost = health::lost_for_good(db, &shared.leaving.removed())?;
         if lost > 0 {
             let cause =
-                format!("{lost} files were only on nodes that were taken out of the cluster");
+                format!("{lost} files were only on nodes that were removed from the cluster");
             found.push(condition::DATA_LOST.of(None, cause));
         }
         let few = replicas::health(db)?;
@@ -208,7 +208,7 @@ impl ConditionService {
             match tokio::task::spawn_blocking(move || conditions.now()).await {
                 Ok(Ok(found)) => log.on_look(&found),
                 Ok(Err(fault)) => {
-                    tracing::debug!(%fault, "the states of the cluster are not known now")
+                    tracing::debug!(%fault, "the states of the cluster can't be read now")
                 }
                 Err(_) => return,
             }

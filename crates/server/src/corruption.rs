@@ -34,7 +34,7 @@ pub(crate) fn found(
     for Corrupt { object, what } in corrupt {
         let id = object.0.cast_signed();
         if insert.execute(params![id, node.0, what, now, CURRENT])? > 0 {
-            tracing::error!(%node, "object {object} {what}: it is recreated from another replica, if there is one");
+            tracing::error!(%node, "object {object} {what}: it is recreated from another replica, if one exists");
             shared.set_corruption();
             look_again(db, object.0, now)?;
             burst::lost_elsewhere(db, id)?;
@@ -45,9 +45,9 @@ pub(crate) fn found(
     Ok(count)
 }
 
-/// Handles a known node of the memory tier that connects with another memory: all its objects are lost, and count as corrupt from now on.
-/// Versions that were being written there are lost, too: the file keeps its version before, or, if there is none, gets a version that is
-/// lost. Returns the changes.
+/// Handles a known node of the memory tier that connects with another memory: all its objects are lost, and count as corrupt from now on. Versions
+/// that were being written there are lost, too: the file keeps its previous version, or, if it has none, gets a version that is lost. Returns the
+/// changes.
 pub(crate) fn forgotten(
     db: &Connection,
     shared: &NamesShared,
@@ -82,7 +82,7 @@ pub(crate) fn forgotten(
         objects = lost.len(),
         written,
         channels,
-        "a node of the memory tier came back without its memory: what only it had is lost, see `tidemill cluster health --all`"
+        "a node of the memory tier reconnected without its memory: objects that only it had are lost, see `tidemill cluster health --all`"
     );
     Ok(tx.changes)
 }

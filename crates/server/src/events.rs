@@ -161,7 +161,7 @@ impl EventService {
         }
         let cursor = since.parse::<EventCursor>().map_err(|()| {
             Status::invalid_argument(format!(
-                "{since:?} is no cursor: give one that the cluster gave, or none to begin now"
+                "{since:?} is not a cursor: give a cursor from an earlier answer, or no cursor to begin now"
             ))
         })?;
         let now = clock::now_ns() / MICROSECOND_NS;
@@ -169,7 +169,7 @@ impl EventService {
         let last = last.map_err(|fault| refused(&fault))?;
         if cursor.number > last.max(now) {
             return Err(Status::invalid_argument(format!(
-                "cursor {since} is of a time that has not come: is it of another cluster?"
+                "cursor {since} is in the future: does it belong to another cluster?"
             )));
         }
         Ok(Some(cursor))
@@ -247,7 +247,7 @@ impl v1::events_server::Events for EventService {
         };
         let Some(_space) = self.space.enter(caller.uid) else {
             return Err(Status::resource_exhausted(format!(
-                "too many calls wait for file events: there may be {WAITING_MAX}, and {WAITING_EACH_MAX} of one user; try again later"
+                "too many calls wait for file events: at most {WAITING_MAX} may wait, and {WAITING_EACH_MAX} of one user; try again later"
             )));
         };
         let limit = usize::try_from(request.limit).unwrap_or(ANSWER_MAX);

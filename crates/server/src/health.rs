@@ -54,7 +54,7 @@ impl HealthService {
         });
         match (named, nodes.is_empty()) {
             (Some(named), true) => Err(Status::not_found(format!(
-                "there is no node {named}; see `tidemill status`"
+                "node {named} does not exist; see `tidemill status`"
             ))),
             _ => Ok(nodes),
         }
@@ -224,7 +224,7 @@ fn listed<'a>(nodes: impl IntoIterator<Item = &'a u32>) -> String {
 }
 
 /// Returns an SQL condition for versions that were only on removed nodes (`migrations::remove` has put them on the list).
-fn gone(removed: &BTreeSet<u32>) -> String {
+fn only_on_removed(removed: &BTreeSet<u32>) -> String {
     format!(
         "(held.node IN ({}) AND EXISTS (SELECT 1 FROM short WHERE short.object = held.object AND has = 0))",
         listed(removed)
@@ -251,7 +251,7 @@ pub(crate) fn unavailable(
     Ok(count.cast_unsigned())
 }
 
-/// A rebuilt database does not know the nodes that were not given to the rebuild.
+/// A rebuilt database does not know the nodes whose data was not given for the recovery.
 fn may_be_offline(db: &Connection, presence: &ReachableNodes) -> Result<bool, Fault> {
     Ok(presence.any_offline || rebuild::noted_at(db)?.is_some())
 }
@@ -264,7 +264,7 @@ pub(crate) fn lost_for_good(db: &Connection, removed: &BTreeSet<u32>) -> Result<
     let sql = format!(
         "SELECT count(DISTINCT held.version) FROM short CROSS JOIN held ON held.object = short.object \
          WHERE short.has = 0 AND held.removed = 0 AND {}",
-        gone(removed)
+        only_on_removed(removed)
     );
     let count: i64 = db.query_row(&sql, [], |row| row.get(0))?;
     Ok(count.cast_unsigned())
@@ -340,16 +340,16 @@ fn lost(
     after: u64,
     limit: u32,
 ) -> Result<Vec<v1::Ailing>, Fault> {
-    let gone = gone(&known.removed);
+    let on_removed = only_on_removed(&known.removed);
     let mut reached = known.presence.present.clone();
     reached.extend(&known.removed);
     let lost = match may_be_offline(db, &known.presence)? {
-        true => format!("({} OR {gone})", nowhere(&reached)),
+        true => format!("({} OR {on_removed})", nowhere(&reached)),
         false if known.removed.is_empty() => return Ok(Vec::new()),
-        false => gone.clone(),
+        false => on_removed.clone(),
     };
     let sql = format!(
-        "SELECT object, path, size, {HOLDERS}, iif({gone}, 'its nodes were taken out of the cluster', \
+        "SELECT object, path, size, {HOLDERS}, iif({on_removed}, 'its nodes were removed from the cluster', \
          'its nodes do not answer'), 0 FROM held \
          WHERE object > ?1 AND removed = 0 AND {lost} ORDER BY object LIMIT ?2"
     );
@@ -359,7 +359,7 @@ fn lost(
 fn corrupt(db: &Connection, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {
     let sql = format!(
         "SELECT held.object, path, size, group_concat(corruption.node), \
-         what || iif({GOOD} < 1, ', and there is no other replica', ''), max(repairing) \
+         what || iif({GOOD} < 1, ', and no other replica exists', ''), max(repairing) \
          FROM corruption CROSS JOIN held ON held.object = corruption.object WHERE corruption.object > ?1 \
          GROUP BY corruption.object ORDER BY corruption.object LIMIT ?2"
     );

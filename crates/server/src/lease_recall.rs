@@ -352,7 +352,7 @@ impl LeaseRecalls {
             return Some(Err(Fault::Malformed("only mounts answer questions")));
         }
         if let Some(waiting) = self.0.questions.lock().remove(&answer.question) {
-            // The asker may have disconnected.
+            // The caller may have disconnected.
             let _ = waiting.send(answer.open);
         }
         let result = Some(Answer::Empty(v1::Empty {}));

@@ -135,7 +135,7 @@ fn versions_at(tx: &Tx<'_>, viewer: &Caller, path: &[u8]) -> Result<Walked, Faul
         }
         let path = String::from_utf8_lossy(path);
         return Err(Fault::NotFound(format!(
-            "{path} has no versions that are yours to see"
+            "{path} has no versions that you may see"
         )));
     }
     Ok(walked)
@@ -156,7 +156,7 @@ fn runs_of(tx: &Tx<'_>, viewer: &Caller, job: u64, task: u64) -> Result<Walked, 
     let found = tasks(tx.db, &wanted, OBJECTS_MAX)?;
     if found.is_empty() {
         return Err(Fault::NotFound(format!(
-            "{what} has no lineage: no task of it has ended well, or it is not yours"
+            "{what} has no lineage: no task of it has succeeded, or it belongs to another user"
         )));
     }
     Ok(Walked {
@@ -205,7 +205,7 @@ fn found(tx: &Tx<'_>, viewer: &Caller, wanted: &v1::LineageSearch) -> Result<Wal
     }
     if candidates.len() > OBJECTS_MAX {
         walked.cut = Some(format!(
-            "only the newest {OBJECTS_MAX} tasks were searched; say since or until when, or which kernel"
+            "only the newest {OBJECTS_MAX} tasks were searched; give a time range or a kernel"
         ));
     }
     Ok(walked)

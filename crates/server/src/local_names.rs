@@ -119,7 +119,7 @@ fn accept(listener: &UnixListener, service: &Arc<Service>) {
         let begun = accepted.and_then(|(stream, _)| service.begin(number, stream));
         if let Err(error) = begun {
             if let Some(left_out) = service.logged.may() {
-                tracing::warn!(%error, left_out, "a local connection to the namespace can't be taken");
+                tracing::warn!(%error, left_out, "a local connection to the namespace can't be accepted");
             }
             std::thread::sleep(ACCEPT_PAUSE);
         }

@@ -110,7 +110,7 @@ impl Locks {
         for op in &request.ops {
             let answer = match &op.op {
                 Some(Op::Lock(v1::LockOp { op: Some(op) })) => self.on(request.session, op).await,
-                _ => Err(Fault::Malformed("locks come in requests of their own")),
+                _ => Err(Fault::Malformed("locks need a request of their own")),
             };
             let failed = answer.is_err();
             let result = Some(match answer {
@@ -142,7 +142,7 @@ impl Locks {
             }
             LockOp::Want(want) => {
                 let lock = want.lock.as_ref().map(Lock::from);
-                let lock = lock.ok_or(Fault::Malformed("no lock is wanted"))?;
+                let lock = lock.ok_or(Fault::Malformed("the request has no lock"))?;
                 let how = match want.how() {
                     v1::LockHow::LockWait => LockMode::Wait,
                     v1::LockHow::LockTry => LockMode::Try,
@@ -259,7 +259,7 @@ impl Locks {
             arbiter.on_gone(session, &mut out);
             self.carry_out(&mut arbiter, &out);
         }
-        tracing::info!(session, "the locks of a mount that is gone are free");
+        tracing::info!(session, "the locks of a lost mount are released");
         self.0.names.set_locker(session, false).await
     }
 }

@@ -259,8 +259,7 @@ impl Migrator {
         }
         let within = request.within_percent;
         if !(1..=100).contains(&within) {
-            let text =
-                format!("{within} is no percentage of what a node could hold: give 1 to 100");
+            let text = format!("{within} is not a percentage of a node's capacity: give 1 to 100");
             return Err(Status::invalid_argument(text));
         }
         let sites = self.cluster.sites();

@@ -288,7 +288,7 @@ impl EndTrial {
             tracing::warn!(
                 node,
                 why,
-                "versions that lost mounts were writing can't be sealed yet; trying again for ever"
+                "versions that lost mounts were writing can't be sealed yet; the server retries without limit"
             );
             self.why = why;
         }

@@ -261,7 +261,7 @@ mod tests {
         }
         post(ELSEWHERE, 4);
         assert_eq!(fetched(HERE), [label(1), label(2), label(3)]);
-        assert_eq!(fetched(HERE), [], "given out once");
+        assert_eq!(fetched(HERE), [], "delivered once");
         end(2);
         // One of the delivered labels was lost on its way.
         queue.redeliver(HERE, &known(&[1])).unwrap();
@@ -340,7 +340,7 @@ mod tests {
 
     #[cfg(feature = "nats")]
     #[test]
-    #[ignore = "prints figures, which are of no use without --release"]
+    #[ignore = "prints measurements, which need --release"]
     fn figures() {
         let directory = tempfile::tempdir().unwrap();
         let journal = database(directory.path());

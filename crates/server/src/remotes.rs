@@ -63,7 +63,7 @@ fn checked(asked: &v1::AddRemoteRequest) -> Result<(), Status> {
         || !name.chars().all(allowed)
     {
         return Err(Status::invalid_argument(format!(
-            "{name:?} is no name of a remote: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
+            "{name:?} is not a name of a remote: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
         )));
     }
     let uri = &asked.uri;
@@ -71,12 +71,12 @@ fn checked(asked: &v1::AddRemoteRequest) -> Result<(), Status> {
     let host = host.and_then(|rest| rest.split(['/', '?']).next());
     if host.is_none() || uri.len() > URI_BYTES_MAX || uri.chars().any(char::is_control) {
         return Err(Status::invalid_argument(
-            "the remote's address is none: give scheme://…, of 2000 bytes at most",
+            "the remote's address is invalid: give scheme://…, with at most 2000 bytes",
         ));
     }
     if host.is_some_and(|host| host.contains('@')) {
         return Err(Status::invalid_argument(
-            "the remote's address has a user or password in it, which all would read: put them into the file of keys",
+            "the remote's address contains a user or password, which all users could read: put them into the key file",
         ));
     }
     Ok(())
@@ -104,12 +104,12 @@ impl v1::remotes_server::Remotes for RemoteService {
         let added = self.names.database().write(move |db| {
             if one(db, &row.name)?.is_some() {
                 return Ok(Err(
-                    "there is a remote of this name: remove it first, or give another name",
+                    "a remote of this name exists already: remove it first, or give another name",
                 ));
             }
             if all(db)?.len() >= REMOTES_MAX {
                 return Ok(Err(
-                    "there are 256 remotes, which is as many as may be: remove some",
+                    "there are 256 remotes, which is the maximum: remove some",
                 ));
             }
             let mut insert = db.prepare_cached("INSERT INTO remote VALUES (?1, ?2, ?3, ?4, ?5)")?;

@@ -51,7 +51,7 @@ impl Garbage {
         loop {
             tokio::time::sleep(PERIOD).await;
             if let Err(fault) = self.let_go().await {
-                fault.put_off("parts of versions that nobody uses stay for now");
+                fault.put_off("parts of unused versions are kept for now");
             }
             let due = cluster.up().into_iter().any(|node| {
                 let due = self.due(node, ObjectId(0));

@@ -144,7 +144,7 @@ impl Losses {
         }
         for (&node, loss) in &self.nodes {
             if !loss.back && up.contains(&node) {
-                tracing::info!(node, "a lost node is back");
+                tracing::info!(node, "a lost node has reconnected");
                 looks.push(ReplicaReview {
                     node,
                     back: true,

@@ -1,4 +1,4 @@
-//! Mounts: which are connected, and since when the others are offline. [`crate::ends`] seals or abandons the versions that lost mounts
+//! Mounts: which are connected, and since when the others are offline. [`crate::orphaned_versions`] seals or abandons the versions that lost mounts
 //! were writing.
 
 use parking_lot::Mutex;

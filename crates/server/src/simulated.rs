@@ -196,7 +196,7 @@ impl Simulated {
     /// If the database can't be used. The error returns the database.
     #[allow(
         clippy::result_large_err,
-        reason = "the disk is given back, once a start"
+        reason = "the error returns the disk, at most once for each start"
     )]
     pub fn start(
         disk: Connection,
@@ -418,7 +418,7 @@ impl Simulated {
         let (answer, answered) = oneshot::channel();
         let lease_recalls = self.lease_recalls.clone();
         self.runtime.spawn(async move {
-            // The asker may have disconnected.
+            // The caller may have disconnected.
             let _ = answer.send(lease_recalls.apply(request).await);
         });
         answered
@@ -514,7 +514,7 @@ impl Simulated {
                 Err(JobRefusal::Known(job)) => Ok(job.0),
                 Err(JobRefusal::Fault(fault)) => Err(fault.to_string()),
             };
-            // The asker may have disconnected.
+            // The caller may have disconnected.
             let _ = answer.send(result);
         });
         answered
@@ -676,7 +676,7 @@ fn ca() -> Arc<Ca> {
     static CA: std::sync::OnceLock<Arc<Ca>> = std::sync::OnceLock::new();
     let made = CA.get_or_init(|| {
         let ca = Ca::in_memory();
-        Arc::new(ca.expect("a key can always be made"))
+        Arc::new(ca.expect("a key can always be created"))
     });
     made.clone()
 }
@@ -692,10 +692,10 @@ mod tests {
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Level, Metadata, Subscriber};
 
-    /// A queue that can't be used before `is_there` is set.
+    /// A queue that can't be used before `is_available` is set.
     #[derive(Debug, Default)]
     struct Offline {
-        is_there: AtomicBool,
+        is_available: AtomicBool,
         tries: AtomicUsize,
         fetched: AtomicUsize,
     }
@@ -716,8 +716,8 @@ mod tests {
 
         fn redeliver(&self, _: NodeId, _: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
             self.tries.fetch_add(1, Ordering::Relaxed);
-            let there = self.is_there.load(Ordering::Relaxed);
-            there.then_some(()).ok_or(Unavailable("offline".into()))
+            let available = self.is_available.load(Ordering::Relaxed);
+            available.then_some(()).ok_or(Unavailable("offline".into()))
         }
     }
 
@@ -783,7 +783,7 @@ mod tests {
         server.advance(Duration::from_secs(2));
         server.turn();
         assert_eq!(queue.tries.load(Ordering::Relaxed), 2);
-        queue.is_there.store(true, Ordering::Relaxed);
+        queue.is_available.store(true, Ordering::Relaxed);
         server.advance(Duration::from_secs(4));
         server.turn();
         server.turn();

@@ -33,7 +33,9 @@ fn rules(peer: &Peer, uid: Option<u32>) -> bool {
 }
 
 fn not_yours() -> Status {
-    Status::permission_denied("only an administrator makes, lists and revokes tokens of others")
+    Status::permission_denied(
+        "only an administrator may create, list and revoke tokens of other users",
+    )
 }
 
 /// Runs work that writes a file, which may take as long as a disk. No other task waits for it.
@@ -41,7 +43,7 @@ async fn kept<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, TokensError> + Send + 'static,
 ) -> Result<T, Status> {
     let done = tokio::task::spawn_blocking(work).await;
-    Ok(done.map_err(|_| Status::unavailable("the server is about to end"))??)
+    Ok(done.map_err(|_| Status::unavailable("the server is shutting down"))??)
 }
 
 #[tonic::async_trait]
@@ -63,12 +65,12 @@ impl v1::tokens_server::Tokens for TokenService {
         // Otherwise a token that expires, or only reads, could create one without these limits.
         if !peer.administrator && peer.token.is_some() {
             return Err(Status::permission_denied(
-                "a token makes no tokens: ask for it on the server's own host, or ask its administrator",
+                "a token can't create tokens: create it on the server's own host, or ask an administrator",
             ));
         }
         if uid.is_none() && read_only {
             return Err(Status::invalid_argument(
-                "a token that only reads is a user's: say whose",
+                "a read-only token belongs to a user: name the user",
             ));
         }
         let wanted = NewToken {
@@ -83,7 +85,7 @@ impl v1::tokens_server::Tokens for TokenService {
             token = token.number(),
             ?uid,
             by = peer.uid,
-            "a token was made"
+            "a token was created"
         );
         Ok(Response::new(v1::CreateTokenReply {
             token: Some(token.shown()),
@@ -118,7 +120,9 @@ impl v1::tokens_server::Tokens for TokenService {
         let token = self.access.tokens().get(number);
         let token = token.filter(|token| rules(&peer, token.uid()));
         let token = token.ok_or_else(|| {
-            Status::not_found(format!("there is no token {number} that you may revoke"))
+            Status::not_found(format!(
+                "token {number} does not exist, or you may not revoke it"
+            ))
         })?;
         let (access, ended) = (self.access.clone(), token.clone());
         kept(move || access.tokens().revoke(&ended)).await?;

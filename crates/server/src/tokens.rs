@@ -45,7 +45,7 @@ pub enum TokensError {
     },
     /// The content of the file is invalid.
     #[error(
-        "{path}: it is no list of tokens of this release ({reason}); bring it back from a copy, or remove it: all tokens but the cluster's are then revoked"
+        "{path}: the file is not a list of tokens of this release ({reason}); restore it from a backup, or remove it: all tokens but the cluster's are then revoked"
     )]
     Broken {
         /// Path of the file.
@@ -355,7 +355,7 @@ mod tests {
         let tokens = Tokens::open(&path).unwrap();
         assert!(tokens.find(&one).is_none() && tokens.find(&two).is_some());
         let (third, _) = tokens.create(of(7)).unwrap();
-        assert_eq!(third.number(), 3, "numbers are not given again");
+        assert_eq!(third.number(), 3, "numbers are not issued again");
     }
 
     #[test]

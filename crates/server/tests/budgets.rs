@@ -1,5 +1,5 @@
-//! Every call of the protocol with requests that are as large, or have as many nodes, as a user can send: each ends,
-//! with an error or a bounded answer. Calls come from the definition of the protocol, so a new call is tested by itself.
+//! Every call of the protocol with requests that are as large, or have as many items, as a user can send: each ends, with an error or a bounded
+//! answer. Calls come from the definition of the protocol, so a new call is tested by itself.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod cluster;
@@ -18,17 +18,17 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-/// More nodes than any request may have.
+/// More items than any request may have.
 const FLOOD: usize = 250_000;
 /// Bytes of one long string.
 const LONG: usize = 1 << 20;
-/// Bytes of an answer that are still bounded.
+/// Maximum number of bytes of an answer.
 const ANSWER_MAX: usize = 24 << 20;
-/// Messages within each other.
+/// Maximum depth of nested messages.
 const DEPTH_MAX: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Messages as their bytes.
+/// Codec of messages as bytes.
 #[derive(Clone, Copy, Debug)]
 struct Raw;
 
@@ -57,7 +57,7 @@ impl Encoder for Raw {
     }
 }
 
-/// Tells how long the answer is.
+/// Returns the length of the answer.
 impl Decoder for Raw {
     type Item = usize;
     type Error = Status;
@@ -113,7 +113,7 @@ fn hostile(fields: &[Field], depth: usize) -> Vec<Vec<u8>> {
     all
 }
 
-/// Asks, and gives the bytes of all answers.
+/// Sends a request. Returns the number of bytes of all answers.
 async fn ask(
     channel: Channel,
     credential: &Credential,
@@ -139,7 +139,7 @@ async fn ask(
     Ok(bytes)
 }
 
-/// Makes a token for a user; gives a connection and that token.
+/// Creates a token for a user. Returns a connection and the token.
 async fn user(running: &Running) -> (Channel, Credential) {
     let administrator = running.client().await;
     let request = v1::CreateTokenRequest {
@@ -184,7 +184,7 @@ async fn every_call_ends_oversized_requests_of_user() {
     administrator.status().await.unwrap();
 }
 
-/// Draws requests. The same seed draws the same ones.
+/// Generates random requests. A seed always generates the same requests.
 struct Draw(StdRng);
 
 /// Paths, patterns, settings and scripts that calls understand, and malformed ones.

@@ -79,7 +79,7 @@ async fn directory_output_is_published_and_read_whole() {
     let inside = r#"name = "x"; workdir = "/w"; tasks = ( { name = "x"; kernel = "k.so"; type = "native"; output = ["out/cube.zarr/x"]; } );"#;
     let other = submit(&client, 1000, inside).await;
     assert!(
-        other.errors[0].contains("is an output of job"),
+        other.errors[0].contains("is also an output of job"),
         "{:?}",
         other.errors
     );
@@ -153,7 +153,10 @@ async fn dry_run_resolves_files_of_directories() {
     let reply = submit(&client, 1000, SCRIPT).await;
     let (label, analyse) = next(&mut node, "make").await;
     let refused = dry_run(&client, SCRIPT).await.errors;
-    assert!(refused[1].contains("is an output of job"), "{refused:?}");
+    assert!(
+        refused[1].contains("is also an output of job"),
+        "{refused:?}"
+    );
     node.finished(label, filled(&analyse, &FILES)).await;
     let (label, reader) = next(&mut node, "read").await;
     node.finished(label, success(&reader, 5)).await;

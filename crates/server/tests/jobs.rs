@@ -22,7 +22,7 @@ tasks = (
 fn may_read_all() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        require::skip("what other users have is shown to root only");
+        require::skip("data of other users is shown only to root");
     }
     root
 }
@@ -376,7 +376,7 @@ async fn labels_of_ended_job_are_aborted() {
     node.acknowledged(vec![label]).await;
     assert!(
         stat(&client, "/w/mid").await.is_none(),
-        "a cancelled job makes no files"
+        "a cancelled job creates no files"
     );
 }
 
@@ -685,7 +685,7 @@ async fn running_jobs_cannot_share_output_and_list_awaited_inputs() {
         (&["/w/inn".to_owned()][..], 1)
     );
     let refused = [format!(
-        "test.job:3:71: task \"only\": output \"/w/out\" is an output of job {0} too, which has not ended; \
+        "test.job:3:71: task \"only\": output \"/w/out\" is also an output of job {0}, which has not ended; \
          wait for it (`tidemill job watch {0}`), cancel it, or write to another name",
         first.job
     )];

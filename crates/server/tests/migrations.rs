@@ -105,7 +105,7 @@ async fn drained_node_is_removed_and_cannot_rejoin() {
     assert!(began.began > 0, "{began:?}");
     // No new file is placed there: a client that names the node gets an error, and other clients get another node.
     let refused = begun(&client, "/g", Some(0)).await.unwrap_err();
-    assert!(refused.contains("node 0 is being emptied"), "{refused}");
+    assert!(refused.contains("node 0 is being drained"), "{refused}");
     for name in ["/h", "/i"] {
         assert_eq!(begun(&client, name, None).await.unwrap().2, 1);
     }
@@ -116,7 +116,7 @@ async fn drained_node_is_removed_and_cannot_rejoin() {
     assert_eq!(old.removed().await, [object]);
     assert_eq!(replicas(&client, ino).await, json!([at(1, "current")]));
     assert_eq!(open(&client, ino).await.node, 1);
-    assert!(old.note(ino).await.forget, "it is not there any more");
+    assert!(old.note(ino).await.forget, "it no longer exists");
     // The file that is being written there is finished there, and moves then.
     let left = drained(&client, |drain| drain.files_moved == 1).await;
     assert_eq!((left.writing, is_empty(&left)), (1, false));
@@ -145,7 +145,7 @@ async fn drained_node_is_removed_and_cannot_rejoin() {
     assert!(
         refused_to_join(&client, 0)
             .await
-            .contains("was taken out of the cluster")
+            .contains("was removed from the cluster")
     );
     drop(client);
     running.crash().await;
@@ -154,7 +154,7 @@ async fn drained_node_is_removed_and_cannot_rejoin() {
     assert!(
         refused_to_join(&client, 0)
             .await
-            .contains("was taken out of the cluster")
+            .contains("was removed from the cluster")
     );
     assert!(listed(&client).await.drains.is_empty());
 }
@@ -244,7 +244,7 @@ async fn version_removed_during_move_is_removed_on_both_nodes() {
         ..v1::NewVersion::default()
     };
     match one(&client, Op::NewVersion(version)).await.unwrap() {
-        Answer::Opened(opened) => assert_eq!(opened.node, 1, "not where it was"),
+        Answer::Opened(opened) => assert_eq!(opened.node, 1, "not on its former node"),
         other => panic!("{other:?}"),
     }
     seal(&client, vnode.ino, next.0, "").await.unwrap();
@@ -389,7 +389,7 @@ async fn drained_node_finishes_tasks_and_gets_no_new_ones() {
         }
         tokio::task::yield_now().await;
     };
-    assert!(waits.contains("node 0, which is being emptied"), "{waits}");
+    assert!(waits.contains("node 0, which is being drained"), "{waits}");
     old.finished(label, success(&analyse, 5)).await;
     let made_there = copy(&mut new).await;
     assert_eq!(made_there.1.path, "/one.out");
@@ -432,7 +432,7 @@ async fn invalid_drain_or_removal_is_refused_with_reason() {
         (9, "not part of the cluster"),
         (1000, "keeps no data"),
         (2, "is down"),
-        (1, "has 1000 bytes free, and 16777221 are to go there"),
+        (1, "has 1000 bytes free, and 16777221 are needed"),
     ] {
         let refused = move_to(&client, (root(), "/f"), target).await.unwrap_err();
         assert!(refused.message().contains(why), "{refused}");
@@ -545,7 +545,7 @@ async fn directory_moves_to_node_unless_move_is_cancelled() {
     assert_eq!(
         new.removed().await,
         [abandoned],
-        "there are more than wanted"
+        "more replicas exist than wanted"
     );
     assert_eq!(replicas(&client, ino).await, json!([at(2, "current")]));
     assert_eq!(replicas(&client, other).await, json!([at(0, "current")]));

@@ -221,11 +221,7 @@ fn nats_labels_outlive_producer_until_acknowledged() {
     drop(first);
     let second = queue(&broker, 1);
     patiently(|| second.enqueue(HERE, labels(1195..1203)));
-    assert_eq!(
-        admin.messages(),
-        15,
-        "those that are there are not put there again"
-    );
+    assert_eq!(admin.messages(), 15, "existing labels are not stored again");
     second.redeliver(HERE, &known(&[1191, 1202])).unwrap();
     assert_eq!(
         ids(&second.fetch(HERE).unwrap()),
@@ -358,7 +354,7 @@ fn broker_crash_hang_or_data_loss_loses_no_label() {
     assert_eq!(
         patiently(|| next.fetch(HERE)),
         [],
-        "what was acknowledged is gone"
+        "acknowledged labels are removed"
     );
     assert_eq!(Admin::new(&broker).messages(), 0);
 }

@@ -696,7 +696,11 @@ mod versions {
         );
 
         by(&client, 0, unlink(1, "g")).await.unwrap();
-        assert_eq!(node.removed().await, [other], "only what nobody reads");
+        assert_eq!(
+            node.removed().await,
+            [other],
+            "only the object without readers"
+        );
         let release = v1::Release { ino, object: old };
         by(&client, session, Op::Release(release)).await.unwrap();
         assert_eq!(node.removed().await, [old]);
@@ -781,7 +785,7 @@ mod versions {
             })
         };
         let Ok(Answer::Attr(attr)) = by(&client, session, get()).await else {
-            panic!("gone while open")
+            panic!("deleted while open")
         };
         assert_eq!(attr.nlink, 0);
         by(&client, session, seal(ino.0, object.0, 3))

@@ -302,7 +302,7 @@ fn rebuild_joins_parts_of_striped_file() {
     assert_eq!(ask(replicas), "202@2");
     assert_eq!(ask("SELECT group_concat(object) FROM short"), "201");
     let removal = "SELECT group_concat(object || '@' || node) FROM removal";
-    assert_eq!(ask(removal), "111@1", "what was before");
+    assert_eq!(ask(removal), "111@1", "the former version");
     assert!(
         db.query_row(
             "SELECT next FROM counter WHERE name = 'object'",
@@ -340,7 +340,7 @@ fn rebuild_takes_names_from_notes_only() {
         node.attribute(id, object::PAGE, object::PART, &part);
     }
     one.note(&note(11, 6, Kind::File, 110, &[(2, b"striped")]));
-    // A file with a signed owner and a name that a task gave.
+    // A file with a signed owner and a name that a task has set.
     one.object(104, 51, "/home/.bashrc", 2);
     value(&one, 104, object::UID, 9);
     value(&one, 104, object::TASK, 3);

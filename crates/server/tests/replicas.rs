@@ -187,7 +187,7 @@ async fn version_is_read_from_any_available_replica() {
     while replicas(&client, ino).await[1] != at(1, "offline") {
         tokio::task::yield_now().await;
     }
-    assert_eq!(read_from(&client, ino, &[]).await, 0, "none is up");
+    assert_eq!(read_from(&client, ino, &[]).await, 0, "no node is up");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -576,5 +576,5 @@ async fn seal_waits_for_replicas_if_wanted_and_possible() {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("what can't be had is waited for");
+    panic!("a client waits for an impossible replica");
 }

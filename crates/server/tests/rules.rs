@@ -678,7 +678,7 @@ async fn burst_of_one_user_does_not_delay_rules_of_others() {
     }
     assert!(
         open > FILES,
-        "{open}: they were there first, and most of them wait still"
+        "{open}: these rules were first, and most of them still wait"
     );
     worker.abort();
 }

@@ -440,7 +440,7 @@ async fn invalid_scrub_requests_are_refused() {
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
     let [_first] = nodes(&client).await;
-    for (path, node, what) in [("/no", None, "/no"), ("", Some(9), "no node 9")] {
+    for (path, node, what) in [("/no", None, "/no"), ("", Some(9), "node 9 does not exist")] {
         let path = path.as_bytes().to_vec();
         let mut health = client.health();
         let refused = health.scrub(v1::ScrubRequest { path, node });

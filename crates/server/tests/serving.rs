@@ -72,7 +72,7 @@ async fn sealed_file_exists_after_server_crash() {
         (12, 1, object.0, 5)
     );
     let (later, _) = client.reserve(1, 1).await.unwrap();
-    assert!(later.0 > ino.0, "ids are never given twice");
+    assert!(later.0 > ino.0, "ids are never issued twice");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,7 @@
 //! - `--hooks`: a hook instead of the rule;
 //! - `--batches`: hooks with all their features;
 //! - `--suspends`: nodes are suspended while nobody needs them;
-//! - `--memory-tier`: some nodes are in memory, whose hosts die, and there are workspaces;
+//! - `--memory-tier`: some nodes belong to the memory tier, on hosts that die, and there are workspaces;
 //! - `--bursts`: some nodes belong to the burst tier;
 //! - `--labels`: schedule an application's labels, which replaces all other simulation.
 #![allow(clippy::print_stdout, reason = "a program for people")]

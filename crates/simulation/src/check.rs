@@ -46,7 +46,7 @@ impl World {
             )),
         );
         look(
-            "a version is to trigger a rule",
+            "a rule run is not done",
             self.ask("SELECT * FROM rule_run WHERE state <= 2"),
         );
         look("a label is journaled", self.ask("SELECT * FROM label"));
@@ -55,7 +55,7 @@ impl World {
             self.ask("SELECT * FROM writing"),
         );
         look(
-            "an object is to be removed",
+            "an object is not removed yet",
             self.ask("SELECT * FROM removal"),
         );
         look(
@@ -73,19 +73,22 @@ impl World {
         look("something is corrupt", self.corrupt_objects());
         self.look_at_replicas(&lost, &mut look);
         look(
-            "what a lost node has is looked at",
+            "the objects of a lost node are still being checked",
             self.ask("SELECT * FROM lost"),
         );
         look(
-            "a file without name is kept",
+            "a deleted file is still kept",
             self.ask("SELECT * FROM orphan"),
         );
         look(
-            "what a node has is still to be looked for",
+            "the objects of a drained node are still being listed",
             self.ask("SELECT * FROM drain WHERE after != 9223372036854775807"),
         );
         // All objects find a place: no node is full any more.
-        look("an object is to move", self.ask("SELECT * FROM migration"));
+        look(
+            "an object is not migrated yet",
+            self.ask("SELECT * FROM migration"),
+        );
         self.look_at_others(&mut look);
         self.look_at_hooks(&mut look);
         left
@@ -122,7 +125,7 @@ impl World {
             self.ask("SELECT * FROM burst WHERE state != 2"),
         );
         look(
-            "what has gone is reported to be in the burst tier",
+            "an evicted object is reported to be in the burst tier",
             self.ask(
                 "SELECT * FROM burst WHERE NOT EXISTS (SELECT 1 FROM held WHERE held.object = burst.object \
                  AND removed = 0 AND (held.node = burst.node OR EXISTS (SELECT 1 FROM replica \
@@ -142,7 +145,7 @@ impl World {
             });
             look(&format!("node {} has a label", node.id), open);
         }
-        look("a workspace is to end", self.workspaces_over());
+        look("a workspace has not ended", self.workspaces_over());
         look(
             "a workspace has a lease holder",
             self.ask("SELECT * FROM workspace_member"),
@@ -227,7 +230,7 @@ impl World {
                 let held = node.store.objects.len();
                 assert!(
                     empty && held == 0,
-                    "node {} has {held} objects and was emptied",
+                    "node {} has {held} objects and was drained",
                     node.id
                 );
             }
@@ -280,7 +283,7 @@ impl World {
             let leaked: Vec<&String> = leaked.collect();
             assert!(
                 leaked.is_empty(),
-                "node {id} has {leaked:?}, which nobody knows"
+                "node {id} has {leaked:?}, which the namespace does not know"
             );
         }
     }

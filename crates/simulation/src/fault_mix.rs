@@ -173,7 +173,7 @@ impl World {
                 let mute = self.dice.chance(500);
                 self.fail_queue(!mute, mute);
                 let delay = self.dice.roll(5000);
-                self.later(delay, "the queue is there", |world| {
+                self.later(delay, "the queue is available", |world| {
                     world.fail_queue(false, false);
                 });
             }

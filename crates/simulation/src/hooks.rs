@@ -437,7 +437,7 @@ impl SimulatedHook {
         }
         if self.inputs == InputAction::Delete {
             wrong.push((
-                "has not gone",
+                "was not deleted",
                 format!(
                     "SELECT rule_run.object FROM rule_run {current} WHERE rule = {rule} AND state = 3 AND ended > {changed} \
                      AND error = '' AND NOT {WANTED}"

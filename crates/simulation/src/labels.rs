@@ -70,7 +70,7 @@ impl World {
             Some(Sent::Remove(remove)) => (Err(remove.objects.clone()), [].as_slice()),
             Some(Sent::Copy(copy)) => (Err(vec![copy.to]), [].as_slice()),
             Some(Sent::Verify(verify)) => (Err(verify.objects.clone()), [].as_slice()),
-            other => panic!("nobody asks for {other:?}"),
+            other => panic!("unexpected operation {other:?}"),
         };
         let sent = (node, what);
         let known = self.labels.entry(label.id).or_insert_with(|| sent.clone());

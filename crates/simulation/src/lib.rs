@@ -125,7 +125,7 @@ pub struct SimulationOptions {
     pub batches: bool,
     /// Whether nodes are suspended while nobody needs them, or on request.
     pub suspends: bool,
-    /// Whether some nodes are in memory, whose hosts die, and workspaces are created and end.
+    /// Whether some nodes belong to the memory tier, on hosts that die, and workspaces are created and end.
     pub memory_tier: bool,
     /// Whether an application's labels are simulated, scheduled by an agent that is killed, which replaces all other simulation.
     pub labels: bool,

@@ -223,7 +223,7 @@ impl World {
                 continue;
             };
             let may = workspace.is_over(now);
-            assert!(may, "{name} ends, and nobody wants it to: {workspace:?}");
+            assert!(may, "{name} ends without a reason: {workspace:?}");
             memory_tier.ended += 1;
             self.reference.directory_ends(name, workspace.ino);
         }

@@ -128,7 +128,7 @@ impl SimulatedNode {
         }
     }
 
-    /// Returns a node that stores objects in memory and lends no cores.
+    /// Returns a node that stores objects in memory and offers no cores.
     pub(crate) fn in_memory(id: u32, capacity_bytes: u64) -> Self {
         let mut node = Self::new(id, 0);
         node.memory = 1;

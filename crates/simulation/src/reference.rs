@@ -112,7 +112,7 @@ impl Reference {
         let ino = ino.map(|(ino, _)| *ino);
         let name = self.entries.iter().find(|(_, known)| Some(**known) == ino);
         let name = name.map(|(name, _)| name.clone());
-        let name = name.unwrap_or_else(|| panic!("object {object} goes and has no name"));
+        let name = name.unwrap_or_else(|| panic!("object {object} is removed and has no name"));
         self.entries.remove(&name);
         self.note(&name);
     }
@@ -454,7 +454,7 @@ impl Reference {
         self.check_batch(db, entry.object, &read);
         let bytes: Option<Vec<ObjectContent>> =
             read.iter().map(|&part| self.content(part)).collect();
-        let bytes = bytes.expect("what is reduced was made");
+        let bytes = bytes.expect("an input of reduce exists");
         let made = made_of(&kernel_of(REDUCE), &[], 0, &bytes);
         assert_eq!(self.content(entry.object), Some(made), "{:?}", entry.name);
         self.objects.insert(entry.ino, entry.object);

@@ -11,7 +11,7 @@ thread_local! {
     static NOW_MS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Sets the time since the begin of the simulation.
+/// Sets the time since the beginning of the simulation.
 pub(crate) fn set(ms: u64) {
     NOW_MS.set(ms);
 }

@@ -306,7 +306,7 @@ impl World {
             None => assert_ne!(
                 self.slots[number].holds,
                 Some((object, self.server_life)),
-                "object {object} is gone though it is open"
+                "object {object} was removed though it is open"
             ),
         }
         WorldAnswer::Read

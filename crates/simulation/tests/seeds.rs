@@ -30,7 +30,7 @@ fn parse(line: &str) -> Option<(Range<u64>, SimulationOptions)> {
             "bursts" => options.bursts = true,
             "memory-tier" => options.memory_tier = true,
             "labels" => options.labels = true,
-            other => panic!("nobody knows what `{other}` is: {line}"),
+            other => panic!("unknown option `{other}`: {line}"),
         }
     }
     let (first, end) = match seeds.split_once("..") {

@@ -5,8 +5,9 @@
 //! Format, 61 bytes: version (1), object (8), rights (4), uid (4), expiry in nanoseconds since the Unix epoch (8), node (4), then the
 //! 32-byte HMAC of all before. Integers are little-endian.
 //!
-//! A capability to write has 114 bytes. Before the HMAC it has the attributes that the node records when the object is sealed: inode (8), owner (4), group (4), permission bits (4), whether the object is a part (1), and which part (32, zeros if it is
-//! none).
+//! A capability to write has 114 bytes. Before the HMAC it has the attributes that the node records when the object is sealed: inode (8),
+//! owner (4), group (4), permission bits (4), whether the object is a part (1), and the version and index of the part (32, zeros if the
+//! object is no part).
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -41,7 +42,7 @@ pub mod rights {
     pub const RECEIVE: u32 = 64;
     /// Create the channel's file.
     pub const CREATE: u32 = 128;
-    /// Run a rank of a task there that reads the object, and talk to it. Only labels of such tasks contain it.
+    /// Run a rank of a task on the node that reads the object, and connect to the rank. Only labels of such tasks contain it.
     pub const RANK: u32 = 256;
 }
 
@@ -164,7 +165,7 @@ impl CapabilityKey {
         bytes
     }
 
-    /// Returns the content of a capability that was signed with this key, for whatever object and however old.
+    /// Returns the content of a capability that was signed with this key, for any object and of any age.
     ///
     /// # Errors
     /// [`CapabilityRefusal::Malformed`] or [`CapabilityRefusal::Forged`].

@@ -95,7 +95,7 @@ kinds! {
     /// Replicas cannot be made.
     REPLICAS_NO_SPACE = "replicas-no-space", DEGRADED, "add a node, or remove files";
     /// Replicas are being made.
-    REPLICAS_MISSING = "replicas-missing", DEGRADED, "wait: `tidemill cluster health` says how long";
+    REPLICAS_MISSING = "replicas-missing", DEGRADED, "wait: `tidemill cluster health` shows how long";
     /// Replicas are corrupt and are recreated from others.
     FILES_CORRUPT = "files-corrupt", DEGRADED, "wait; if one node has many, drain it";
     /// Files of a lost writer cannot be sealed.

@@ -108,7 +108,7 @@ pub fn send_bytes(peer: &mut impl Write, head: &[u8], bytes: &[u8]) -> io::Resul
 fn begin(length: usize) -> io::Result<Vec<u8>> {
     let fits = u32::try_from(length).ok();
     let Some(prefix) = fits.filter(|_| length <= MESSAGE_BYTES_MAX) else {
-        return Err(invalid("a message is longer than any may be"));
+        return Err(invalid("a message exceeds the maximum length"));
     };
     let mut frame = Vec::with_capacity(4 + length);
     frame.extend_from_slice(&prefix.to_le_bytes());
@@ -141,7 +141,9 @@ pub fn receive_at_most(peer: &mut impl Read, bytes_max: usize) -> io::Result<Opt
     peer.read_exact(&mut prefix[got..])?;
     let length = u32::from_le_bytes(prefix) as usize;
     if length > bytes_max {
-        return Err(invalid("a message claims to be longer than any may be"));
+        return Err(invalid(
+            "the announced length of a message exceeds the maximum",
+        ));
     }
     let mut bytes = Vec::with_capacity(length.min(TRUSTED_BYTES));
     peer.take(length as u64).read_to_end(&mut bytes)?;
@@ -186,7 +188,7 @@ pub fn reply(frame: &[u8]) -> io::Result<Result<v1::NameReply, (u8, String)>> {
         .ok_or_else(|| invalid("an answer is empty"))?;
     if status == OK {
         let reply = v1::NameReply::decode(rest);
-        return Ok(Ok(reply.map_err(|_| invalid("an answer is no reply"))?));
+        return Ok(Ok(reply.map_err(|_| invalid("an answer is not a reply"))?));
     }
     Ok(Err((status, String::from_utf8_lossy(rest).into_owned())))
 }

@@ -4,40 +4,56 @@
 //! |---|---|
 //! | `GET /objects/{id}` | the bytes; honours one `Range: bytes=a-b`; `206` with `Content-Range` |
 //! | `GET /objects/{id}?corrupt=true` | the bytes of an object that is corrupt, as far as they can be read |
-//! | `POST /objects/{id}/ranges` | the bytes of ranges of a sealed object, one after the other (body: a JSON list of `[first, end]`, `end` not included; at most [`RANGES_MAX`], [`RANGES_BYTES_MAX`] bytes); `416` if a range is beyond its end |
+//! | `POST /objects/{id}/ranges` | the bytes of ranges of a sealed object, one after the other; `416` if a range is beyond its end |
 //! | `HEAD /objects/{id}` | length only |
 //! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is created if necessary |
 //! | `POST /objects/{id}/truncate?size=N` | sets the length of an unsealed object |
-//! | `POST /objects/{id}/copy?from={id}&bytes=N` | creates an unsealed object from the first `N` bytes of a sealed object of the same node, whose capability is in [`SOURCE_HEADER`]; it does not exist before it is complete; idempotent |
-//! | `POST /objects/{id}/backend` | creates a sealed object from a file of the backend in which the node stores its objects (body: its path there); for administrators; answers `{"size": N}` |
+//! | `POST /objects/{id}/copy?from={id}&bytes=N` | creates an unsealed object from the first `N` bytes of a sealed object; idempotent |
+//! | `POST /objects/{id}/backend` | creates a sealed object from a file of the node's backend; answers `{"size": N}` |
 //! | `POST /objects/{id}/reserve?size=N` | reserves space for an unsealed object of `N` bytes, where space is counted |
 //! | `POST /objects/{id}/allocate?offset=N&length=N&mode=N` | `fallocate(2)` on an unsealed object; answers `{"size": N}` |
 //! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |
-//! | `POST /objects/{id}/confirm?hash=HEX` | answers if a sealed object has this BLAKE3 hash; reads it if it was not hashed before, and, unless it was read within the last 10 minutes, if it has another hash: `409` |
+//! | `POST /objects/{id}/confirm?hash=HEX` | checks whether a sealed object has this BLAKE3 hash; `409` if it has another hash |
 //! | `POST /objects/{id}/rank` | `101`: starts a rank of a task that reads the object, as the connection then states (`ranks` of the node) |
 //! | `POST /objects/{id}/peer?label=N&rank=N&port=N` | `101`: the connection leads to that port of such a rank |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
-//! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of [`SealResult`], in order |
-//! | `POST /replicas?bytes=B` | the data for replicas of many small objects (body: list of [`ReplicaItem`](crate::replicas::ReplicaItem), whose first capability is in the header, too): their hashes and, if `B` is `true`, their bytes, as [`encode`](crate::replicas::encode) writes them |
+//! | `POST /seal` | seals many objects at once; answers a list of [`SealResult`], in order |
+//! | `POST /replicas?bytes=B` | the hashes of many small objects for their replicas and, if `B` is `true`, their bytes |
 //! | `GET /objects?directory=N` | the objects of one of its 256 directories as JSON: a list of [`ListedObject`] |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
 //! | `GET /objects/{id}/members` | the objects of a collection as JSON |
 //! | `POST /channels/{id}` | creates a channel that the server has announced; idempotent |
 //! | `GET /channels/{id}` | [`ChannelState`] |
-//! | `POST /channels/{id}/messages` | sends messages ([`ChannelSending`]; body: each with its length before it, four bytes, the lowest first), all or none: [`SentMessages`]; idempotent for a producer's last request; `409` if the producer's last request was another one, or it never fits |
+//! | `POST /channels/{id}/messages` | sends messages ([`ChannelSending`]), all or none; answers [`SentMessages`] |
 //! | `GET /channels/{id}/space` | waits until a request of a given size fits ([`ChannelSpace`]); answers whether it does |
-//! | `GET /channels/{id}/messages` | waits for messages ([`ChannelReading`]): the number of the first, eight bytes, the lowest first, and the messages as they are sent; empty if none arrived |
+//! | `GET /channels/{id}/messages` | waits for messages ([`ChannelReading`]) |
 //! | `POST /channels/{id}/consumers/{name}?read=N` | the consumer has read all messages before message `N` |
 //! | `DELETE /channels/{id}/consumers/{name}` | removes the consumer |
 //! | `GET /status` | the status object as JSON |
 //! | `GET /tasks` | the task tracker: all labels that are queued or run, as JSON |
 //! | `GET /tasks/{id}` | one task, as JSON; `{id}` is its number in decimal |
 //!
-//! An object that is corrupt, or lost below the node, is answered with `410`; so is a channel that does not exist.
+//! Details:
+//! - The body of `/ranges` is a JSON list of `[first, end]`, `end` not included: at most [`RANGES_MAX`] ranges of [`RANGES_BYTES_MAX`] bytes.
+//! - The source of `/copy` is on the same node, and its capability is in [`SOURCE_HEADER`]. The new object does not exist before it is complete.
+//! - The body of `/backend` is the path of the file in the backend. Only administrators may use this route.
+//! - `/confirm` reads an object that was not hashed before. If the object has another hash, the node reads it unless it did so within the last
+//!   10 minutes.
+//! - The body of `/seal` is a list of [`SealItem`]. The first capability of the list is also in the header.
+//! - The body of `/replicas` is a list of [`ReplicaItem`](crate::replicas::ReplicaItem). The first capability of the list is also in the header.
+//!   [`encode`](crate::replicas::encode) writes the answer.
+//! - The body of a request that sends messages has each message with its length before it: four bytes, the lowest first. The request is
+//!   idempotent if it is the producer's last request. The answer is `409` if the producer's last request was another request, or if the
+//!   messages never fit.
+//! - An answer with messages has the number of the first message (eight bytes, the lowest first) and the messages in the form in which they
+//!   are sent. It is empty if no message arrived.
 //!
-//! Object ids are 16 hexadecimal digits. Every request has a capability in the header [`CAPABILITY_HEADER`]; without it no more of the
-//! request is read. The capability is that of the object. A task needs a capability for its task collection. `GET /status` and `GET /tasks`
-//! need one for the status object. `GET /objects` needs one to remove the status object, which only the server has.
+//! The answer `410` means that the object is corrupt, or lost below the node, or that the channel does not exist.
+//!
+//! Object ids are 16 hexadecimal digits. Every request has a capability in the header [`CAPABILITY_HEADER`]; without it the
+//! node does not read the rest of the request. The capability is for the object. A task needs a capability for its task collection.
+//! `GET /status` and `GET /tasks` need a capability for the status object. `GET /objects` needs a capability to remove the status object, which
+//! only the server has.
 
 use tidemill_core::id::ObjectId;
 

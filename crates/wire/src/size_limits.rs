@@ -1,7 +1,7 @@
 //! Limits on the size of a request, checked on its bytes before it is decoded.
 //!
 //! A decoded operation takes some hundred bytes, and two encoded bytes are enough for it. Without this check, a message of an allowed
-//! length would take a hundred times that. So the elements of each request are counted first. Only daemons of the cluster send answers, the
+//! length would take a hundred times that. So the fields of each request are counted first. Only daemons of the cluster send answers, the
 //! streams of nodes and mounts, and requests that are longer than those of a user; these are not checked.
 
 use crate::USER_MESSAGE_BYTES_MAX;
@@ -17,7 +17,7 @@ use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 /// Maximum number of operations in one request.
 pub const OPS_MAX: usize = 10_000;
 
-/// Maximum weight of the elements of one request: fields and packed numbers count as one, messages as `MESSAGE`. A request to the namespace
+/// Maximum weight of the fields of one request: fields and packed numbers count as one, messages as `MESSAGE`. A request to the namespace
 /// may have more, as many operations have.
 pub const ELEMENTS_MAX: u64 = 200_000;
 const NAME_ELEMENTS_MAX: u64 = 1_000_000;
@@ -38,16 +38,16 @@ const OPS: u64 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Excess {
     /// Too many operations.
-    #[error("a request has more than {OPS_MAX} operations: send several")]
+    #[error("a request has more than {OPS_MAX} operations: send several requests")]
     Operations,
     /// Too many groups, or invalid bytes in their place.
-    #[error("the credentials of a request are longer than those of anybody")]
+    #[error("the credentials of a request are too long")]
     Credentials,
-    /// Too many elements of other kinds.
-    #[error("a request has too many elements: send several")]
+    /// Too many fields of other kinds.
+    #[error("a request has too many fields: send several requests")]
     Elements,
     /// The bytes are not a message.
-    #[error("a message is no request")]
+    #[error("a message is not a request")]
     Nonsense,
 }
 
@@ -64,7 +64,7 @@ pub fn check(bytes: &[u8]) -> Result<(), Excess> {
 /// Checks the encoding of a request with these fields. Invalid bytes are left to the decoder.
 ///
 /// # Errors
-/// The request has more than `max` elements.
+/// The weight of the request exceeds `max`.
 fn weigh(bytes: &[u8], fields: &[Field], max: u64) -> Result<(), Excess> {
     if bytes.len() > USER_MESSAGE_BYTES_MAX {
         return Ok(());

@@ -48,7 +48,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
 }
 
 /// Copies one file to standard output.
-///
+/// Copies one file to standard output.
 /// # Errors
 /// If the file can't be read. If the reader of the output has closed it, an `std::io::Error` of that kind.
 pub(crate) async fn to_stdout(

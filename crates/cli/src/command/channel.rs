@@ -278,7 +278,7 @@ async fn send(args: Send, context: &CommandContext, server: &Server) -> anyhow::
     Ok(())
 }
 
-/// A message, as far as it may be one.
+/// Reads a message of at most the maximum size.
 fn read(from: impl Read, what: &str) -> anyhow::Result<Bytes> {
     let mut message = Vec::new();
     let mut from = from.take(MESSAGE_BYTES_MAX + 1);
@@ -291,14 +291,14 @@ fn read(from: impl Read, what: &str) -> anyhow::Result<Bytes> {
 fn need_short(message: &[u8], what: &str) -> anyhow::Result<()> {
     if message.len() as u64 > MESSAGE_BYTES_MAX {
         bail!(
-            "{what} is longer than a message may be, {}: put it into a file of the workspace, and send the file's name",
+            "{what} is longer than the maximum of a message, {}: put it into a file of the workspace, and send the file's name",
             format::bytes(MESSAGE_BYTES_MAX)
         );
     }
     Ok(())
 }
 
-/// Sends lines as they come, as many at once as there are.
+/// Sends lines as they arrive, as many at once as are available.
 async fn send_lines(sender: &mut Sender) -> anyhow::Result<()> {
     let mut lines = BufReader::with_capacity(1 << 16, std::io::stdin().lock());
     let (mut batch, mut bytes) = (Vec::new(), 0);
@@ -366,7 +366,7 @@ async fn receive(args: &Receive, context: &CommandContext, server: &Server) -> a
     Ok(())
 }
 
-/// Receives, and retries while the node is offline for a moment.
+/// Receives messages, and retries while the node is offline for a moment.
 async fn patient(
     channel: &mut Channel,
     reading: &ChannelReading,

@@ -14,7 +14,7 @@ const EXAMPLES: &str = "Examples:
 
 Nothing is lost: files stay in their directories, and jobs continue after the next `tidemill up`.";
 
-/// How long a process may take to end by itself.
+/// Maximum time until a process ends by itself.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Time limit for the mount, which first waits for open files and seals written files.

@@ -213,12 +213,12 @@ fn directories(args: &Args, endpoint: &Endpoint) -> Vec<PathBuf> {
 
 /// The library, as an absolute path.
 fn library(given: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe().context("where this program is")?;
-    let beside = own.parent().unwrap_or(Path::new("/"));
+    let own = std::env::current_exe().context("can't find the path of this program")?;
+    let binary_directory = own.parent().unwrap_or(Path::new("/"));
     let known = [
-        beside.join(LIBRARY),
-        beside.join("../lib").join(LIBRARY),
-        beside.join("../lib/tidemill").join(LIBRARY),
+        binary_directory.join(LIBRARY),
+        binary_directory.join("../lib").join(LIBRARY),
+        binary_directory.join("../lib/tidemill").join(LIBRARY),
     ];
     let found = match given {
         Some(given) => Some(given.to_owned()).filter(|path| path.exists()),
@@ -233,7 +233,7 @@ fn library(given: Option<&Path>) -> anyhow::Result<PathBuf> {
         )
     })?;
     let found = std::fs::canonicalize(&found).with_context(|| found.display().to_string())?;
-    // The loader takes both for separators.
+    // The loader treats both as separators.
     let name = found.as_os_str().as_bytes();
     ensure!(
         !name.contains(&b':') && !name.contains(&b' '),
@@ -354,7 +354,7 @@ fn serving(
     directory: &Path,
     idle: Duration,
 ) -> anyhow::Result<Command> {
-    let program = std::env::current_exe().context("where this program is")?;
+    let program = std::env::current_exe().context("can't find the path of this program")?;
     let mut command = Command::new(program);
     command
         .arg("--server")
@@ -396,7 +396,7 @@ async fn serve(
         && args.data_dir.is_none()
         && let Some(all) = directory.parent()
     {
-        // It may be there already, for root alone.
+        // The directory may exist already, for root alone.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o711);
         let made = std::fs::create_dir_all(all);
         made.and_then(|()| std::fs::set_permissions(all, open))

@@ -70,11 +70,11 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     }
 }
 
-/// The expression with a mark below the place.
+/// Returns the expression with a mark below the place of the error.
 fn pointed(expression: &str, error: &FindError) -> anyhow::Error {
     let one_line = line(expression);
-    let blanks = " ".repeat(error.at);
-    anyhow!("{}\n  {one_line}\n  {blanks}^", line(&error.to_string()))
+    let spaces = " ".repeat(error.at);
+    anyhow!("{}\n  {one_line}\n  {spaces}^", line(&error.to_string()))
 }
 
 /// Returns the mountpoint, if the directory is a path of a mount, and the directory's path in the cluster.

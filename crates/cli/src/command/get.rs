@@ -44,7 +44,7 @@ pub(crate) struct Args {
     corrupt: bool,
 }
 
-/// One file to be copied: path in the cluster, local path, mode, size.
+/// A file to copy: path in the cluster, local path, mode, size.
 struct Download {
     path: files::ClusterPath,
     local: PathBuf,
@@ -121,7 +121,7 @@ async fn plan(
         let directory = kind(&entry) == v1::Kind::Directory;
         anyhow::ensure!(
             recursive || !directory,
-            "is a directory: {path}; give -r to get it with all that is in it"
+            "is a directory: {path}; give -r to get it with everything in it"
         );
         collect(server, &path, &entry, to, &mut wanted).await?;
     }
@@ -198,7 +198,7 @@ async fn copy(
         Err(error) => Err(error.into()),
     };
     if kept.is_err() {
-        // The first error is the one to tell.
+        // The first error is reported.
         let _ = std::fs::remove_file(&part);
     }
     kept

@@ -160,7 +160,7 @@ struct CountedBytes {
     more: bool,
 }
 
-/// Bytes and chunks of a variable, by the parts that have them.
+/// Bytes and chunks of a variable, by the parts that contain them.
 fn count(found: Pieces<'_>, places: &mut dyn PartPlaces) -> tidemill_format::Result<CountedBytes> {
     let mut all: BTreeMap<(Option<usize>, Option<u32>), VariableLocation> = BTreeMap::new();
     let mut looked_at = 0;
@@ -190,10 +190,10 @@ fn count(found: Pieces<'_>, places: &mut dyn PartPlaces) -> tidemill_format::Res
     })
 }
 
-/// A part, the node that it is read from, and how many bytes.
+/// A part, the node that it is read from, and its number of bytes.
 type PartSource = (Option<usize>, Option<u32>, u64);
 
-/// Which part and node have the bytes of a span, and how many of them.
+/// Returns the parts and nodes that have the bytes of a span, and the number of bytes of each.
 trait PartPlaces {
     fn of(&mut self, span: &FileSpan) -> Vec<PartSource>;
 }
@@ -225,7 +225,7 @@ impl<'a> ClusterFile<'a> {
         Self(Mutex::new(ranged))
     }
 
-    /// The version that it is of.
+    /// Version of the file.
     pub(crate) fn ranged(&self) -> RangedFile<'a> {
         self.0
             .lock()
@@ -307,7 +307,7 @@ impl<'a> ClusterDirectory<'a> {
         }
     }
 
-    /// One of its files.
+    /// A file of the directory.
     pub(crate) async fn ranged(&self, path: &str) -> Result<RangedFile<'a>, Error> {
         self.transfer.ranged(self.root.join(path)).await
     }
@@ -333,7 +333,7 @@ impl PartPlaces for &ClusterDirectory<'_> {
                 |file| parts_of(&file, span.offset, span.size),
             )
         });
-        // Each file has parts of its own: numbers of them would say nothing of the whole.
+        // Each file has parts of its own, so numbers of parts would mean nothing for the whole variable.
         let place = |(_, node, bytes): &PartSource| (None, *node, *bytes);
         if found.is_empty() {
             unknown
@@ -367,7 +367,7 @@ impl Directory for ClusterDirectory<'_> {
             return Ok(Vec::new());
         }
         let entries = Handle::current().block_on(files::list(self.server, attr.ino));
-        // The names that a Zarr has are UTF-8.
+        // Names in a Zarr are UTF-8.
         let name = |entry: v1::Entry| String::from_utf8(entry.name).ok();
         Ok(entries
             .map_err(io::Error::other)?

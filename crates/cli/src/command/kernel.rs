@@ -23,8 +23,8 @@ use tidemill_kernel::{
     RunLimits, builtin_kernels, builtin_names, find_program, is_builtin,
 };
 
-/// Why a module is neither made nor kept.
-const NO_WASM: &str = "this tidemill was built without WebAssembly, as `tidemill --version` tells; build it with its default features";
+/// Reason why no module is built or stored.
+const NO_WASM: &str = "this tidemill was built without WebAssembly, as `tidemill --version` shows; build it with its default features";
 
 const EXAMPLES: &str = "Examples:
   tidemill kernel list
@@ -156,7 +156,7 @@ async fn list(args: &ListKernels, context: &CommandContext) -> anyhow::Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// A kernel and its arguments, in lines.
+/// Returns a kernel and its arguments, in lines.
 fn described(kernel: &BuiltinKernel) -> String {
     let mut text = format!("{}: {}\n", kernel.name, kernel.help);
     if kernel.args().next().is_none() {
@@ -220,7 +220,7 @@ fn input(path: &Path) -> anyhow::Result<RunInput> {
 
 fn try_out(test: TestKernel, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let launcher = Launcher::new(LauncherSettings::default())?;
-    // In the directory of the results, so that they need not be copied.
+    // The directory is in that of the results, so that they need not be copied.
     let directory = match &test.output_dir {
         Some(to) => fs::create_dir_all(to).and_then(|()| tempfile::tempdir_in(to)),
         None => tempfile::tempdir(),
@@ -266,7 +266,7 @@ fn try_out(test: TestKernel, context: &CommandContext) -> anyhow::Result<ExitCod
     Ok(ExitCode::from(u8::from(!exit.success())))
 }
 
-/// An output: its name, its length and, if it is short and text, its content.
+/// Output: its name, its length and, if it is short and text, its content.
 struct KernelOutput {
     name: String,
     bytes: u64,
@@ -296,7 +296,7 @@ fn outputs(
                     .with_context(|| format!("can't make {}", parent.display()))?;
             }
             let moved = fs::rename(&path, &to);
-            // Another device, as where `to` leads through a link: then it is copied.
+            // If `to` is on another device, such as through a link, the file is copied.
             let kept = moved.or_else(|_| fs::copy(&path, &to).map(drop));
             kept.with_context(|| format!("can't write {}", to.display()))?;
         }

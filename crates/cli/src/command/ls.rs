@@ -29,7 +29,7 @@ pub(crate) struct Args {
     recursive: bool,
 }
 
-/// How long a file that was just closed may take until it is sealed, and how often it is looked.
+/// Maximum time until a file that was just closed is sealed, and interval of the checks.
 const SEALING: Duration = Duration::from_millis(500);
 const LOOKS: u32 = 10;
 

@@ -1,4 +1,4 @@
-//! `tidemill man`: the manual pages, made from the same words as `--help`.
+//! `tidemill man`: the manual pages, made from the same texts as `--help`.
 
 use crate::args::command_line;
 use crate::context::CommandContext;

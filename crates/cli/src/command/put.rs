@@ -56,7 +56,7 @@ pub(crate) struct Args {
     stripe: Option<Stripes>,
 }
 
-/// One thing to be made in the cluster.
+/// An entry to be made in the cluster.
 #[derive(Debug, PartialEq, Eq)]
 enum PutStep {
     Directory(files::ClusterPath),
@@ -176,7 +176,7 @@ async fn plan(
         let metadata = std::fs::metadata(source).with_context(|| source.display().to_string())?;
         anyhow::ensure!(
             recursive || !metadata.is_dir(),
-            "is a directory: {}; give -r to put it with all that is in it",
+            "is a directory: {}; give -r to put it with everything in it",
             source.display()
         );
         let path = if is_directory {

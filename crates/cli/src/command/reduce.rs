@@ -41,7 +41,7 @@ const VARIABLES_MAX: usize = 64;
 /// Reduce variables of netCDF, HDF5, Zarr or FITS files on the nodes that hold their bytes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-#[allow(rustdoc::broken_intra_doc_links, reason = "brackets are what is typed")]
+#[allow(rustdoc::broken_intra_doc_links, reason = "users type the brackets")]
 pub(crate) struct Args {
     /// count, min, max, sum, mean, stddev, range, stats (all of them), median, quantile or histogram
     #[arg(value_name = "OP")]
@@ -139,8 +139,8 @@ type QueryFiles = (ReductionQuery, Vec<String>);
 /// Receives the values of some cells of a large result.
 type CellWriter<'a> = dyn FnMut(&CellRange, &ResultTable) -> reduction::Result<()> + 'a;
 
-/// The result of one query, or its outline if it is too large to be found at once: then its slabs are found if somebody takes
-/// them.
+/// Result of one query, or its outline if it is too large to be computed at once: then its slabs are computed one after the other, when
+/// they are written.
 async fn reduced(
     args: &Args,
     (query, paths): &QueryFiles,
@@ -154,7 +154,7 @@ async fn reduced(
     }
 }
 
-/// The results of all variables as one, whose notes are shown.
+/// Returns the results of all variables as one, and shows their notes.
 fn joined(tables: Vec<ResultTable>, context: &CommandContext) -> anyhow::Result<ResultTable> {
     let mut table = ResultTable::join(tables)?;
     for note in &table.notes {
@@ -164,7 +164,7 @@ fn joined(tables: Vec<ResultTable>, context: &CommandContext) -> anyhow::Result<
     Ok(table)
 }
 
-/// Finds and writes a result slab by slab.
+/// Computes and writes a result slab by slab.
 async fn large(
     (args, to): (&Args, &Path),
     (queries, tables): (&[QueryFiles], Vec<ResultTable>),
@@ -207,7 +207,7 @@ fn query(args: &Args, variable: &str) -> anyhow::Result<ReductionQuery> {
     Ok(words.query()?)
 }
 
-/// The time and the command, as `history` has them.
+/// Returns the time and the command, as in the attribute `history`.
 fn logged() -> String {
     let words = std::env::args_os().skip(1).map(|word| {
         let word = word.to_string_lossy().into_owned();
@@ -247,7 +247,7 @@ fn named(files: &[OsString]) -> anyhow::Result<Vec<(String, Vec<String>)>> {
         let names: Vec<&str> = names.split(',').map(str::trim).collect();
         anyhow::ensure!(
             names == [""] || !names.contains(&""),
-            "{file}: between two commas there is no variable"
+            "{file}: no variable between two commas"
         );
         for name in names.iter().filter(|name| !name.is_empty()) {
             if !variables.contains(name) {
@@ -276,14 +276,14 @@ fn named(files: &[OsString]) -> anyhow::Result<Vec<(String, Vec<String>)>> {
     Ok(variables.iter().map(of).collect())
 }
 
-/// Whether part of a path stands for several names.
+/// Returns whether a component of a path is a pattern.
 fn is_pattern(part: &str) -> bool {
     part.contains(['*', '?'])
 }
 
-/// Whether a name is one that a pattern stands for. A byte that is not UTF-8 counts as one character.
+/// Returns whether a pattern matches a name. A byte that is not UTF-8 counts as one character.
 fn matches(name: &str, pattern: &str) -> bool {
-    /// No name has characters from here on: 256 of those that are for private use.
+    /// First of 256 private-use characters: no name contains them.
     const BYTES: u32 = 0x0010_ff00;
     let characters = |text: &str| {
         let mut all = String::new();
@@ -297,7 +297,7 @@ fn matches(name: &str, pattern: &str) -> bool {
     matches_pattern(&characters(name), &characters(pattern))
 }
 
-/// All paths that a pattern stands for, in order; `list` gives the names in a directory.
+/// Returns all paths that match a pattern, in order; `list` returns the names in a directory.
 fn expand(
     path: &str,
     mut list: impl FnMut(&str) -> anyhow::Result<Vec<String>>,
@@ -331,11 +331,11 @@ fn expand(
         }
         found = next;
     }
-    anyhow::ensure!(!found.is_empty(), "no file: nothing is like {path}");
+    anyhow::ensure!(!found.is_empty(), "no file: no path matches {path}");
     Ok(found)
 }
 
-/// All paths that names and patterns stand for, with whether a pattern does.
+/// Returns all paths that names and patterns stand for, each with whether a pattern does.
 fn expanded(
     paths: &[String],
     mut list: impl FnMut(&str) -> anyhow::Result<Vec<String>>,
@@ -349,8 +349,8 @@ fn expanded(
     Ok((names, by_pattern))
 }
 
-/// The places of files that are reduced: all, but those without the variable that only a pattern stands for, if any has it. The
-/// others are noted.
+/// Returns the indices of the files to reduce. A file that only a pattern stands for is left out if it lacks the variable and another file
+/// has it; the user gets a note.
 fn having(
     query: &ReductionQuery,
     (names, by_pattern): (&[String], &[bool]),
@@ -378,13 +378,13 @@ fn having(
     (kept, vec![note])
 }
 
-/// A file that was opened.
+/// An open file.
 enum OpenedInput {
     File(File),
     Directory(PathBuf),
 }
 
-/// The local path that a text stands for.
+/// Returns the local path that a text stands for.
 fn path(text: &str) -> PathBuf {
     OsString::from_vec(unescaped(text)).into()
 }

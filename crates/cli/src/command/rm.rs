@@ -15,7 +15,7 @@ const EXAMPLES: &str = "Examples:
   tidemill rm -r /scratch           with everything in it
   tidemill rm -r --dry-run /scratch    show the paths, and remove nothing";
 
-/// Removals sent at once.
+/// Maximum number of removals sent at once.
 const BATCH: usize = 1000;
 
 /// Remove files of the cluster

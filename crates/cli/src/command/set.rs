@@ -37,7 +37,7 @@ const KEYS: [&str; 5] = ["replicas", "stripe", "tier", "node", "durable"];
 /// Set the replicas, stripes, tier, node or durability of new files below a directory, or show these settings
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-#[allow(rustdoc::broken_intra_doc_links, reason = "brackets are what is typed")]
+#[allow(rustdoc::broken_intra_doc_links, reason = "users type the brackets")]
 pub(crate) struct Args {
     /// Directory in the cluster
     #[arg(value_name = "DIRECTORY")]

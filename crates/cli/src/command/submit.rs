@@ -152,7 +152,7 @@ fn awaited_json(reply: &v1::SubmitReply) -> serde_json::Value {
     awaited.collect()
 }
 
-/// What errors and the job list call the script.
+/// Returns the name of the script in errors and in the job list.
 fn source(script: &Path) -> String {
     if script.as_os_str() == "-" {
         return "standard input".into();

@@ -1,4 +1,4 @@
-//! `tidemill token`: by what users on other hosts are known.
+//! `tidemill token`: tokens, which identify users on other hosts.
 
 use crate::context::CommandContext;
 use crate::format::TimeLength;
@@ -99,13 +99,13 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// The time that is so far from now, in nanoseconds since the Unix epoch.
+/// Returns the time that is this far from now, in nanoseconds since the Unix epoch.
 fn expiry(good: Duration) -> anyhow::Result<i64> {
     let ends = SystemTime::now()
         .duration_since(UNIX_EPOCH)?
         .checked_add(good);
     let ends = ends.and_then(|ends| i64::try_from(ends.as_nanos()).ok());
-    ends.context("--expires is too far")
+    ends.context("--expires is too long")
 }
 
 async fn create(
@@ -123,7 +123,7 @@ async fn create(
         expires: expires.unwrap_or(0),
         note: args.note,
     };
-    // Before the token is made: one that can't be kept would have to be revoked.
+    // The file is made before the token: a token that can't be stored would have to be revoked.
     let file = args.output.as_deref().map(private_file).transpose()?;
     let reply = server.tokens().create(request).await;
     let reply = match reply.map_err(|status| server.explain(status)) {

@@ -1,4 +1,4 @@
-//! `tidemill up`: a cluster on this machine, each part a process of its own in the background.
+//! `tidemill up`: a cluster on this machine. Each daemon is a process of its own in the background.
 
 use super::mount;
 use crate::command::server::run::{QUEUE, QueueArg};
@@ -30,20 +30,20 @@ const EXAMPLES: &str = "Examples:
 You can repeat the command at any time: it starts missing processes and leaves running ones alone.
 Logs are in DIR/log, pid files in DIR/run.";
 
-/// How long a part may take to be ready.
+/// Maximum time until a daemon is ready.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often a part is asked whether it is ready.
+/// Interval at which a daemon is asked whether it is ready.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// Nodes of a new cluster.
+/// Number of nodes of a new cluster.
 const NODES: u32 = 4;
 
-/// The node of the memory tier.
+/// Number of the node of the memory tier.
 const MEMORY_TIER: u32 = 999;
-/// The node of the burst tier.
+/// Number of the node of the burst tier.
 const BURST: u32 = 998;
-/// The node whose files are in a backend.
+/// Number of the node whose files are in a backend.
 const BACKEND: u32 = 997;
 
 /// Start a server, nodes and a mount on this machine, in the background
@@ -153,10 +153,10 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Those that have a directory here, since they may hold data, and as many as were asked for.
+/// Returns the nodes that have a directory here, since they may hold data, and as many as requested.
 fn node_ids(args: &Args, context: &CommandContext) -> anyhow::Result<Vec<u32>> {
     let mut there = context.cluster.nodes();
-    // One of another kind may be all that the cluster was to have.
+    // The cluster may consist of a node of another kind only.
     let burst = noted_burst(context)?;
     let is_new =
         there.is_empty() && !burst.is_some_and(|directory| directory.join("node.db").exists());
@@ -167,7 +167,7 @@ fn node_ids(args: &Args, context: &CommandContext) -> anyhow::Result<Vec<u32>> {
     for id in &removed {
         let directory = context.cluster.node(*id);
         context.note(format_args!(
-            "node {id} was taken out of the cluster and is not started; its directory {} can be removed",
+            "node {id} was removed from the cluster and is not started; its directory {} can be removed",
             directory.display()
         ));
     }
@@ -202,7 +202,7 @@ fn memory_tier(args: &Args, context: &CommandContext) -> anyhow::Result<Option<u
     }
 }
 
-/// The directory of the node of the burst tier, if there is to be one or was before.
+/// Returns the directory of the node of the burst tier, if there is to be one or one existed before.
 fn burst(args: &Args, context: &CommandContext) -> anyhow::Result<Option<PathBuf>> {
     let note = context.cluster.burst();
     let shown = || note.display().to_string();
@@ -213,7 +213,7 @@ fn burst(args: &Args, context: &CommandContext) -> anyhow::Result<Option<PathBuf
         {
             anyhow::bail!(
                 "node {BURST} has its files in {}, and can't be moved to {} like that: start it there as before, or empty it \
-                 (`tidemill stage out / --evict --wait`), stop it, take it out (`tidemill node remove {BURST}`) and remove {}",
+                 (`tidemill stage out / --evict --wait`), stop it, remove it from the cluster (`tidemill node remove {BURST}`) and remove {}",
                 before.display(),
                 directory.display(),
                 shown()
@@ -226,7 +226,7 @@ fn burst(args: &Args, context: &CommandContext) -> anyhow::Result<Option<PathBuf
     noted_burst(context)
 }
 
-/// Where it was before.
+/// Returns its previous directory.
 fn noted_burst(context: &CommandContext) -> anyhow::Result<Option<PathBuf>> {
     let note = context.cluster.burst();
     match std::fs::read(&note) {
@@ -236,7 +236,7 @@ fn noted_burst(context: &CommandContext) -> anyhow::Result<Option<PathBuf>> {
     }
 }
 
-/// Where the files of a node are that has them in a backend.
+/// Backend of a node, with its keys and format.
 #[derive(Debug, PartialEq, Eq)]
 struct BackendOption {
     uri: String,
@@ -244,7 +244,7 @@ struct BackendOption {
     packing: Packing,
 }
 
-/// The same, if there is to be one or was before.
+/// Returns the backend, if there is to be one or one existed before.
 fn backend(args: &Args, context: &CommandContext) -> anyhow::Result<Option<BackendOption>> {
     let note = context.cluster.backend();
     let shown = || note.display().to_string();
@@ -256,7 +256,7 @@ fn backend(args: &Args, context: &CommandContext) -> anyhow::Result<Option<Backe
             Some(BackendOption {
                 uri: uri.to_owned(),
                 keys: (!keys.is_empty()).then(|| keys.into()),
-                // Earlier releases knew no other.
+                // A file without a format means the default.
                 packing: packing.parse().unwrap_or_default(),
             })
         }
@@ -273,12 +273,12 @@ fn backend(args: &Args, context: &CommandContext) -> anyhow::Result<Option<Backe
     if let Some(before) = before.as_ref().filter(|before| before.uri != *uri) {
         anyhow::bail!(
             "node {BACKEND} has its files in {}, and can't be moved to {uri} like that: start it as before, or empty it \
-             (`tidemill node drain {BACKEND} --wait`), stop it, take it out (`tidemill node remove {BACKEND}`) and remove {}",
+             (`tidemill node drain {BACKEND} --wait`), stop it, remove it from the cluster (`tidemill node remove {BACKEND}`) and remove {}",
             before.uri,
             shown()
         );
     }
-    // It would not start, and tell so in its log only.
+    // The node would not start, and would report the reason in its log only.
     super::node::backend::open(uri, keys.as_deref())
         .with_context(|| format!("--backend: can't have files in {uri}"))?;
     let packing = args.backend_format.or(file.backend_format);
@@ -300,7 +300,7 @@ fn backend(args: &Args, context: &CommandContext) -> anyhow::Result<Option<Backe
     Ok(Some(at))
 }
 
-/// Where to mount, or why not.
+/// Returns the mountpoint, or the reason why none is mounted.
 fn mount_path(args: &Args, context: &CommandContext) -> Result<PathBuf, String> {
     if args.no_mount {
         return Err("--no-mount was given".into());
@@ -339,7 +339,7 @@ impl UpProcesses<'_> {
         {
             flags.extend(["--server-cores".into(), cores.to_string().into()]);
         }
-        // Other users see arguments, and it may have a password.
+        // Other users see arguments, and the address may contain a password.
         let queue = args.queue.queue.as_ref();
         let queue = queue.map(|QueueText(text)| (QUEUE, text.as_str()));
         self.start("server", flags, queue)
@@ -434,7 +434,7 @@ impl UpProcesses<'_> {
         self.start(&format!("node-{MEMORY_TIER}"), flags.into(), None)
     }
 
-    /// Nodes of one machine must not promise all of its memory each; what an administrator configures counts as configured.
+    /// The nodes of one machine must not each offer all of its memory; memory that an administrator configures counts as configured.
     fn memory_of_each(&self, nodes: usize) -> Vec<OsString> {
         let file = &self.context.config.node;
         let variables = ["TIDEMILL_NODE_MEMORY", "TIDEMILL_NODE_KERNELS_MEMORY"];
@@ -455,7 +455,7 @@ impl UpProcesses<'_> {
         let mut running = process::running(&cluster.pid_file("mount"));
         if running.as_ref().is_some_and(|running| running.ending) {
             if let Err(error) = mountpoint::abort(path) {
-                tracing::debug!("what the killed mount has left can't be ended: {error}");
+                tracing::debug!("the remains of the killed mount can't be unmounted: {error}");
             }
             running = process::running(&cluster.pid_file("mount"));
         }
@@ -576,7 +576,7 @@ impl UpProcesses<'_> {
     }
 }
 
-/// The address of a noted `https://HOST:PORT` of this host alone; the error is one that is in use.
+/// Returns the address of a noted `https://HOST:PORT` of this host alone; the error is an address that is in use.
 fn free_again(noted: &str) -> Option<Result<SocketAddr, SocketAddr>> {
     let (_, address) = noted.trim().split_once("://")?;
     let address: SocketAddr = address.parse().ok()?;
@@ -587,7 +587,7 @@ fn free_again(noted: &str) -> Option<Result<SocketAddr, SocketAddr>> {
     Some(bound.map(|_| address).map_err(|_| address))
 }
 
-/// Whether the node is suspended, which counts as running.
+/// Returns whether the node is suspended, which counts as running.
 fn is_suspended(node: &tidemill_wire::v1::Node) -> bool {
     node.suspension
         .as_ref()

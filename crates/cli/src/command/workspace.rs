@@ -194,7 +194,7 @@ struct ServerWorkspace<'a> {
 }
 
 impl ServerWorkspace<'_> {
-    /// A new lease holder, or one that is still there; gives its number.
+    /// Joins as a new lease holder, or as one that still exists; returns its number.
     async fn join(&self, member: u64, stays: bool) -> Result<u64, Status> {
         let request = v1::JoinWorkspaceRequest {
             credentials: Some(credentials()),

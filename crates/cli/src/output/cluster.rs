@@ -59,7 +59,7 @@ impl View for ClusterView {
             let name = tidemill_core::display::line(&hook.name);
             writeln!(
                 out,
-                "\nhook      {name} lags behind: {files}, {bytes} closed and not mapped yet; what is written is mapped when it is closed"
+                "\nhook      {name} lags behind: {files}, {bytes} closed and not mapped yet; files are mapped after they are closed"
             )?;
         }
         if status.maps_held > 0 {
@@ -76,7 +76,7 @@ impl View for ClusterView {
             let overflowed = format::count(status.overflowed, "file");
             writeln!(
                 out,
-                "\nmemory    {overflowed} asked for memory in vain and went to disks, since the server started"
+                "\nmemory    {overflowed} found no space in memory and are on disks, since the server started"
             )?;
         }
         self.unsealed_text(out)?;
@@ -172,9 +172,11 @@ impl ClusterView {
                 }
                 match backend.waiting {
                     0 => writeln!(out)?,
-                    waiting => {
-                        writeln!(out, "; {} not there yet", format::count(waiting, "object"))?
-                    }
+                    waiting => writeln!(
+                        out,
+                        "; {} not stored there yet",
+                        format::count(waiting, "object")
+                    )?,
                 }
             }
             if let Some(burst_files) = &node.burst_files {
@@ -249,7 +251,7 @@ impl ClusterView {
         };
         let lost = replicas.lost_nodes.len() as u64;
         let printed = [
-            (replicas.lost, "file", "that can't be had"),
+            (replicas.lost, "file", "unavailable"),
             (replicas.corrupt, "corrupt replica", ""),
             (replicas.short, "file", "with fewer replicas than wanted"),
             (lost, "node", "declared failed"),

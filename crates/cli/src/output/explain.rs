@@ -113,7 +113,7 @@ fn write_memory_outputs(out: &mut dyn Write, decision: &v1::Decision) -> io::Res
         (0, _) => Ok(()),
         (_, 0) => writeln!(
             out,
-            "  memory {outputs} for other tasks of the job, not in memory: the node had none for it, or no space"
+            "  memory {outputs} for other tasks of the job, not in memory: the node had no memory for them, or no space in it"
         ),
         (_, bytes) => writeln!(
             out,
@@ -130,8 +130,8 @@ fn write_streamed(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()
         (0, _) => Ok(()),
         (_, 0) => writeln!(
             out,
-            "  stream no input while the task that made it ran: that had ended, was on another node, or had no core beside it; \
-             or it was streamed in vain, as `tidemill job logs` says"
+            "  stream no input while the task that made it ran: that task had ended, was on another node, or left no free core; \
+             or streaming failed, as `tidemill job logs` reports"
         ),
         (_, _) => writeln!(out, "  stream {streamed} while the task that made it ran"),
     }

@@ -142,21 +142,21 @@ impl View for HealthView {
         let health = &self.health;
         let printed = match self.word() {
             "well" => "all files have as many replicas as wanted",
-            "repairing" => "all files can be had; what is missing is being made",
+            "repairing" => "all files are available; missing replicas are being made",
             "degraded" if self.has_no_space() => {
-                "degraded: all files can be had, but replicas are missing and there is no space to make them"
+                "degraded: all files are available, but replicas are missing and there is no space to make them"
             }
             "degraded" if health.short > 0 => {
-                "degraded: all files can be had, and missing replicas are being made; something needs an administrator"
+                "degraded: all files are available, and missing replicas are being made; something needs an administrator"
             }
-            "degraded" => "degraded: all files can be had, but something needs an administrator",
-            _ => "some files can't be had",
+            "degraded" => "degraded: all files are available, but something needs an administrator",
+            _ => "some files are unavailable",
         };
         writeln!(out, "health    {printed}")?;
         conditions_text(&self.conditions, out)?;
         if health.lost > 0 {
             let files = format::count(health.lost, "file");
-            writeln!(out, "lost      {files} that no node which answers has")?;
+            writeln!(out, "lost      {files} that no online node has")?;
         }
         if health.corrupt > 0 {
             let replicas = format::count(health.corrupt, "corrupt file");
@@ -169,7 +169,7 @@ impl View for HealthView {
         if health.hopeless > 0 {
             writeln!(
                 out,
-                "          `tidemill get --corrupt PATH LOCAL` gets such bytes as they are; a new version, or `tidemill rm`, settles it"
+                "          `tidemill get --corrupt PATH LOCAL` gets such bytes as they are; a new version, or `tidemill rm`, resolves the fault"
             )?;
         }
         self.repairing_text(out)?;

@@ -39,7 +39,7 @@ impl View for HookView {
             let lag = format::count(hook.lag_files, "file");
             let bytes = format::bytes(hook.lag_bytes);
             let then = match hook.lags {
-                true => ": maps lag behind, and come after files are closed",
+                true => ": maps lag behind, and run after files are closed",
                 false => "",
             };
             writeln!(out, "behind  {lag}, {bytes}{then}")?;

@@ -168,7 +168,7 @@ pub(crate) fn table(header: &[&str], right: &[usize]) -> Table {
     table
 }
 
-/// Writes a table without the trailing blanks of its last column.
+/// Writes a table without the trailing spaces of its last column.
 pub(crate) fn write_table(out: &mut dyn Write, table: &Table) -> io::Result<()> {
     for line in table.lines() {
         writeln!(out, "{}", line.trim_end())?;

@@ -57,7 +57,7 @@ impl View for DrainView {
             };
             return writeln!(
                 out,
-                "node {} is {state}: {} moved ({}); take it out with `tidemill node remove {}`",
+                "node {} is {state}: {} moved ({}); remove it with `tidemill node remove {}`",
                 drain.node,
                 format::count(drain.files_moved, "file"),
                 format::bytes(drain.bytes_moved),
@@ -74,12 +74,12 @@ impl View for DrainView {
             format::bytes(drain.bytes_left)
         )?;
         if drain.listing {
-            write!(out, ", and it is still looked for more")?;
+            write!(out, ", and the search for more files continues")?;
         }
         for (count, what) in [
             (
                 drain.files_waiting,
-                "that can go nowhere now: the other nodes are full, offline, or have them",
+                "that can't move now: the other nodes are full, offline, or have them",
             ),
             (
                 drain.removals,
@@ -94,13 +94,13 @@ impl View for DrainView {
         if drain.labels > 0 {
             write!(
                 out,
-                ", {} to end there",
+                ", {} still to end there",
                 format::count(drain.labels, "task")
             )?;
         }
         match self.left_ns() {
             Some(left) if drain.files_left > 0 => {
-                writeln!(out, "; about {} to go", format::span(left))
+                writeln!(out, "; about {} left", format::span(left))
             }
             _ => writeln!(out),
         }

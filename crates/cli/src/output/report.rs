@@ -188,7 +188,7 @@ impl ReportView {
     fn memory_outputs(&self) -> Option<String> {
         let files = format::count(self.total.memory_outputs, "file");
         let some = self.total.memory_outputs > 0;
-        some.then(|| format!("of {files} between tasks; the rest lay on disks"))
+        some.then(|| format!("of {files} between tasks; the rest were on disks"))
     }
 }
 
@@ -202,7 +202,7 @@ impl View for ReportView {
         )?;
         writeln!(
             out,
-            "TRANSFER is what nodes fetched from each other, as they measured it.\n"
+            "TRANSFER is the number of bytes that nodes fetched from each other, as measured.\n"
         )?;
         let mut line = |what: &str, bytes: u64, how: &str| {
             writeln!(out, "  {what:<28}{:>9}   {how}", format::bytes(bytes))

@@ -15,7 +15,7 @@ impl View for AskedView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let asked = &self.0;
         let what = match asked.objects {
-            0 => "all that they hold".to_owned(),
+            0 => "all their objects".to_owned(),
             some => format::count(some, "object"),
         };
         let count = asked.nodes.len() as u64;
@@ -58,7 +58,7 @@ impl View for ScrubView {
             format::count(sum(|one| one.objects), "object"),
             format::bytes(sum(|one| one.bytes)),
             match sum(|one| one.corrupt) {
-                0 => "all are what was sealed".to_owned(),
+                0 => "all match the sealed content".to_owned(),
                 some => format!("{some} corrupt"),
             }
         )?;

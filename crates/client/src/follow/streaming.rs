@@ -242,7 +242,9 @@ impl Transfer {
                     return Ok(Some(News::Published(reported)));
                 }
                 Ok(_) => {}
-                Err(error) => tracing::debug!("what several mounts write is looked for: {error}"),
+                Err(error) => tracing::debug!(
+                    "the state of a version of several mounts is requested again: {error}"
+                ),
             }
         }
         let opened = self.opened_streaming(ino).await?;

@@ -1,4 +1,4 @@
-//! The side that connects: opens TCP connections with or without TLS (next: `client/src/tls/listen.rs`).
+//! Connector: opens TCP connections with or without TLS (next: `client/src/tls/listen.rs`).
 
 use super::stream::{SEND_BYTES, SocketStream, below};
 use super::{Inside, Trust};

@@ -1,5 +1,4 @@
-//! The side that accepts connections, with or without TLS. Accepted connections are returned to the caller, such as the server or a
-//! node.
+//! Listener: accepts connections, with or without TLS, and returns them to the caller, such as the server or a node.
 
 use super::TlsProblem;
 use super::stream::{SEND_BYTES, SocketStream, below};
@@ -95,7 +94,7 @@ impl Listener {
                 }
             };
             if let Err(error) = tcp.set_nodelay(true) {
-                tracing::debug!(%error, "a connection stays with Nagle's algorithm");
+                tracing::debug!(%error, "Nagle's algorithm can't be switched off for a connection");
             }
             let place = self.guests.seat((), Who::Unauthenticated);
             match &self.identity {
@@ -150,7 +149,7 @@ fn tell(peer: SocketAddr, error: &io::Error) {
     match problem {
         TlsProblem::Plain => tracing::warn!(
             %peer, left_out,
-            "a client speaks without TLS and was refused: let it use https://, or start this with --tls off"
+            "a client speaks without TLS and was refused: let it use https://, or start this daemon with --tls off"
         ),
         TlsProblem::OtherCa => tracing::warn!(
             %peer, left_out,

@@ -4,7 +4,7 @@
 //! Peers are verified by that CA and by their role, [`SERVER`] or [`node`], not by an address: hosts may move. Clients are
 //! identified by token and capabilities, not by certificates.
 //!
-//! [`Trust`] is the side that connects, [`Listener`] the side that accepts, [`SocketStream`] a connection.
+//! [`Trust`] is for processes that connect, [`Listener`] for processes that accept connections; [`SocketStream`] is a connection.
 
 mod connect;
 mod listen;

@@ -8,10 +8,10 @@ use std::error::Error as StdError;
 pub enum TlsProblem {
     /// Another cluster, or this cluster with a new CA.
     #[error(
-        "its certificate was not signed by this cluster's CA: it belongs to another cluster, or the CA was replaced; copy `token` from the server's directory again and restart what still uses the old one"
+        "its certificate was not signed by this cluster's CA: it belongs to another cluster, or the CA was replaced; copy `token` from the server's directory again and restart all programs that still use the old one"
     )]
     OtherCa,
-    /// The right cluster, but another part than expected.
+    /// The right cluster, but another daemon than expected.
     #[error(
         "its certificate is for another daemon of the cluster than `{expected}`: check address and port"
     )]
@@ -21,7 +21,7 @@ pub enum TlsProblem {
     },
     /// The peer speaks another protocol: gRPC to a node, or HTTP to the server.
     #[error(
-        "it speaks another protocol: check address and port, which are one of the server's and not of a node's"
+        "it speaks another protocol: check address and port: the server and each node have their own"
     )]
     OtherProtocol,
     /// The certificate has expired.
@@ -34,7 +34,7 @@ pub enum TlsProblem {
     NotYet,
     /// The peer does not use TLS.
     #[error(
-        "it answers without TLS: it was started with --tls off; start it without that, or use http:// and --tls off here, too"
+        "it answers without TLS: it was started with --tls off; start it without that flag, or use http:// and --tls off here, too"
     )]
     Plain,
     /// Any other TLS error.

@@ -94,16 +94,16 @@ async fn tls_peer_is_verified_by_ca_and_name() {
     let answer = read(Some(&ca.trust), url.clone()).await.unwrap();
     assert_eq!(answer, "answer");
 
-    let unauthenticated = refusal(Some(&Ca::new().trust), url.clone()).await;
+    let foreign = refusal(Some(&Ca::new().trust), url.clone()).await;
     assert!(
-        unauthenticated.contains("not signed by this cluster's CA"),
-        "{unauthenticated}"
+        foreign.contains("not signed by this cluster's CA"),
+        "{foreign}"
     );
-    assert!(unauthenticated.contains(&url), "{unauthenticated}");
-    let nobody = refusal(None, url).await;
+    assert!(foreign.contains(&url), "{foreign}");
+    let untrusted = refusal(None, url).await;
     assert!(
-        nobody.contains("no certificate of the cluster's CA"),
-        "{nobody}"
+        untrusted.contains("no certificate of the cluster's CA"),
+        "{untrusted}"
     );
 
     for name in ["node-4.tidemill", "server.tidemill"] {

@@ -14,8 +14,8 @@ const DEBT_MAX: Span = Span::from_secs(1);
 /// Maximum processor time that maps may save while they rest.
 const SAVED_MAX: Span = Span::from_millis(20);
 
-/// Returns the time at which the map of a file may begin. `queued` is the time at which it was queued, and `newest` is the begin of the
-/// newest file that is being written on its node.
+/// Returns the time at which the map of a file may begin. `queued` is the time at which it was queued, and `newest` is the opening time of the newest
+/// file that is being written on its node.
 #[must_use]
 pub fn begins(queued: Time, newest: Option<Time>) -> Time {
     let over = newest.map_or(queued, |begun| Time(begun.0.saturating_add(YOUNG.0)));
@@ -128,8 +128,8 @@ mod tests {
     }
 
     proptest! {
-        /// While a file is being written, maps get their share of time and no more. The exception is a piece that takes longer than the
-        /// debt that `ProcessorPace` remembers.
+        /// While a file is being written, maps get their share of time and no more. The exception is a piece of work that takes longer than the debt
+        /// that `ProcessorPace` remembers.
         #[test]
         fn maps_get_their_share_while_files_grow(leaves in 1_u8..=99, cores in 1_u32..=4, piece in 1_u64..100) {
             let part = (60_000 * u64::from(100 - leaves) * u64::from(cores) / 100).min(60_000);

@@ -13,9 +13,9 @@ use crate::label::{Failure, FailureKind};
 use crate::resources::{Needs, Offers, TaskRequirements};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Begins of the message about a task that waits for the node on which it is to run.
+/// First words of the message about a task that waits for the node on which it is to run.
 pub const ASIDE: [&str; 2] = [
-    "it is to run on node",
+    "it is pinned to node",
     "no node that is up can run it; it waits for node",
 ];
 
@@ -232,7 +232,7 @@ impl Dispatcher {
         }
     }
 
-    /// Handles the begin or end of draining a node.
+    /// Handles the start or end of draining a node.
     pub(super) fn on_emptied(&mut self, node: NodeId, emptied: bool) {
         let changed = if emptied {
             self.classes.emptied.insert(node)
@@ -313,7 +313,7 @@ impl Dispatcher {
         let wants = wants.unwrap_or_default();
         let message = match pinned {
             Some(node) if self.classes.emptied.contains(&node) => format!(
-                "{} {node}, which is being emptied; it waits until the drain is cancelled",
+                "{} {node}, which is being drained; it waits until the drain is cancelled",
                 ASIDE[0]
             ),
             Some(node) => format!("{} {node} with {wants}", ASIDE[1]),

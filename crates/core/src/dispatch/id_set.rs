@@ -53,7 +53,7 @@ impl Roll {
     pub(super) fn nth(&self, index: usize, without: &[NodeId]) -> Option<NodeId> {
         let mut place = index;
         for id in without {
-            // Each node of `without` before it moves it on by one.
+            // Each node of `without` up to the position moves the position up by one.
             match self.ids.binary_search(id) {
                 Ok(left_out) if left_out <= place => place = place.checked_add(1)?,
                 _ => {}

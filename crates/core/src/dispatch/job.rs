@@ -181,7 +181,7 @@ impl Dispatcher {
             } else {
                 turn.out.push(Action::Abort { node, label });
                 let message =
-                    "what it read is not known any more after a restart; it is placed again";
+                    "its inputs are not known any more after a restart; it is placed again";
                 let kind = FailureKind::Dependency;
                 self.tell(
                     id,

@@ -59,7 +59,7 @@ impl Dispatcher {
             let sizes: Vec<u64> = made.iter().map(|part| part.size).collect();
             let (unit, size) = source.scaled(&sizes).map_err(|part| {
                 format!(
-                    "part {part} of `{}` has {} bytes, made of {} of the input: with layout = \"same\" every task instance writes as \
+                    "part {part} of `{}` has {} bytes, and was made from {} bytes of the input: with layout = \"same\" every task instance writes as \
                      many bytes as it reads, or all the same fraction or multiple, and stripes stay multiples of {} bytes",
                     output.path,
                     sizes[part],

@@ -1,4 +1,4 @@
-//! MaintenanceTasks: labels that belong to no job, such as removals and replicas. They belong to one node even if it is lost, and take no core of
+//! Maintenance tasks: labels that belong to no job, such as removals and replicas. They belong to one node even if it is lost, and take no core of
 //! it; so they are in no line and in no estimate.
 
 use super::{
@@ -8,7 +8,7 @@ use crate::id::{LabelId, NodeId};
 use crate::label::{Label, Lane, Operation, Owner};
 use std::collections::BTreeMap;
 
-/// MaintenanceTasks under way.
+/// Maintenance tasks under way.
 #[derive(Debug, Default)]
 pub(super) struct MaintenanceTasks {
     labels: BTreeMap<LabelId, (NodeId, Lane, u64)>,

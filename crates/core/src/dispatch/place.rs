@@ -85,7 +85,7 @@ impl Dispatcher {
         let mut passed: BTreeMap<NodeId, usize> = BTreeMap::new();
         while let Some((line, id)) = self.next_ready(&full, &passed) {
             if !self.can_issue(id) {
-                // Nodes that were touched stay so: the next event continues here.
+                // Nodes that were marked as touched stay marked: the next event continues here.
                 return;
             }
             if self.task(id).spec.share == TaskRole::Join {
@@ -265,7 +265,7 @@ impl Dispatcher {
                 choice,
                 policy
                     .and_then(|policy| policy.place(&request, &mut FullScan::of(cost_view.all()))),
-                "{policy:?} was not shown what it would have chosen"
+                "{policy:?} was not shown the node that it would have chosen"
             );
             choice
         };

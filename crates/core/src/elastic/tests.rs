@@ -49,7 +49,7 @@ fn step() -> impl Strategy<Value = ElasticStep> {
     ]
 }
 
-/// An node that may be suspended and its process.
+/// A node that may be suspended, and its process.
 struct Pair {
     suspension: Suspension,
     process: Process,

@@ -14,7 +14,7 @@ pub use parse::read;
 pub const TEXT_BYTES_MAX: usize = 4096;
 /// Maximum number of conditions in an expression.
 pub const TESTS_MAX: usize = 64;
-/// Maximum nesting depth of brackets and `not`s.
+/// Maximum nesting depth of parentheses and `not`s.
 pub const DEPTH_MAX: usize = 32;
 /// Maximum memory of a compiled regular expression, in bytes.
 const COMPILED_BYTES_MAX: usize = 1 << 20;

@@ -57,7 +57,7 @@ impl SearchTime {
         Some(Self { date, next, clock })
     }
 
-    /// Returns its begin and its end as positions of [`place_in_time`].
+    /// Returns its start and its end as positions of [`place_in_time`].
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "seconds of a day")]
     pub fn places(&self) -> (f64, f64) {
@@ -70,8 +70,7 @@ impl SearchTime {
         }
     }
 
-    /// Returns the begin and the end in nanoseconds since the Unix epoch (UTC); a time beyond this range is clamped to its first or last
-    /// value.
+    /// Returns the start and the end in nanoseconds since the Unix epoch (UTC); a time beyond this range is clamped to its first or last value.
     #[must_use]
     pub fn nanos(&self) -> (i64, i64) {
         let at = |(year, month, day): (i64, i64, i64), seconds: i64| {

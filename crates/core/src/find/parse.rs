@@ -34,7 +34,7 @@ pub fn read(text: &str) -> Result<Expr, FindError> {
     let expr = reader.any()?;
     match reader.peek() {
         None => Ok(expr),
-        Some(FindToken::Close) => Err(reader.here("this ')' closes nothing")),
+        Some(FindToken::Close) => Err(reader.here("this ')' has no '('")),
         Some(_) => Err(reader.here("\"and\" or \"or\" is missing before this")),
     }
 }
@@ -179,7 +179,7 @@ impl FindParser {
         }
         self.depth += 1;
         if self.depth > DEPTH_MAX {
-            let what = format!("more than {DEPTH_MAX} brackets and \"not\"s within each other");
+            let what = format!("more than {DEPTH_MAX} nested parentheses and \"not\"s");
             return Err(wrong(begin, what));
         }
         let expr = if not {
@@ -219,7 +219,7 @@ impl FindParser {
         let place = self.place();
         let Some(FindToken::Word(value, _)) = self.peek() else {
             let what = format!(
-                "{name} {} needs a value after it; put a value with signs or blanks in quotes",
+                "{name} {} needs a value after it; put a value with special characters or spaces in quotes",
                 compare.sign()
             );
             return Err(wrong(place, what));
@@ -260,7 +260,7 @@ fn condition(
     let order = || match compare {
         Matches => Err(wrong(
             begin,
-            format!("{name} is no text: it is compared by one of = != < <= > >="),
+            format!("{name} is not a text: it is compared by one of = != < <= > >="),
         )),
         _ => Ok(()),
     };
@@ -272,7 +272,7 @@ fn condition(
         "size" => {
             order()?;
             let bytes = crate::job::size(&text).ok_or_else(|| {
-                wrong(place, format!("{text} is no size: give bytes, or a number with kB, MB, GB, TB or KiB, MiB, GiB, TiB"))
+                wrong(place, format!("{text} is not a size: give bytes, or a number with kB, MB, GB, TB or KiB, MiB, GiB, TiB"))
             })?;
             Ok(Test::Size { compare, bytes })
         }
@@ -341,7 +341,7 @@ fn coordinate(
 fn no_time(place: usize, text: &str) -> FindError {
     wrong(
         place,
-        format!("{text} is no time: write 2026, 2026-01, 2026-01-31 or 2026-01-31T12:30"),
+        format!("{text} is not a time: write 2026, 2026-01, 2026-01-31 or 2026-01-31T12:30"),
     )
 }
 
@@ -362,7 +362,7 @@ fn value(
         _ => {
             return Err(wrong(
                 place,
-                format!("{text} is no number, which {} needs", compare.sign()),
+                format!("{text} is not a number, which {} needs", compare.sign()),
             ));
         }
     };
@@ -383,7 +383,7 @@ fn regex(text: &str) -> Result<regex::Regex, String> {
         let text = error.to_string();
         let last = text.lines().last().unwrap_or_default();
         format!(
-            "no regular expression: {}",
+            "not a regular expression: {}",
             last.trim_start_matches("error: ")
         )
     })

@@ -6,7 +6,7 @@ fn refused(text: &str) -> (usize, String) {
     (error.at, error.what)
 }
 
-/// Returns the parsed expression with all brackets.
+/// Returns the parsed expression with all parentheses.
 fn shown(expr: &Expr) -> String {
     let joined = |all: &[Expr], word: &str| {
         let all: Vec<String> = all.iter().map(shown).collect();
@@ -52,25 +52,29 @@ fn find_error_names_place_and_reason() {
         ("var = ", 6, "needs a value after it"),
         ("var = tas units = K", 10, "\"and\" or \"or\" is missing"),
         ("(var = tas", 0, "never closed"),
-        ("var = tas)", 9, "closes nothing"),
+        ("var = tas)", 9, "has no '('"),
         ("var = \"tas", 6, "never closed"),
         ("var ! tas", 4, "before '='"),
-        ("attr.x ~ \"(\"", 9, "no regular expression"),
+        ("attr.x ~ \"(\"", 9, "not a regular expression"),
         ("lat < north", 6, "neither a number nor a time"),
-        ("size > big", 7, "no size"),
-        ("mtime > yesterday", 8, "no time"),
+        ("size > big", 7, "not a size"),
+        ("mtime > yesterday", 8, "not a time"),
         ("owner > a", 0, "compared by one of ="),
-        ("lat ~ 3", 0, "no text"),
-        ("dim.lat < x", 10, "no number"),
+        ("lat ~ 3", 0, "not a text"),
+        ("dim.lat < x", 10, "not a number"),
         ("é = 1 and name < x", 10, "compared by one of"),
-        ("attr.x ~ \"(a{1000}){1000}\"", 9, "no regular expression"),
+        (
+            "attr.x ~ \"(a{1000}){1000}\"",
+            9,
+            "not a regular expression",
+        ),
     ] {
         let (found, what) = refused(text);
         assert!(what.contains(part), "{text}: {what}");
         assert_eq!(found, at, "{text}: {what}");
     }
     let deep = format!("{}var = a", "(".repeat(DEPTH_MAX + 1));
-    assert!(refused(&deep).1.contains("within each other"));
+    assert!(refused(&deep).1.contains("nested parentheses"));
     let many = vec!["var = a"; TESTS_MAX + 1].join(" or ");
     assert!(refused(&many).1.contains("more than 64 conditions"));
     assert!(

@@ -34,7 +34,7 @@ const SPARE_BLOCKS_MIN: u64 = 8;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LedgerError {
     /// The capacity is 0 or beyond the number of coarse pages.
-    #[error("flash ledger: no device of {capacity} bytes can be kept book of")]
+    #[error("flash ledger: a device of {capacity} bytes is too large")]
     Capacity {
         /// Requested capacity, in bytes.
         capacity: u64,

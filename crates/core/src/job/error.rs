@@ -176,7 +176,7 @@ pub enum JobProblem {
     },
     /// A task may use less memory than is reserved for it.
     #[error(
-        "limits.memory is {limit} bytes, less than \"memory\", {memory} bytes, which is set aside for the task; leave one of them out"
+        "limits.memory is {limit} bytes, less than \"memory\", {memory} bytes, which is reserved for the task; leave one of them out"
     )]
     MemoryLimit {
         /// Maximum memory of the task, in bytes.
@@ -195,7 +195,7 @@ pub enum JobProblem {
         max: i64,
     },
     /// A job or task has too many entries.
-    #[error("{count} {what}; the most is {max}; split it")]
+    #[error("{count} {what}; the maximum is {max}; split it")]
     TooMany {
         /// Kind of the entries.
         what: &'static str,
@@ -235,7 +235,7 @@ pub enum JobProblem {
     DirectoryPath(String),
     /// No file can have this path.
     #[error(
-        "\"{0}\" is too long or has a zero byte in it; a path has at most {MAX_PATH_BYTES} bytes, each part {MAX_NAME_BYTES}"
+        "\"{0}\" is too long or has a zero byte in it; a path has at most {MAX_PATH_BYTES} bytes, each name in it {MAX_NAME_BYTES}"
     )]
     Path(String),
     /// A working directory is not absolute.
@@ -350,7 +350,7 @@ pub enum JobProblem {
     #[error("input \"{0}\" has changed during the submission; submit the job again")]
     Changed(String),
     /// A setting is valid only for task instances.
-    #[error("\"{0}\" says what task instances of a file see: it needs \"per\"")]
+    #[error("\"{0}\" sets the bytes that task instances of a file see: it needs \"per\"")]
     OfInstances(String),
     /// A halo is invalid.
     #[error(
@@ -358,22 +358,22 @@ pub enum JobProblem {
     )]
     Halo,
     /// A task has `per` but no inputs.
-    #[error("\"per\" needs an input: the first one is what there are task instances of")]
+    #[error("\"per\" needs an input: there are task instances for the parts of the first input")]
     NothingPer,
     /// The task instances of an input can't be determined.
     #[error(
-        "\"{0}\" must be all of one file that is there, closed and readable when the job is submitted, or an output of a task \
+        "\"{0}\" must be all of one file that exists, is closed and is readable when the job is submitted, or an output of a task \
          above: there is a task instance for each of its parts or stripes"
     )]
     PerInput(String),
     /// A file of extents can't have task instances.
     #[error(
-        "\"{0}\" was written by several mounts at once, so its parts are no stripes; `tidemill migrate --rewrite` makes it one file again"
+        "\"{0}\" was written by several mounts at once, so its parts are no stripes; `tidemill migrate --rewrite` joins it into one file"
     )]
     PerPieces(String),
     /// A file that does not exist yet can't have stripes.
     #[error(
-        "how many stripes it will have is not known: a task of this job makes it; use per = \"stripe-object\""
+        "how many stripes it will have is not known: a task of this job creates it; use per = \"stripe-object\""
     )]
     StripesToCome,
     /// A mapper is invalid, or finds nothing.
@@ -383,11 +383,11 @@ pub enum JobProblem {
     #[error("\"reduce\": {0}")]
     Reduce(&'static str),
     /// `layout = "same"` is not possible.
-    #[error("\"layout\" = \"same\" makes a file that is striped as the input is: {0}")]
+    #[error("\"layout\" = \"same\" stripes the output as the input: {0}")]
     SameLayout(&'static str),
     /// Several task instances would write the same file.
     #[error(
-        "all task instances would write \"{0}\": put %part, %stripe, %chunk, %name or %stem in its name, or say layout = \"same\""
+        "all task instances would write \"{0}\": put %part, %stripe, %chunk, %name or %stem in its name, or set layout = \"same\""
     )]
     InstanceOutput(String),
     /// A selection of bytes names several files.
@@ -406,9 +406,7 @@ pub enum JobProblem {
         list: &'static str,
     },
     /// Tasks depend on each other in a cycle.
-    #[error(
-        "these tasks depend on each other in a cycle: {0}; one of them must do without the other's output"
-    )]
+    #[error("these tasks depend on each other in a cycle: {0}; remove one of the inputs")]
     Cycle(String),
     /// A kernel can't have this type.
     #[error("kernel \"{name}\" can't be of type \"{kind}\": {reason}")]
@@ -421,7 +419,7 @@ pub enum JobProblem {
         reason: &'static str,
     },
     /// A pipeline of kernels can't be parsed.
-    #[error("\"{text}\" is no pipeline of kernels: {reason}")]
+    #[error("\"{text}\" is not a pipeline of kernels: {reason}")]
     Pipeline {
         /// Text of the pipeline.
         text: String,
@@ -429,7 +427,7 @@ pub enum JobProblem {
         reason: &'static str,
     },
     /// A pattern can't be parsed.
-    #[error("\"{text}\" is no pattern: {reason}")]
+    #[error("\"{text}\" is not a pattern: {reason}")]
     Pattern {
         /// Text of the pattern.
         text: String,
@@ -443,7 +441,7 @@ pub enum JobProblem {
     NoMatch(String),
     /// A pattern matches a file whose name can't be written in a script.
     #[error(
-        "\"{pattern}\" means \"{name}\", too, whose name is not UTF-8; rename it, or write a pattern that does not mean it"
+        "\"{pattern}\" also matches \"{name}\", whose name is not UTF-8; rename it, or write a pattern that does not match it"
     )]
     NotText {
         /// Text of the pattern.
@@ -456,11 +454,11 @@ pub enum JobProblem {
     ForeachName(String, String),
     /// Patterns stand for more tasks or text than a job can have.
     #[error(
-        "the job's patterns stand for too much text, or are held against too many files; split it"
+        "the job's patterns expand to too much text, or are compared with too many files; split it"
     )]
     TooMuch,
     /// A pipeline of kernels can't have this setting.
-    #[error("\"{0}\" can't be given for a pipeline of kernels: {1}")]
+    #[error("\"{0}\" can't be set for a pipeline of kernels: {1}")]
     PipelineSetting(&'static str, &'static str),
     /// A task can't run as one process on each node.
     #[error("\"mpi\": {0}")]
@@ -495,7 +493,7 @@ pub enum JobProblem {
     },
     /// A file that is not executable has the name of a built-in kernel.
     #[error(
-        "\"{0}\" is no kernel, as it is not executable, but it hides the built-in kernel of that name; rename it, or write type = \"builtin\""
+        "\"{0}\" is not a kernel, as it is not executable, but it hides the built-in kernel of that name; rename it, or write type = \"builtin\""
     )]
     HidesBuiltin(String),
     /// The input does not exist, and the job is strict.
@@ -516,7 +514,7 @@ pub enum JobProblem {
     Denied(String),
     /// The path of an input contains an absolute symbolic link whose target does not exist in the cluster.
     #[error(
-        "\"{0}\" leads through a symbolic link to an absolute path, which begins at the root of the cluster here and is not there; make the link relative"
+        "\"{0}\" leads through a symbolic link to an absolute path, which begins at the root of the cluster here and does not exist; make the link relative"
     )]
     Away(String),
     /// An output exists already.
@@ -531,7 +529,7 @@ pub enum JobProblem {
     FileForDirectory(String),
     /// Another job is going to write this output.
     #[error(
-        "output \"{path}\" is an output of job {job} too, which has not ended; wait for it (`tidemill job watch {job}`), cancel it, or write to another name"
+        "output \"{path}\" is also an output of job {job}, which has not ended; wait for it (`tidemill job watch {job}`), cancel it, or write to another name"
     )]
     ClaimedOutput {
         /// Path of the output.

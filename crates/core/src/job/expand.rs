@@ -58,7 +58,7 @@ pub trait DirectoryLookup {
         _per_part: bool,
     ) -> Result<MapperResult, String> {
         Err(format!(
-            "\"{}\" is a program, and none is run for a map here",
+            "\"{}\" is a program, and this command runs no program for a map",
             program.words
         ))
     }
@@ -95,7 +95,7 @@ impl DirectoryLookup for NoFiles {
     }
 
     fn mapped(&self, _: &str, _: &ExternalInput, _: &Mapping<'_>) -> Result<MapperResult, String> {
-        Err("there are no files here".to_owned())
+        Err("this command has no files".to_owned())
     }
 
     fn mapped_directory(&self, _: &str, _: &Mapping<'_>) -> Result<Option<DirectoryMap>, String> {
@@ -628,12 +628,12 @@ fn product(group: &SettingGroup, at: Position) -> Result<Vec<Binding>, PatternFa
         all = extended.collect();
     }
     if group.settings.is_empty() || all.is_empty() {
-        return Err(no_pattern("{ }", "it stands for no task", at));
+        return Err(no_pattern("{ }", "it creates no task", at));
     }
     Ok(all)
 }
 
-/// Returns the values of one name: those of a list, or the numbers of a range. The numbers have leading zeros if the begin of the range has
+/// Returns the values of one name: those of a list, or the numbers of a range. The numbers have leading zeros if the first number of the range has
 /// some.
 fn choices(value: &ScriptValue) -> Result<Vec<String>, PatternFault> {
     const EXPECTED: &str = "a range such as \"1..100\" or an array of strings or integers";
@@ -766,8 +766,8 @@ impl WildcardPart {
         self.rest.iter().filter_map(|(name, _)| name.as_deref())
     }
 
-    /// Returns the text that each wildcard matches in a name, each as short as possible from the left. Returns `None` if the name does not
-    /// match. A wildcard with a name matches at least one character, and no wildcard matches the begin of a hidden name.
+    /// Returns the text that each wildcard matches in a name, each as short as possible from the left. Returns `None` if the name does not match. A
+    /// wildcard with a name matches at least one character, and no wildcard matches the beginning of a hidden name.
     fn fits<'n>(&self, name: &'n str) -> Option<Vec<&'n str>> {
         if self.begin.is_empty() && name.starts_with('.') {
             return None;

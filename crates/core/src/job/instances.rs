@@ -2,7 +2,7 @@
 //! stripe of its first input, or for each input. With `layout = "same"`, one more task joins the outputs of the task instances. This module
 //! changes only the parsed job.
 //!
-//! The expansion passes its results to the reader through settings that no script can contain: their names begin with a blank.
+//! The expansion passes its results to the reader through settings that no script can contain: their names begin with a space.
 
 use super::MAX_TASKS;
 use super::error::JobProblem;
@@ -263,7 +263,7 @@ impl Expander<'_> {
         }
         let mut outputs = values(&task, "output").iter().filter_map(text);
         if same && outputs.any(is_directory) {
-            return Err(wrong(at, JobProblem::SameLayout("no directory can be")));
+            return Err(wrong(at, JobProblem::SameLayout("not for directories")));
         }
         let Some(first) = values(&task, "input").first().cloned() else {
             return Err(wrong(setting.at, JobProblem::NothingPer));
@@ -288,8 +288,8 @@ impl Expander<'_> {
         }
         let merged = all.len() > 1 && !same && per != Per::File && self.merges(&task, &seams);
         if let Some(mapper) = mapper.filter(|_| merged && unplaced) {
-            let what = "where in the whole a line is nobody knows who has not read all before it, so task instances make no one \
-                result: say how in \"reduce\", or give each its own output (%part, %chunk)";
+            let what = "the number of a line in the file is only known after all lines before it are read, so task instances make no single \
+                result: set \"reduce\", or give each its own output (%part, %chunk)";
             return Err(wrong(mapper.value.at, JobProblem::Mapper(what.to_owned())));
         }
         if all.len() > 1 && joined.is_none() && !merged {
@@ -455,11 +455,11 @@ impl Expander<'_> {
         };
         let others = values(task, "input").iter().skip(1);
         let one = |index: usize| {
-            let (mut input, beside) = selected(first, &form, (per, index, halo));
+            let (mut input, halo_sizes) = selected(first, &form, (per, index, halo));
             if let (ValueData::Group(group), Some(records)) = (&mut input.data, records) {
                 group.settings.push(records.clone());
             }
-            let [before, after] = beside.map(|bytes| bytes.to_string());
+            let [before, after] = halo_sizes.map(|bytes| bytes.to_string());
             NamedInstance {
                 inputs: std::iter::once(input)
                     .chain(others.clone().cloned())
@@ -505,12 +505,12 @@ impl Expander<'_> {
         let form = self.form(first)?;
         if group_of(first).is_some_and(|group| group.get("records").is_some()) {
             return Err(problem(
-                "\"records\" are bytes, and what it gives are values",
+                "\"records\" are bytes, but a variable gives values",
             ));
         }
         let InputForm::Made(made) = &form else {
             return Err(problem(
-                "it reads a header, so the file must be there when the job is submitted",
+                "it reads a header, so the file must exist when the job is submitted",
             ));
         };
         let (input, _) = selected(first, &form, (Per::File, 0, Halo::NONE));
@@ -603,7 +603,7 @@ impl Expander<'_> {
         let words = words.filter(|stages| stages.len() == 1);
         let words = words.and_then(|stages| stages.into_iter().next());
         let words = words.ok_or_else(|| {
-            problem("it is a kernel with its arguments, as \"/usr/bin/sort -m {inputs}\"")
+            problem("give a kernel with its arguments, as in \"/usr/bin/sort -m {inputs}\"")
         })?;
         let outputs = values(&task, "output");
         let given = match outputs {
@@ -611,7 +611,7 @@ impl Expander<'_> {
             _ => None,
         };
         let given = given.filter(|_| !same).map(str::to_owned);
-        let given = given.ok_or_else(|| problem("it makes one output, a file without %part and the like, and \"layout\" does not go with it"))?;
+        let given = given.ok_or_else(|| problem("it makes one output, a file without %part and the like, and can't be combined with \"layout\""))?;
         let begin = expanded.len();
         for (index, one) in all.iter().enumerate() {
             let instance = Self::instance(&task, one, (index, all.len()), true);
@@ -718,9 +718,10 @@ fn check_mapper(
 ) -> Result<(), PatternFault> {
     let problem = |at, what: &str| Err(wrong(at, JobProblem::Mapper(what.to_owned())));
     match mapper {
-        None if per == Per::Chunk => {
-            problem(at, "per = \"chunk\" needs one, to say what a chunk is")
-        }
+        None if per == Per::Chunk => problem(
+            at,
+            "per = \"chunk\" needs a variable, which defines the chunks",
+        ),
         None => Ok(()),
         Some(mapper) if !matches!(per, Per::Chunk | Per::Part) => problem(
             mapper.value.at,
@@ -728,7 +729,7 @@ fn check_mapper(
         ),
         Some(mapper) if same || seams.iter().any(Option::is_some) => problem(
             mapper.value.at,
-            "\"layout\", \"records\" and \"halo\" are for bytes, and what it gives are values",
+            "\"layout\", \"records\" and \"halo\" are for bytes, but a variable gives values",
         ),
         Some(_) => Ok(()),
     }
@@ -783,7 +784,7 @@ fn selected(
     form: &InputForm,
     (per, index, halo): (Per, usize, Halo),
 ) -> (ScriptValue, [u64; 2]) {
-    let mut beside = [0; 2];
+    let mut halo_sizes = [0; 2];
     let at = input.at;
     let mut group = match &input.data {
         ValueData::Group(group) => group.clone(),
@@ -805,7 +806,7 @@ fn selected(
             let begin = index as u64 * striped.unit;
             let mut stripe = begin..(begin + striped.unit).min(striped.size);
             if halo.count > 0 {
-                (stripe, beside) = halo.around(stripe, striped.size);
+                (stripe, halo_sizes) = halo.around(stripe, striped.size);
             }
             let (begin, last) = (stripe.start, stripe.end - 1);
             group.settings.push(setting(
@@ -822,5 +823,5 @@ fn selected(
         _ => {}
     }
     let data = ValueData::Group(group);
-    (ScriptValue { data, at }, beside)
+    (ScriptValue { data, at }, halo_sizes)
 }

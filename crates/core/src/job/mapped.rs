@@ -1,5 +1,5 @@
-//! Task instances of a variable whose bytes are in many files of one directory. Each task instance has those files as inputs; the kernel sees only the
-//! first one, with the values that the files hold together. This module changes only the parsed job.
+//! Task instances of a variable whose bytes are in many files of one directory. Each task instance has those files as inputs; the kernel sees only
+//! the first one, with the values that the files hold together. This module changes only the parsed job.
 
 use super::error::JobProblem;
 use super::expand::{Expander, PatternFault, group_of, text, values, wrong};
@@ -56,7 +56,7 @@ impl Expander<'_> {
         };
         if self.made_directories.contains(&named.path) {
             return Err(problem(
-                "it reads a header, so the directory must be there when the job is submitted",
+                "it reads a header, so the directory must exist when the job is submitted",
             ));
         }
         let found = self.files.mapped_directory(&named.path, mapping);

@@ -1,5 +1,5 @@
-//! Mappers that are programs of users: builds the task of such a program, which reads the begin of a file and prints which bytes of the
-//! file belong to which chunks. This module does no I/O.
+//! Mappers that are programs of users: builds the task of such a program, which reads the beginning of a file and prints which bytes of the file
+//! belong to which chunks. This module does no I/O.
 
 use super::expand::{group_of, text};
 use super::instances::{setting, string_value};
@@ -11,7 +11,7 @@ use crate::time::Span;
 
 /// Prefix of the name of a mapper that is a program.
 pub(super) const PROGRAM: &str = "program:";
-/// Number of bytes at the begin of its file that the program can read.
+/// Number of bytes at the beginning of its file that the program can read.
 pub const HEAD_BYTES: u64 = 1 << 20;
 /// Maximum run time of the program; shorter if its task has a shorter limit.
 const TIME_MAX: Span = Span::from_secs(60);

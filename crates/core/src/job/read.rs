@@ -250,7 +250,7 @@ fn check_kinds(fields: &Fields<'_>, at: Position, tasks: &[ScriptTask], errors: 
     for (what, count, max) in [
         ("different things that tasks need", kinds.len(), MAX_KINDS),
         (
-            "programs to be looked for, each in all directories of \"path\",",
+            "programs to be searched for, each in all directories of \"path\",",
             looks,
             LOOKS_MAX,
         ),
@@ -380,7 +380,7 @@ fn kernel(
         return Some((kernel, Vec::new()));
     }
     if let Some(args) = fields.get("args") {
-        let why = "write each kernel's arguments behind its name";
+        let why = "write each kernel's arguments after its name";
         fields.error(args.at, JobProblem::PipelineSetting("args", why), errors);
     }
     let stages = match pipeline::split(given.value) {
@@ -430,7 +430,7 @@ fn kernel_name(
         }
         Some(KernelKind::Program) if name.contains('/') && !name.starts_with('/') => Some(wrong(
             "program",
-            "give a name to be found in PATH or an absolute path",
+            "give the name of a program in PATH or an absolute path",
         )),
         _ => None,
     };
@@ -1154,7 +1154,7 @@ impl<'a> Fields<'a> {
             ValueData::Text(text) if text == "lines" => Some(Records::until(b"\n")),
             ValueData::Text(text) => Some(Records::until(text.as_bytes())),
             _ => {
-                let expected = "bytes of a record, \"lines\", or what a record ends with";
+                let expected = "bytes of a record, \"lines\", or the text that ends a record";
                 self.type_error("records", expected, value, errors);
                 None
             }

@@ -319,7 +319,7 @@ fn nearest(job: &Job, path: &str, outside: &dyn Outside) -> Option<String> {
     let there = |path: &str| {
         makes(path) || !matches!(outside.look(path), PathLookup::Nothing | PathLookup::Away)
     };
-    let beside = |path: &str| {
+    let siblings = |path: &str| {
         let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
         let in_directory = |path: &&str| {
             let (above, name) = path.rsplit_once('/')?;
@@ -329,7 +329,7 @@ fn nearest(job: &Job, path: &str, outside: &dyn Outside) -> Option<String> {
         names.extend(made.iter().filter_map(in_directory));
         names
     };
-    let meant = nearest_path(path, there, beside)?;
+    let meant = nearest_path(path, there, siblings)?;
     // A job reads files, so a directory is no useful suggestion.
     let file = made.contains(meant.as_str()) || outside.look(&meant) != PathLookup::Directory;
     file.then_some(meant)
@@ -377,7 +377,7 @@ fn fits(
         return Ok(());
     };
     let is_pipeline = !task.stages.is_empty();
-    let no_stdin = "it reads all inputs, but has no standard input: leave \"stdin\" away";
+    let no_stdin = "it reads all inputs, but has no standard input: leave \"stdin\" out";
     let no_stdin = (!is_pipeline && task.stdin.is_some()).then(|| no_stdin.to_owned());
     let Some(reason) = view.outside.refuses(builtin, args).or(no_stdin) else {
         return Ok(());

@@ -116,8 +116,8 @@ impl Outside for JobCluster {
     fn beside(&self, path: &str) -> Vec<String> {
         let (directory, _) = path.rsplit_once('/').unwrap();
         let parts = self.files.keys().filter_map(|file| file.rsplit_once('/'));
-        let beside = parts.filter(|(above, _)| *above == directory);
-        beside.map(|(_, name)| name.to_owned()).collect()
+        let siblings = parts.filter(|(above, _)| *above == directory);
+        siblings.map(|(_, name)| name.to_owned()).collect()
     }
     fn own_kernels(&self, uid: u32) -> Vec<String> {
         let files = self.own.get(&uid).into_iter().flatten();
@@ -206,7 +206,7 @@ fn program_named_like_builtin_kernel_needs_its_type() {
     assert_eq!(
         reported,
         "3:42: task \"a\": \"max\" is a built-in kernel, and it reads all inputs, but has no standard input: \
-         leave \"stdin\" away; for the program \"max\" of the nodes' hosts write type = \"program\""
+         leave \"stdin\" out; for the program \"max\" of the nodes' hosts write type = \"program\""
     );
     let reported = refused_task(r#"kernel = "max -n | mean"; input = [ "i" ];"#);
     assert!(
@@ -850,7 +850,7 @@ fn directory_without_mapped_data_is_refused() {
         "{{ name = \"m\"; kernel = \"k\"; output = [ \"made.zarr/\" ]; }}, {{ name = \"s\"; {rest} input = [ \"made.zarr/\" ]; variable = \"zarr:tas\"; }}"
     ));
     assert!(
-        to_come.contains("must be there when the job is submitted"),
+        to_come.contains("must exist when the job is submitted"),
         "{to_come}"
     );
 }
@@ -872,18 +872,21 @@ fn record_stripes_include_their_halo() {
         let mut next = 0;
         for task in &mapped(&rest).unwrap().tasks {
             let ranges: Vec<_> = task.inputs[0].selection.byte_ranges().unwrap().collect();
-            let beside = [0, 1].map(|at: usize| task.args[at].parse::<u64>().unwrap());
+            let halo_sizes = [0, 1].map(|at: usize| task.args[at].parse::<u64>().unwrap());
             assert_eq!(ranges.len(), 1);
-            assert_eq!(beside[0], halo.min(next / length), "{length} {halo}");
+            assert_eq!(halo_sizes[0], halo.min(next / length), "{length} {halo}");
             assert_eq!(
                 ranges[0].start,
-                next - beside[0] * length,
+                next - halo_sizes[0] * length,
                 "{length} {halo}"
             );
             let all = ranges[0].end.div_ceil(length);
             assert!(all * length == ranges[0].end || ranges[0].end == size);
-            next = (all - beside[1]) * length;
-            assert_eq!(beside[1], halo.min(size.div_ceil(length) - next / length));
+            next = (all - halo_sizes[1]) * length;
+            assert_eq!(
+                halo_sizes[1],
+                halo.min(size.div_ceil(length) - next / length)
+            );
         }
         assert_eq!(
             next,
@@ -907,7 +910,7 @@ fn invalid_mapper_settings_are_refused() {
     for (rest, problem) in [
         (
             "per = \"chunk\"; output = [ \"o\" ];",
-            "per = \"chunk\" needs one",
+            "per = \"chunk\" needs a variable",
         ),
         (
             "per = \"stripe\"; variable = \"netcdf:tas\"; output = [ \"o.%stripe\" ];",
@@ -1023,15 +1026,15 @@ fn invalid_merge_of_instances_is_refused() {
         ),
         (
             "kernel = \"k\"; output = [ \"o\" ]; layout = \"same\"; reduce = \"cat\";",
-            "does not go with it",
+            "can't be combined with",
         ),
         (
             "kernel = \"k\"; output = [ \"o\" ]; reduce = \"cat | wc\";",
-            "it is a kernel with its arguments",
+            "give a kernel with its arguments",
         ),
         (
             "kernel = \"k\"; output = [ \"o\" ]; reduce = 3;",
-            "it is a kernel with its arguments",
+            "give a kernel with its arguments",
         ),
     ] {
         let reported = reduced_by(rest).unwrap_err();
@@ -1164,7 +1167,7 @@ fn invalid_runtime_environments_are_refused() {
     let cases = [
         (
             "environment = { LD_PRELOAD = \"/w/x.so\"; };",
-            "the variable \"LD_PRELOAD\" can't be set: it would put other code into programs than lineage tells",
+            "the variable \"LD_PRELOAD\" can't be set: it would run other code in programs than lineage records",
         ),
         (
             "environment = { PATH = \"/x\"; };",
@@ -1204,7 +1207,7 @@ fn invalid_runtime_environments_are_refused() {
         ),
         (
             "directories = [ \"/etc\" ];",
-            "no storage node shows the directory `/etc`; shown are /sw, /sw/bin and the directories below, as their administrators allow by --kernels-dirs",
+            "no storage node shows the directory `/etc`; tasks see /sw, /sw/bin and the directories below, as their administrators allow by --kernels-dirs",
         ),
         (
             "directories = [ \"/sw\" ]; node = 3;",
@@ -1269,12 +1272,12 @@ fn patterns_without_match_or_beyond_limits_are_refused() {
     let nothing = "a pattern stands for the files that exist when the job is submitted, and for outputs of tasks above";
     let cases = [
         (r#"{ name = "a"; input = [ "*.gz" ]; "#, format!("3:25: task \"a\": no file matches \"*.gz\"; {nothing}")),
-        (r#"{ name = "a"; input = [ "*/b" ]; "#, "3:25: task \"a\": \"*/b\" is no pattern: '*' may stand in its last part only".to_owned()),
-        (r#"{ name = "a{x}"; foreach = "{x}/b"; "#, "3:28: task \"a{x}\": \"{x}/b\" is no pattern: names may stand in its last part only".to_owned()),
-        (r#"{ name = "a{x}"; foreach = "{x}{y}"; "#, "3:28: task \"a{x}\": \"{x}{y}\" is no pattern: two names need text between them".to_owned()),
-        (r#"{ name = "a{x}"; foreach = "b"; "#, "3:28: task \"a{x}\": \"b\" is no pattern: it needs a name in braces, such as {x}".to_owned()),
+        (r#"{ name = "a"; input = [ "*/b" ]; "#, "3:25: task \"a\": \"*/b\" is not a pattern: '*' may stand in its last part only".to_owned()),
+        (r#"{ name = "a{x}"; foreach = "{x}/b"; "#, "3:28: task \"a{x}\": \"{x}/b\" is not a pattern: names may stand in its last part only".to_owned()),
+        (r#"{ name = "a{x}"; foreach = "{x}{y}"; "#, "3:28: task \"a{x}\": \"{x}{y}\" is not a pattern: two names need text between them".to_owned()),
+        (r#"{ name = "a{x}"; foreach = "b"; "#, "3:28: task \"a{x}\": \"b\" is not a pattern: it needs a name in braces, such as {x}".to_owned()),
         (r#"{ name = "a"; foreach = { x = [ 1, 2 ]; }; "#, "3:10: task \"a\": all tasks of this foreach would be \"a\"; put {x} into the name".to_owned()),
-        (r#"{ name = "a{x}"; foreach = { x = "1..2000000"; }; "#, "3:34: task \"a{x}\": 1999999 tasks; the most is 1000000; split it".to_owned()),
+        (r#"{ name = "a{x}"; foreach = { x = "1..2000000"; }; "#, "3:34: task \"a{x}\": 1999999 tasks; the maximum is 1000000; split it".to_owned()),
         (r#"{ name = "a{x}"; foreach = { x = "1-9"; }; "#, "3:34: task \"a{x}\": \"foreach\" must be a range such as \"1..100\" or an array of strings or integers, not another string".to_owned()),
         (r#"{ name = "a{x}"; foreach = 3; "#, "3:28: task \"a{x}\": \"foreach\" must be a pattern such as \"raw/{x}.fits\" or a group such as { i = \"1..9\"; }, not an integer".to_owned()),
     ];
@@ -1525,7 +1528,7 @@ fn task_errors_name_setting_and_place() {
         ),
         (
             r#"{ name = "a"; kernel = "b/k"; type = "program"; output = [ "o" ]; }"#,
-            "3:24: task \"a\": kernel \"b/k\" can't be of type \"program\": give a name to be found in PATH or an absolute path",
+            "3:24: task \"a\": kernel \"b/k\" can't be of type \"program\": give the name of a program in PATH or an absolute path",
         ),
         (
             r#"{ name = "a"; kernel = "b/k"; type = "builtin"; output = [ "o" ]; }"#,
@@ -1624,7 +1627,7 @@ const NO_INPUTS: [(&str, &str); 17] = [
     ),
     (
         "{ file = \"i\"; bytes = \"5\"; }",
-        "input \"/w/i\": `5` names no bytes: give FIRST-LAST, such as 0-4095, several with commas between",
+        "input \"/w/i\": `5` is not a range of bytes: give FIRST-LAST, such as 0-4095, several with commas between",
     ),
     (
         "{ file = \"i\"; bytes = \"5-4\"; }",
@@ -1636,7 +1639,7 @@ const NO_INPUTS: [(&str, &str); 17] = [
     ),
     (
         "{ file = \"i\"; bytes = \"0-18446744073709551615\"; }",
-        "input \"/w/i\": `0-18446744073709551615` names no bytes: give FIRST-LAST, such as 0-4095, several with commas between",
+        "input \"/w/i\": `0-18446744073709551615` is not a range of bytes: give FIRST-LAST, such as 0-4095, several with commas between",
     ),
     (
         "{ file = \"*.dat\"; part = 0; }",
@@ -1755,7 +1758,7 @@ fn conflicts_between_tasks_are_reported() {
         ),
         (
             r#"{ name = "b"; kernel = "k"; input = [ "o" ]; output = [ "i" ]; }"#,
-            "3:1: task \"a\": these tasks depend on each other in a cycle: \"a\" needs \"b\" needs \"a\"; one of them must do without the other's output",
+            "3:1: task \"a\": these tasks depend on each other in a cycle: \"a\" needs \"b\" needs \"a\"; remove one of the inputs",
         ),
     ];
     for (b, message) in cases {
@@ -1794,10 +1797,10 @@ fn errors_are_in_script_order_and_bounded_in_number() {
 fn arguments_and_outputs_of_a_task_are_bounded_in_number() {
     let args = format!("args = [ {} ];", "1, ".repeat(MAX_ARGS + 1));
     let task = format!("{{ name = \"a\"; kernel = \"k\"; output = [ \"o\" ]; {args} }}");
-    assert!(task_error(&task).contains("10001 arguments; the most is 10000"));
+    assert!(task_error(&task).contains("10001 arguments; the maximum is 10000"));
     let outputs = "\"o\", ".repeat(MAX_OUTPUTS + 1);
     let task = format!("{{ name = \"a\"; kernel = \"k\"; output = [ {outputs} ]; }}");
-    assert!(task_error(&task).contains("10001 outputs; the most is 10000"));
+    assert!(task_error(&task).contains("10001 outputs; the maximum is 10000"));
 }
 
 fn one_kernel(kernel: &str) -> String {
@@ -2021,15 +2024,15 @@ fn invalid_pipelines_are_refused() {
     for (kernel, problem) in [
         (
             "kernel = \"max |\";",
-            "is no pipeline of kernels: there must be a kernel on each side of a |",
+            "is not a pipeline of kernels: there must be a kernel on each side of a |",
         ),
         (
             "kernel = \"max | 'sort\";",
-            "is no pipeline of kernels: a quote has no end",
+            "is not a pipeline of kernels: a quote has no end",
         ),
         (
             "kernel = \"max | sort\"; args = [ \"x\" ];",
-            "\"args\" can't be given for a pipeline of kernels",
+            "\"args\" can't be set for a pipeline of kernels",
         ),
         (
             "kernel = \"max | nope\";",
@@ -2079,7 +2082,7 @@ fn resolve_reports_conflicts_with_existing_files() {
         ),
         (
             r#"kernel = "mean"; output = [ "p" ];"#,
-            "3:24: task \"a\": \"/w/mean\" is no kernel, as it is not executable, but it hides the built-in kernel of that name; rename it, or write type = \"builtin\"",
+            "3:24: task \"a\": \"/w/mean\" is not a kernel, as it is not executable, but it hides the built-in kernel of that name; rename it, or write type = \"builtin\"",
         ),
         (
             r#"kernel = "open"; output = [ "p" ];"#,
@@ -2099,7 +2102,7 @@ fn resolve_reports_conflicts_with_existing_files() {
         ),
         (
             r#"kernel = "max"; output = [ "p" ]; input = [ "away" ];"#,
-            "3:59: task \"a\": \"/w/away\" leads through a symbolic link to an absolute path, which begins at the root of the cluster here and is not there; make the link relative",
+            "3:59: task \"a\": \"/w/away\" leads through a symbolic link to an absolute path, which begins at the root of the cluster here and does not exist; make the link relative",
         ),
         (
             r#"kernel = "max"; output = [ "p" ]; node = 4;"#,
@@ -2379,7 +2382,7 @@ fn invalid_needs_are_reported_with_place() {
     let error = task_error(&format!(
         "{{ name = \"a\"; kernel = \"mean\"; output = [ \"p\" ]; resources = {{ {many} }}; }}"
     ));
-    assert!(error.contains("65 resources; the most is 64"), "{error}");
+    assert!(error.contains("65 resources; the maximum is 64"), "{error}");
 }
 
 #[test]
@@ -2397,7 +2400,7 @@ fn distinct_needs_of_a_job_are_bounded_in_number() {
     assert!(parse(&tasks(MAX_KINDS)).is_ok());
     let all = errors(&tasks(MAX_KINDS + 1));
     assert!(
-        all[0].contains("1001 different things that tasks need; the most is 1000"),
+        all[0].contains("1001 different things that tasks need; the maximum is 1000"),
         "{all:?}"
     );
 }

@@ -74,7 +74,7 @@ pub struct Segment {
 pub struct PartPosition {
     /// Index into [`Layout::parts`].
     pub part: usize,
-    /// Offset from the begin of its object, in bytes.
+    /// Offset from the beginning of its object, in bytes.
     pub offset: u64,
 }
 
@@ -83,7 +83,7 @@ pub struct PartPosition {
 pub enum LayoutError {
     /// The stripe unit is invalid.
     #[error(
-        "a stripe unit of {0} bytes can't be: it must be a multiple of {UNIT_GRAIN} of at most {UNIT_MAX}"
+        "a stripe unit of {0} bytes is not allowed: it must be a multiple of {UNIT_GRAIN} of at most {UNIT_MAX}"
     )]
     Unit(u64),
     /// The number of parts is invalid.
@@ -91,11 +91,11 @@ pub enum LayoutError {
     Width(usize),
     /// A text is no description of stripes.
     #[error(
-        "`{0}` says not how to stripe: give UNIT or UNIT,WIDTH, such as 1MiB or 1MiB,4 (bytes, KiB, MiB, GiB)"
+        "`{0}` is not a stripe layout: give UNIT or UNIT,WIDTH, such as 1MiB or 1MiB,4 (bytes, KiB, MiB, GiB)"
     )]
     Stripes(String),
     /// The size of a part differs from its place in the layout.
-    #[error("part {part} has {has} bytes, and its place in the file takes {asked}")]
+    #[error("part {part} has {has} bytes, but its place in the file has {asked}")]
     Length {
         /// Index of the part.
         part: usize,
@@ -105,13 +105,13 @@ pub enum LayoutError {
         asked: u64,
     },
     /// An extent is out of order, overlaps another one, is empty, or leaves the file or its part.
-    #[error("the extent at byte {0} is not in order, or is no part of the file or of its object")]
+    #[error("the extent at byte {0} is not in order, or is outside of the file or of its object")]
     Extent(u64),
     /// There are too many extents.
-    #[error("a version of {0} extents can't be: at most {EXTENTS_MAX}")]
+    #[error("a version of {0} extents is not allowed: at most {EXTENTS_MAX}")]
     Extents(usize),
     /// The bytes are no encoded extents.
-    #[error("these bytes are no list of extents")]
+    #[error("these bytes are not a list of extents")]
     Encoding,
     /// A part has no replica or too many, or two on one node.
     #[error("part {0} needs replicas on 1 to {REPLICAS_MAX} different nodes")]

@@ -46,7 +46,7 @@ impl std::str::FromStr for Tier {
         match text {
             "disk" => Ok(Self::Disk),
             "memory" => Ok(Self::Memory),
-            _ => Err(format!("{text:?} is no tier: give memory, or disk")),
+            _ => Err(format!("{text:?} is not a tier: give memory or disk")),
         }
     }
 }
@@ -59,23 +59,23 @@ pub enum PlacementError {
     NoNode,
     /// Only nodes of the memory tier or of the burst tier are online, and the file must not be stored there.
     #[error(
-        "the nodes that are up keep what they have in memory, where files go only if their directory asks for it \
+        "the nodes that are up are in the memory tier, which stores files only if their directory requests it \
          (user.tidemill.tier), or only until it is staged out; start one that stores on a disk with `tidemill node run`"
     )]
     NoStore,
     /// The online nodes of the burst tier are full until a file is staged out.
     #[error(
-        "the nodes of the burst tier are full, and stage files out; it is tried again, see `tidemill status` for how far they are"
+        "the nodes of the burst tier are full and stage files out; the write is retried, see `tidemill status` for their progress"
     )]
     BurstFull,
     /// The named node is unknown or offline.
     #[error("node {0} is not part of the cluster or is down; see `tidemill status`")]
     Unknown(NodeId),
     /// The node that could take the file is suspended.
-    #[error("node {0} is suspended, and is resumed now; try again in a moment")]
+    #[error("node {0} is suspended and is being resumed; try again in a moment")]
     Suspended(NodeId),
     /// The named node is being drained.
-    #[error("node {0} is being emptied; name another one, or none")]
+    #[error("node {0} is being drained; name another node, or none")]
     Leaving(NodeId),
     /// The named node is full.
     #[error("node {0} is full; remove files on it or name another node")]

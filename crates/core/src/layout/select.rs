@@ -115,14 +115,14 @@ pub enum SelectionError {
     )]
     Order(u64),
     /// The number of bytes per record is invalid.
-    #[error("records of {0} bytes can't be: give 1 to {RECORD_BYTES_MAX}")]
+    #[error("records of {0} bytes are not allowed: give 1 to {RECORD_BYTES_MAX}")]
     RecordBytes(u64),
     /// The number of bytes with which records end is invalid.
     #[error("records can't end with {0} bytes: give 1 to {RECORD_END_BYTES_MAX}, or \"lines\"")]
     RecordEnd(usize),
     /// A record is too long.
     #[error(
-        "the record that begins before byte {0} does not end within {RECORD_BYTES_MAX} bytes: is that what records end with?"
+        "the record that begins before byte {0} does not end within {RECORD_BYTES_MAX} bytes: is that the end of a record?"
     )]
     RecordLength(u64),
     /// The selection has too many stripes.
@@ -132,12 +132,14 @@ pub enum SelectionError {
     Runs(u64),
     /// The description of the decoding is too long.
     #[error(
-        "its chunks take {0} bytes to describe, more than the {VALUES_BYTES_MAX} that one task instance can be reported: use \
+        "its chunks take {0} bytes to describe, more than the {VALUES_BYTES_MAX} that fit into the request of one task instance: use \
          per = \"chunk\", or store the variable in larger chunks or stripes"
     )]
     Values(usize),
     /// A text is no selection.
-    #[error("`{0}` names no bytes: give FIRST-LAST, such as 0-4095, several with commas between")]
+    #[error(
+        "`{0}` is not a range of bytes: give FIRST-LAST, such as 0-4095, several with commas between"
+    )]
     Text(String),
     /// The version does not have this part.
     #[error("it has no part {part}: its parts are numbered from 0, and there {are} {parts}", are = if *parts == 1 { "is" } else { "are" })]

@@ -21,7 +21,7 @@ const TEXT_SHOWN_MAX: usize = 64;
 pub struct Stripes {
     /// Size of a stripe, in bytes.
     pub unit: u64,
-    /// Number of nodes; 0 for all nodes that keep data.
+    /// Number of nodes; 0 for all nodes that store data.
     pub width: usize,
 }
 

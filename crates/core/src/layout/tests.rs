@@ -526,7 +526,7 @@ proptest! {
     }
 }
 
-/// Returns the positions at which the records of a file begin, found by reading from its begin.
+/// Returns the positions at which the records of a file begin, found by reading from its beginning.
 fn begins(bytes: &[u8], records: &Records) -> Vec<u64> {
     let is = |at: usize| match records {
         Records::Bytes(length) => (at as u64).is_multiple_of(*length),

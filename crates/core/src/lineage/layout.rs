@@ -29,7 +29,7 @@ pub(super) struct PictureLayout {
     pub(super) height: usize,
     /// Upper left corners, node by node.
     pub(super) boxes: Vec<(usize, usize)>,
-    /// Route of each edge: its begin, its entry into and exit from each lane, and its end.
+    /// Route of each edge: its start, its entry into and exit from each lane, and its end.
     pub(super) routes: Vec<Vec<(usize, usize)>>,
 }
 
@@ -195,7 +195,7 @@ mod tests {
 
     const WIDTH: usize = 200;
 
-    /// Returns a chain, with edges from its begin to all later nodes.
+    /// Returns a chain, with edges from its first node to all later nodes.
     fn tangle(count: usize) -> BTreeSet<(usize, usize)> {
         let chain = (1..count).map(|at| (at - 1, at));
         let far = (2..count).step_by(2).map(|at| (0, at));

@@ -20,7 +20,7 @@ pub struct LineageCriteria {
     pub since: Option<Time>,
     /// End of the range of begins, exclusive.
     pub until: Option<Time>,
-    /// Day of the week of the begin, in UTC: 1 Monday to 7 Sunday.
+    /// Day of the week of the start, in UTC: 1 Monday to 7 Sunday.
     pub weekday: Option<u32>,
     /// Annotations of a version; all must match.
     pub annotations: Vec<Annotated>,

@@ -123,7 +123,7 @@ impl Face {
     /// Returns the number of members, if there are several.
     fn count(&self) -> String {
         if self.members > 1 {
-            // A plain space at its begin would not be shown.
+            // A plain space at its beginning would not be shown.
             format!("\u{a0}\u{d7}{}", self.members)
         } else {
             String::new()
@@ -217,7 +217,7 @@ fn second(graph: &Graph, members: &[Vertex]) -> String {
     }
 }
 
-/// Returns a long name without its middle: its begin shows the directory, and its end distinguishes it from other names.
+/// Returns a long name without its middle: its beginning shows the directory, and its end distinguishes it from other names.
 fn shortened(label: &str) -> String {
     let count = label.chars().count();
     if count <= LABEL_CHARS_MAX {

@@ -23,7 +23,7 @@ pub fn trees(graph: &Graph, roots: &[Vertex], up: bool, down: bool) -> String {
     let up = up.then(|| render(graph, roots, TreeDirection::Up));
     let down = down.then(|| {
         let tree = render(graph, roots, TreeDirection::Down);
-        format!("What was made of it:\n{tree}")
+        format!("Created from it:\n{tree}")
     });
     up.into_iter().chain(down).collect::<Vec<_>>().join("\n")
 }
@@ -130,13 +130,13 @@ fn line(graph: &Graph, item: Vertex) -> String {
                 let unknown = match version.writer {
                     // The record of the task was lost with its node.
                     VersionWriter::Task(task) if unexplained(graph, version) => {
-                        format!(", made by task {task}, of which nothing else is shown")
+                        format!(", made by task {task}, without further details")
                     }
                     _ => String::new(),
                 };
                 version_line(version) + &unknown
             }
-            None => format!("object {object}, of which nothing else is known"),
+            None => format!("object {object}, without further details"),
         },
         Vertex::Run(task) => graph.record(task).map(run_line).unwrap_or_default(),
     }

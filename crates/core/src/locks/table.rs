@@ -29,15 +29,15 @@ impl LockTable {
         self.clear(lock.owner, lock.start, lock.end);
         let mut whole = lock;
         self.0.retain(|held| {
-            let beside = held.owner == whole.owner
+            let adjacent = held.owner == whole.owner
                 && held.exclusive == whole.exclusive
                 && held.start <= whole.end.saturating_add(1)
                 && whole.start <= held.end.saturating_add(1);
-            if beside {
+            if adjacent {
                 whole.start = whole.start.min(held.start);
                 whole.end = whole.end.max(held.end);
             }
-            !beside
+            !adjacent
         });
         self.0.push(whole);
     }

@@ -220,7 +220,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pinned => write!(f, "the job script names this node"),
-            Self::Beside => write!(f, "what it reads is made there, beside free cores"),
+            Self::Beside => write!(f, "its input is created there, and cores are free"),
             Self::Turn => write!(f, "it was this node's turn"),
             Self::Drawn => write!(f, "it was drawn at random"),
             Self::MostInput {
@@ -279,11 +279,11 @@ impl fmt::Display for Reason {
             ),
             Self::Reduce { inputs, holders } => write!(
                 f,
-                "it gathers {inputs} inputs from {holders} nodes, which the server cores do with less movement"
+                "it gathers {inputs} inputs from {holders} nodes, which the server cores do with fewer bytes transferred"
             ),
             Self::Unaligned { left, size, cores } => write!(
                 f,
-                "it is one of the last {left} of {size} like tasks, which do not fill the {cores} storage cores"
+                "it is one of the last {left} of {size} similar tasks, which do not fill the {cores} storage cores"
             ),
         }
     }
@@ -368,7 +368,7 @@ pub trait Policy: fmt::Debug + Send {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownPolicy {
     /// No policy's name begins like this one.
-    #[error("policy `{0}` does not exist; known are {known}", known = NAMES.join(", "))]
+    #[error("policy `{0}` does not exist; known policies are {known}", known = NAMES.join(", "))]
     Name(String),
     /// The policy's weights can't be used.
     #[error(

@@ -327,7 +327,7 @@ pub(super) fn check(rule: &Rule) -> Vec<(Position, RuleProblem)> {
         (setting, Some(why))
     });
     let of_task = rule.task.settings.iter().map(|setting| {
-        let why = "a kernel is one for all files, and its text is taken apart into words";
+        let why = "a kernel is the same for all files, and its text is split into words";
         (setting, (setting.name == "kernel").then_some(why))
     });
     for (setting, forbidden) in of_job.chain(of_task) {
@@ -339,10 +339,10 @@ pub(super) fn check(rule: &Rule) -> Vec<(Position, RuleProblem)> {
                 let known = known.join(", ");
                 found.push((setting.value.at, RuleProblem::Variable { name, known }));
             } else if rule.batch.is_some() && name != "batch" && !in_array(&setting.value) {
-                let why = "with \"batch\" there are several files: only elements of an array, of \"input\" or \"args\", are repeated for each";
+                let why = "with \"batch\" there are several files: only items of the arrays \"input\" and \"args\" are repeated for each";
                 found.push((setting.value.at, RuleProblem::Place { name, place, why }));
             } else if rule.batch.is_some() && name != "batch" && setting.name == "output" {
-                let why = "with \"batch\" several files make one output; use ${batch}, a number that no other batch has";
+                let why = "with \"batch\" several files make one output; use ${batch}, the unique number of the batch";
                 found.push((setting.value.at, RuleProblem::Place { name, place, why }));
             }
         }

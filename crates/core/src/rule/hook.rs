@@ -318,7 +318,7 @@ pub(super) fn expanded(
     for made in ["task", "when", "batch"] {
         if let Some(twice) = group.get(made) {
             let name = made.to_owned();
-            let advice = "they are made of its hook";
+            let advice = "its hook defines them";
             let place = "a rule with a hook";
             wrong.push((
                 twice.at,
@@ -365,7 +365,7 @@ pub(super) fn expanded(
     if many && hook.batches.is_none() && !hook.spec.output.contains("${") {
         let (name, what) = (
             "output",
-            "all files that match would make the same one: put ${stem} into it, or ${batch}",
+            "all files that match would have the same output: put ${stem} into it, or ${batch}",
         );
         let what = what.to_owned();
         return Err(vec![(given.value.at, RuleProblem::Value { name, what })]);
@@ -422,7 +422,7 @@ impl HookReader<'_> {
             let known: Vec<_> = words.iter().map(|(_, word)| format!("{word:?}")).collect();
             self.value(
                 name,
-                format!("{given:?} is not there: say {}", known.join(", ")),
+                format!("{given:?} does not exist: give {}", known.join(", ")),
             );
             T::default()
         })
@@ -448,7 +448,7 @@ impl HookReader<'_> {
             None => false,
             Some(ValueData::Boolean(value)) => *value,
             Some(_) => {
-                self.value(name, "say true or false");
+                self.value(name, "give true or false");
                 false
             }
         }
@@ -456,8 +456,7 @@ impl HookReader<'_> {
 
     fn kernel(&mut self, name: &'static str, kernel: &str, mpi: bool) {
         if mpi && !is_object(kernel) {
-            let what =
-                "with mpi it is a shared object of your own, by itself: \"/lib/extremes.so\"";
+            let what = "with mpi it must be one shared object of your own: \"/lib/extremes.so\"";
             return self.value(name, what);
         }
         if let Err(problem) = pipeline::split(&as_pipeline(kernel)) {
@@ -485,11 +484,11 @@ impl HookReader<'_> {
         }
         let map = self.needed(
             "map",
-            "what is run on each file, as in map = \"max dtype=f32\";",
+            "the kernel that is run on each file, as in map = \"max dtype=f32\";",
         );
         let output = self.needed(
             "output",
-            "what that makes, as in output = \"max/${stem}.txt\";",
+            "the output of map, as in output = \"max/${stem}.txt\";",
         );
         let spec = HookSpec {
             map: map?,
@@ -543,10 +542,10 @@ impl HookReader<'_> {
     fn makes_sense(&mut self, spec: &HookSpec) {
         let reduces = spec.reduce.is_some();
         if spec.on == On::Group && spec.group.is_none() {
-            self.value("on", "say how many files are mapped at a time: group = 10;");
+            self.value("on", "set how many files are mapped at a time: group = 10;");
         }
         if spec.group.is_some() && spec.on != On::Group && !reduces {
-            self.value("group", "it is how many files make a batch, and there is no reduce; on = \"group\" maps so many at a time");
+            self.value("group", "it is the number of files of a batch, and there is no reduce; on = \"group\" maps that many files at a time");
         }
         if spec.marker.is_some() && !reduces {
             self.value("marker", "it ends a batch, and there is no reduce");
@@ -554,17 +553,17 @@ impl HookReader<'_> {
         if spec.marker.is_some() && spec.group.is_some() && spec.on != On::Group {
             self.value(
                 "marker",
-                "a batch ends by a marker or by a number of files: leave one out",
+                "a batch ends by a marker or by a number of files: leave one of them out",
             );
         }
         if spec.parts.is_some() && !reduces {
-            self.value("parts", "it is what is reduced, and there is no reduce");
+            self.value("parts", "it is the input of reduce, and there is no reduce");
         }
         // A reduce has no single input file whose name could be used.
         let mut rest = spec.output.as_str();
         while let Some((_, name, after)) = super::fill::next(rest) {
             if reduces && name != BATCH {
-                self.value("output", format!("\"${{{name}}}\" stands for nothing in the output of a reduction; there is ${{{BATCH}}}"));
+                self.value("output", format!("\"${{{name}}}\" has no meaning in the output of a reduction; use ${{{BATCH}}}"));
             }
             rest = after;
         }
@@ -783,7 +782,7 @@ pub fn file_order(one: &str, other: &str) -> Ordering {
     }
 }
 
-/// Returns the digits at the begin of a text.
+/// Returns the digits at the beginning of a text.
 fn number_of(text: &str) -> &str {
     let end = text
         .find(|c: char| !c.is_ascii_digit())

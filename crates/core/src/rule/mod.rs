@@ -263,7 +263,7 @@ pub enum RuleProblem {
         what: String,
     },
     /// The variable `${x}` is unknown.
-    #[error("\"${{{name}}}\" stands for nothing; there are {known}")]
+    #[error("\"${{{name}}}\" has no meaning; known are {known}")]
     Variable {
         /// Name of the variable.
         name: String,

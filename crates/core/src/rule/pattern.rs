@@ -8,7 +8,7 @@ pub const MAX_PATTERN_BYTES: usize = 1024;
 /// Maximum memory of a compiled pattern, in bytes.
 const COMPILED_BYTES_MAX: usize = 1 << 20;
 
-/// Compiled pattern. It matches whole paths relative to a directory, without a slash at their begin.
+/// Compiled pattern. It matches whole paths relative to a directory, without a slash at their beginning.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     text: String,
@@ -55,7 +55,7 @@ impl Pattern {
         let directory = reader.directory();
         let mut names = regex.capture_names().flatten();
         if let Some(name) = names.find(|name| super::VARIABLES.contains(name)) {
-            let what = format!("a group may not be called \"{name}\": that is a name of its own");
+            let what = format!("a group may not be called \"{name}\": that name is reserved");
             return Err(wrong(0, what));
         }
         let text = text.to_owned();
@@ -153,7 +153,7 @@ fn compile_at(text: &str) -> Result<Regex, (usize, String)> {
 /// Returns the message about a fault in a regular expression, with the probable intention.
 fn advised(what: &str) -> String {
     match what.starts_with("repetition operator missing") {
-        true => "in parentheses '*', '?' and '+' repeat what stands before them, and here is nothing: write [^/]* for any characters".to_owned(),
+        true => "in parentheses '*', '?' and '+' repeat the item before them, and there is none here: write [^/]* for any characters".to_owned(),
         false => what.to_owned(),
     }
 }
@@ -196,7 +196,7 @@ impl PatternParser<'_> {
                 ')' => {
                     return Err(wrong(
                         self.at,
-                        "this ')' closes nothing; write \\) for the character",
+                        "this ')' has no '('; write \\) for the character",
                     ));
                 }
                 '\\' => {
@@ -205,7 +205,7 @@ impl PatternParser<'_> {
                     self.at += 1;
                     self.plain(next);
                 }
-                '\0' => return Err(wrong(self.at, "no path has a zero byte")),
+                '\0' => return Err(wrong(self.at, "a path has no zero byte")),
                 c => self.plain(c),
             }
         }

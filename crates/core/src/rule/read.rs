@@ -148,7 +148,7 @@ impl RuleReader<'_> {
     /// Adds settings that the rule of a directory does not set itself.
     fn of_directory(&mut self, group: &mut SettingGroup, directory: &str, name: &str) {
         if let Some(given) = group.get("workdir") {
-            let advice = "the directory that has the attribute is its directory: leave it out";
+            let advice = "the directory with the attribute is its working directory: leave it out";
             self.unknown(given.at, "the rule of a directory", "workdir", advice);
         }
         for (setting, text) in [("workdir", directory), ("name", name)] {
@@ -250,7 +250,7 @@ impl RuleReader<'_> {
                 _ => None,
             }
         };
-        let sealed = "only of what is sealed: leave it out, or when = \"streaming\"";
+        let sealed = "only for sealed versions: leave it out, or leave out when = \"streaming\"";
         for (name, at) in [
             ("batch", group.get("batch").map(|setting| setting.at)),
             ("size", of("size", "where")),
@@ -264,7 +264,10 @@ impl RuleReader<'_> {
         }
         for (name, advice) in [
             ("node", "it runs where the file is written"),
-            ("per", "what is still written has no pieces yet"),
+            (
+                "per",
+                "a file that is still being written has no stripes yet",
+            ),
         ] {
             if let Some(at) = of(name, "task") {
                 let place = "the task of a rule with when = \"streaming\"";
@@ -292,7 +295,7 @@ impl RuleReader<'_> {
 
     fn name(&mut self, group: &SettingGroup) -> Option<String> {
         if group.get("name").is_none() {
-            self.missing("name", "a rule is known by it, as in name = \"monthly\";");
+            self.missing("name", "it identifies the rule, as in name = \"monthly\";");
         }
         let (name, at) = self.text(group, "name")?;
         let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-');
@@ -307,7 +310,7 @@ impl RuleReader<'_> {
     fn workdir(&mut self, group: &SettingGroup) -> Option<String> {
         if group.get("workdir").is_none() {
             let what =
-                "the directory that all names are relative to, as in workdir = \"/climate\";";
+                "the directory to which all names are relative, as in workdir = \"/climate\";";
             self.missing("workdir", what);
         }
         let (workdir, at) = self.text(group, "workdir")?;
@@ -324,7 +327,7 @@ impl RuleReader<'_> {
         if group.get("pattern").is_none() {
             self.missing(
                 "pattern",
-                "which files it is for, as in pattern = \"run-*/*.nc\";",
+                "the files to which the rule applies, as in pattern = \"run-*/*.nc\";",
             );
         }
         let (text, at) = self.text(group, "pattern")?;
@@ -344,7 +347,7 @@ impl RuleReader<'_> {
         let found = Pattern::new(below);
         found
             .map_err(|error| {
-                // The position is after the quotation mark and the removed begin of the pattern.
+                // The position is after the quotation mark and the removed prefix of the pattern.
                 let before = text.chars().count() - below.chars().count() + 1 + error.at;
                 let before = u32::try_from(before).unwrap_or(u32::MAX);
                 let column = at.column.saturating_add(before);
@@ -377,15 +380,14 @@ impl RuleReader<'_> {
 
     fn task(&mut self, group: &SettingGroup) -> Option<SettingGroup> {
         let Some(setting) = group.get("task") else {
-            self.missing("task", "what to run, as in task = { kernel = \"wordcount\"; output = [ \"${stem}.txt\" ]; };");
+            self.missing("task", "the task to run, as in task = { kernel = \"wordcount\"; output = [ \"${stem}.txt\" ]; };");
             return None;
         };
         let ValueData::Group(task) = &setting.value.data else {
             self.type_error("task", "a group { … }", &setting.value);
             return None;
         };
-        let each =
-            "it has a name by the rule and the version, and stands for each file that matches";
+        let each = "its name comes from the rule and the version, and it runs once for each file that matches";
         for name in ["name", "foreach"] {
             if let Some(given) = task.get(name) {
                 self.unknown(given.at, "the task of a rule", name, each);
@@ -542,9 +544,11 @@ impl RuleReader<'_> {
             };
             match uid {
                 Some(uid) => found.owners.push(uid),
-                None => {
-                    self.type_error("owner", "a user's number, as `id -u NAME` prints it", value)
-                }
+                None => self.type_error(
+                    "owner",
+                    "the number of a user, as `id -u NAME` prints it",
+                    value,
+                ),
             }
         }
     }
@@ -554,7 +558,7 @@ impl RuleReader<'_> {
         let mut found = Vec::new();
         let (known, by): (fn(&Regex) -> bool, _) = match name {
             "type" => (mime::is_known, "the end of a name; use the pattern"),
-            _ => (mime::is_known_content, "what files begin with"),
+            _ => (mime::is_known_content, "the first bytes of files"),
         };
         for value in self.several(name, value) {
             let ValueData::Text(text) = &value.data else {
@@ -564,7 +568,7 @@ impl RuleReader<'_> {
             match pattern::stars(text) {
                 Ok(wanted) if known(&wanted) => found.push(wanted),
                 _ => {
-                    let what = format!("{text:?} is no type that is known here by {by}");
+                    let what = format!("{text:?} is not a type that is recognised by {by}");
                     self.error(value.at, RuleProblem::Value { name, what });
                 }
             }

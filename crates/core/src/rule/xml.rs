@@ -209,7 +209,7 @@ impl XmlReader<'_> {
         if depth == DEPTH_MAX {
             return Err((
                 at,
-                format!("elements lie more than {DEPTH_MAX} deep in each other"),
+                format!("elements are nested more than {DEPTH_MAX} deep"),
             ));
         }
         self.expect("<")?;
@@ -241,7 +241,7 @@ impl XmlReader<'_> {
             let from = self.at;
             let value = self.skip_past(quote, "value")?;
             if element.attributes.iter().any(|(given, _)| *given == name) {
-                return Err((from, format!("attribute \"{name}\" is given twice")));
+                return Err((from, format!("attribute \"{name}\" is set twice")));
             }
             element.attributes.push((name, plain(&value, from)?));
         }
@@ -293,7 +293,7 @@ fn plain(text: &str, at: Position) -> Result<String, XmlFault> {
             .iter()
             .find_map(|(name, c)| Some((after.strip_prefix(name)?, *c)));
         let Some((left, c)) = known else {
-            let what = "only &amp; &lt; &gt; &quot; and &apos; stand for something in rules";
+            let what = "only &amp; &lt; &gt; &quot; and &apos; are known in rules";
             return Err((at, what.into()));
         };
         out.push(c);

@@ -760,7 +760,7 @@ impl DispatchWorld {
             assert_eq!(
                 self.objects.get(&placed.object),
                 Some(&placed.node),
-                "{placed:?} is gone"
+                "{placed:?} was lost"
             );
         }
         for node in self.dispatcher.nodes(self.now) {

@@ -1175,7 +1175,7 @@ fn cores_not_used_by_a_chain_are_free() {
     world.submit(job(2, "min-wait", others.collect()));
     let mut places: Vec<u32> = (11..=13).map(|id| world.sent(id).unwrap().0).collect();
     places.sort_unstable();
-    assert_eq!(places, [0, 1, 1], "one beside the chain");
+    assert_eq!(places, [0, 1, 1], "one next to the chain");
     assert_eq!(free(&world), [0; 0]);
     // The next task of the chain takes the place of the previous one.
     world.finish(1, Ok(10));

@@ -253,7 +253,7 @@ impl ChunkTable<'_> {
         }
         let page = 1_u64
             .checked_shl(page_bits.into())
-            .ok_or_else(|| head.corrupt("pages that can't be"))?;
+            .ok_or_else(|| head.corrupt("impossible pages"))?;
         let start = block.saturating_add(6 + file.offsets as u64);
         file.cursor(block, 4, "HDF5 fixed array")?.expect(b"FADB")?;
         self.block(file, start, 0, count, page, &array, None)
@@ -479,7 +479,7 @@ impl Extensible {
         {
             return Ok(());
         }
-        Err(head.corrupt("blocks that can't be"))
+        Err(head.corrupt("impossible blocks"))
     }
 
     fn offset_len(&self) -> usize {

@@ -272,6 +272,6 @@ impl<'a> Hdf5File<'a> {
         let found = there.into_iter().find(|message| message.kind == kind);
         found
             .map(|message| message.body)
-            .ok_or_else(|| body.corrupt("it shares a message that is not there"))
+            .ok_or_else(|| body.corrupt("it shares a message that does not exist"))
     }
 }

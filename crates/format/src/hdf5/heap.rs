@@ -109,7 +109,7 @@ impl FractalHeap {
         let powers =
             start.is_power_of_two() && direct_max.is_power_of_two() && width.is_power_of_two();
         if !powers || start > direct_max || bits > 64 || root_rows > ROWS_MAX {
-            return Err(head.corrupt("sizes of blocks that can't be"));
+            return Err(head.corrupt("impossible sizes of blocks"));
         }
         let log2 = direct_max.ilog2() as usize;
         let len_len = (log2.div_ceil(8)).min(bytes_for(object_max));
@@ -153,7 +153,7 @@ impl FractalHeap {
                 let len = id.uint(self.len_len)?;
                 let address = self
                     .managed(file, offset)?
-                    .ok_or_else(|| id.corrupt("its block is not there"))?;
+                    .ok_or_else(|| id.corrupt("its block does not exist"))?;
                 if len > len_max {
                     return Ok(None);
                 }
@@ -190,7 +190,7 @@ impl FractalHeap {
                 };
                 id.part(len + 1, what).map(Some)
             }
-            _ => Err(id.corrupt("an id of a kind that there is not")),
+            _ => Err(id.corrupt("an id of an unknown kind")),
         }
     }
 

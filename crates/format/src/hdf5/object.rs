@@ -311,8 +311,7 @@ fn raw(file: &mut Hdf5File<'_>, body: &mut Cursor) -> Result<Raw> {
     let data_type = message::data_type(&mut data_type, 0)?;
     let elements = message::space(file, &mut space)?.elements();
     let len = elements.saturating_mul(u64::from(data_type.size));
-    let len = usize::try_from(len)
-        .map_err(|_| body.corrupt("a value that can't be as large as it says"))?;
+    let len = usize::try_from(len).map_err(|_| body.corrupt("a value with an impossible size"))?;
     let body = body.part(len, "value of an HDF5 attribute")?;
     Ok(Raw {
         name,

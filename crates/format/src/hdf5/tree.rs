@@ -33,7 +33,7 @@ fn each1_below(
     let found = head.u8()?;
     let entries = usize::from(head.u16()?);
     if level.is_some_and(|level| level != found) || found > LEVELS_MAX {
-        return Err(head.corrupt(format!("a node of level {found} where that can't be")));
+        return Err(head.corrupt(format!("a node of level {found} at an impossible place")));
     }
     let len = (entries * (key_len + file.offsets)) as u64;
     let mut node = file.cursor(address.saturating_add(head_len as u64), len, what)?;
@@ -76,7 +76,7 @@ pub(super) fn each2(
         .ok()
         .filter(|depth| *depth <= LEVELS_MAX);
     let (Some(depth), true) = (depth, record > 0 && node_size > 10 + record as u64) else {
-        return Err(head.corrupt("nodes that can't be"));
+        return Err(head.corrupt("impossible nodes"));
     };
     let leaf_max = (node_size - 10) / record as u64;
     let count_len = bytes_for(leaf_max);

@@ -54,9 +54,8 @@ pub(super) fn nodes(reader: &mut ZarrReader<'_>) -> Result<Vec<(String, ZarrNode
                 ZarrNode::Group(attributes(attributes_json.as_ref())),
             ));
         } else if path.is_empty() {
-            let why =
-                "neither zarr.json nor .zgroup nor .zarray is there: this directory is no Zarr"
-                    .into();
+            let why = "neither zarr.json nor .zgroup nor .zarray exists: this directory is no Zarr"
+                .into();
             return Err(Error::Metadata {
                 file: ".zgroup".into(),
                 why,

@@ -162,7 +162,7 @@ fn sharding<'a>(metadata: &MetadataFile<'_>, codecs: &'a [Json]) -> Result<Optio
         return Ok(None);
     };
     if codecs.len() > 1 {
-        return Err(metadata.wrong("codecs beside sharding_indexed are not read"));
+        return Err(metadata.wrong("other codecs with sharding_indexed are not supported"));
     }
     one.get("configuration")
         .map(Some)

@@ -251,7 +251,7 @@ impl Decoder {
         let decoder = match self.zstd.take() {
             Some(decoder) => decoder,
             None => zstd::bulk::Decompressor::new()
-                .map_err(|_| DecodeFailure::Data("there is no memory for the decoder"))?,
+                .map_err(|_| DecodeFailure::Data("no memory for the decoder"))?,
         };
         let made = self.zstd.insert(decoder).decompress_to_buffer(input, to);
         made.map_err(|error| match error.to_string().contains("too small") {
@@ -333,7 +333,7 @@ fn checked(bytes: &[u8], is: fn(&[u8], u32) -> Result<(), u32>) -> Result<usize,
     let Some((data, stored)) = bytes.split_last_chunk::<4>() else {
         return Err(corrupt(
             Codec::Fletcher32,
-            "there is no space for a checksum",
+            "the data is too short for a checksum",
         ));
     };
     let expected = u32::from_le_bytes(*stored);

@@ -118,7 +118,7 @@ fn value(csv: &Csv, line: &[u8]) -> Result<[u8; 8], String> {
         }
         CsvType::Int if no_value => csv.fill.map(i64::to_ne_bytes).ok_or_else(|| {
             format!(
-                "{} has no value: say what stands for that (fill=-1), or read doubles (type=f8)",
+                "{} has no value: give a value for missing values (fill=-1), or read doubles (type=f8)",
                 csv.column
             )
         }),
@@ -215,7 +215,7 @@ mod tests {
             (
                 "a,type=i8",
                 "a,b\n,1\n",
-                "0 0 a has no value: say what stands for that",
+                "0 0 a has no value: give a value for missing values",
             ),
             // A reader that starts after the quote could not detect it.
             (
@@ -229,14 +229,14 @@ mod tests {
                 "0 0 a column has characters after its closing quotes",
             ),
             ("c", "a,b\n", "no variable c; there are a, b"),
-            ("a", "a,a\n", "#0 and #1 are both called a"),
+            ("a", "a,a\n", "#0 and #1 both have the name a"),
             ("#7", "a,b\n", "no column #7"),
             ("a,header=no", "a\n", "without a header line"),
             ("a", "a", "no header line ends"),
             ("", "a\n", "which column?"),
             ("a,type=f4", "a\n", "\"f4\" is none of f8, i8"),
             ("a,colour=red", "a\n", "is none of type, separator"),
-            ("a,separator=ab", "a\n", "is no single sign"),
+            ("a,separator=ab", "a\n", "is no single character"),
             ("a,quote=;,separator=;", "a\n", "must be different"),
             ("a,fill=3", "a\n", "fill is for integers"),
         ] {

@@ -39,7 +39,7 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
     BuiltinKernel {
         name: "decrypt",
         revision: 1,
-        help: "what encrypt encrypted, if key and content are the same",
+        help: "the decrypted input, if key and content are authentic",
         args: &[KEY],
         usage: None,
         prepare: None,
@@ -150,7 +150,7 @@ impl Chunks {
             .extract(key)
             .expand(&[b"tidemill encrypt", start], Derived)
             .and_then(|material| material.fill(&mut derived))
-            .expect("64 bytes are less than what HKDF can give");
+            .expect("64 bytes are less than the maximum of HKDF");
         let key = UnboundKey::new(&AES_256_GCM, &derived[..32]).expect("the key has 32 bytes");
         let mut check = [0; 32];
         check.copy_from_slice(&derived[32..]);
@@ -175,7 +175,7 @@ impl Chunks {
         let sealed = self
             .key
             .seal_in_place_separate_tag(nonce, Aad::empty(), &mut out[place..]);
-        let tag = sealed.expect("a chunk is far shorter than what AES-GCM can take");
+        let tag = sealed.expect("a chunk is far shorter than the maximum of AES-GCM");
         out.extend_from_slice(tag.as_ref());
     }
 

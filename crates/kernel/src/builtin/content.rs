@@ -23,7 +23,7 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
     BuiltinKernel {
         name: "dedup",
         revision: 1,
-        help: "chunks cut by content, and what is left when equal ones are kept once",
+        help: "content-defined chunks, and the bytes that remain if equal chunks are stored once",
         args: &[CHUNKS],
         usage: None,
         prepare: None,
@@ -45,7 +45,7 @@ const CHUNKS: &[KernelArgument] = &[
         key: "size",
         values: "BYTES",
         default: "8192",
-        help: "usual size of a chunk, a multiple of 8 from 256 to 2097152; none but the last is shorter than a quarter or longer than 8 times",
+        help: "usual size of a chunk, a multiple of 8 from 256 to 2097152; chunks except the last have a quarter to 8 times this size",
     },
     KernelArgument {
         key: "out",

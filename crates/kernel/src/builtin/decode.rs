@@ -14,7 +14,7 @@ use tidemill_format::csv::Csv;
 pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "decode",
     revision: 2,
-    help: "the values of a variable that the bytes of the input hold, as inputs with a mapper are decoded",
+    help: "the values of a variable, decoded from the bytes of the input, as for inputs with `variable`",
     args: &[HOW],
     usage: None,
     prepare: None,
@@ -26,13 +26,13 @@ const HOW: &[KernelArgument] = &[
         key: "how",
         values: "JSON",
         default: "",
-        help: "what is where and how it is decoded; see docs/formats.md",
+        help: "the locations of the values and their encoding; see docs/formats.md",
     },
     KernelArgument {
         key: "lies",
         values: "JSON",
         default: "",
-        help: "of text: which bytes of the file the input is, for errors; one of what TIDEMILL_LAYOUT lists",
+        help: "for text: the bytes of the file that the input contains, for errors; an entry of TIDEMILL_LAYOUT",
     },
 ];
 
@@ -42,9 +42,8 @@ fn decode(
     out: &mut dyn Write,
 ) -> Result<(), BuiltinError> {
     let how = options.needed("how", options.text("how"))?;
-    let values: Encoded = serde_json::from_str(how).map_err(|error| {
-        options.wrong("how", &error.to_string(), "JSON as docs/formats.md has it")
-    })?;
+    let values: Encoded = serde_json::from_str(how)
+        .map_err(|error| options.wrong("how", &error.to_string(), "JSON as in docs/formats.md"))?;
     if inputs.len() != values.more() + 1 {
         let (kernel, count) = (options.kernel.name, inputs.len());
         return Err(BuiltinError::Inputs { kernel, count });
@@ -66,15 +65,17 @@ fn decode(
     out.flush().map_err(BuiltinError::Write)
 }
 
-/// Writes the values of a column of whole lines. `lies` describes their position in the file, for errors.
+/// Writes the values of a column of whole lines. `position` is their position in the file, for errors.
 fn lines(
     csv: &Csv,
     text: &[u8],
-    lies: Option<&str>,
+    position: Option<&str>,
     out: &mut dyn Write,
 ) -> Result<(), BuiltinError> {
-    let extents = match lies.filter(|lies| !lies.is_empty()) {
-        Some(lies) => Laid::read(lies)?.extents(text.len()).unwrap_or_default(),
+    let extents = match position.filter(|position| !position.is_empty()) {
+        Some(position) => Laid::read(position)?
+            .extents(text.len())
+            .unwrap_or_default(),
         None => vec![(0, text.len(), csv.begin)],
     };
     let begins = extents.first().map(|(_, _, offset)| *offset);
@@ -112,8 +113,8 @@ mod tests {
     #[test]
     fn csv_error_names_line_of_whole_file() {
         let csv = Csv::read("b,skip=1", &b"made by hand\na,b\n1,2\n3,4\n5,x\n".to_vec()).unwrap();
-        let reported = |text: &str, lies: &str| {
-            let error = lines(&csv, text.as_bytes(), Some(lies), &mut Vec::new()).unwrap_err();
+        let reported = |text: &str, position: &str| {
+            let error = lines(&csv, text.as_bytes(), Some(position), &mut Vec::new()).unwrap_err();
             error.to_string()
         };
         let whole = "1,2\n3,4\n5,x\n";

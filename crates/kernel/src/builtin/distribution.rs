@@ -19,19 +19,19 @@ const HISTOGRAM: &[KernelArgument] = &[
         key: "bins",
         values: "N",
         default: "10",
-        help: "how many bins, of equal width",
+        help: "number of bins, which have equal width",
     },
     KernelArgument {
         key: "from",
         values: "NUMBER",
         default: "",
-        help: "where the first bin begins; the smallest value, if not given (not in pieces)",
+        help: "start of the first bin (the default is the smallest value; required for pieces)",
     },
     KernelArgument {
         key: "to",
         values: "NUMBER",
         default: "",
-        help: "where the last bin ends, which is in it; the largest value, if not given (not in pieces)",
+        help: "end of the last bin, inclusive (the default is the largest value; required for pieces)",
     },
 ];
 
@@ -39,14 +39,14 @@ const QUANTILE: &[KernelArgument] = &[KernelArgument {
     key: "q",
     values: "LIST",
     default: "0.25,0.5,0.75",
-    help: "which quantiles, from 0 to 1, with commas between",
+    help: "quantiles from 0 to 1, separated by commas",
 }];
 
 const METHOD: &[KernelArgument] = &[KernelArgument {
     key: "method",
     values: "linear|lower|higher",
     default: "linear",
-    help: "between two values: in proportion, the lower, or the higher",
+    help: "result between two values: interpolated, the lower, or the higher",
 }];
 
 /// This group's part of the table.
@@ -54,7 +54,7 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
     BuiltinKernel {
         name: "histogram",
         revision: 1,
-        help: "how many values lie in each bin: a line each, its begin, its end, the count; then below, above and nan",
+        help: "number of values in each bin: a line each with its start, its end and the count; then below, above and nan",
         args: &[HISTOGRAM, FORMAT, OUT, ORDER],
         usage: None,
         prepare: Some(whole_range),
@@ -83,7 +83,7 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
             let number = |word: &str| word.parse().ok().filter(|q| (0.0..=1.0).contains(q));
             let wanted: Option<Vec<f64>> = text.split(',').map(number).collect();
             let wanted = wanted.ok_or_else(|| {
-                options.wrong("q", text, "numbers from 0 to 1 with commas between")
+                options.wrong("q", text, "numbers from 0 to 1, separated by commas")
             })?;
             quantiles(options, inputs, &wanted, out)
         }),
@@ -184,7 +184,7 @@ impl<T: Number> Histogram<T> {
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "it lies in the range"
+        reason = "it is in the range"
     )]
     #[inline]
     fn bin(&self, value: f64) -> usize {

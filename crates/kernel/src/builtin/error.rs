@@ -76,7 +76,7 @@ pub enum BuiltinError {
     },
     /// The inputs together are no whole number of values.
     #[error(
-        "the last {bytes} bytes of the input are no value, which has {size} bytes; is dtype= right?"
+        "the last {bytes} bytes of the input are not a whole value of {size} bytes; is dtype= right?"
     )]
     Ragged {
         /// Number of remaining bytes.
@@ -115,11 +115,11 @@ pub enum BuiltinError {
         word: String,
     },
     /// There are no values.
-    #[error("the inputs hold no values")]
+    #[error("the inputs contain no values")]
     Empty,
     /// An input is no image.
     #[error(
-        "{0} is no binary PGM image of a byte a pixel (or not whole); give width= if it is raw"
+        "{0} is no complete binary PGM image with one byte per pixel; give width= if it is raw"
     )]
     NoImage(String),
     /// Compressed or encrypted data in a wrong format, or data that was changed.
@@ -133,10 +133,10 @@ pub enum BuiltinError {
         what: String,
     },
     /// Compressed or encrypted data without its end.
-    #[error("the input ends before its {0} data does; is it whole?")]
+    #[error("the input ends within its {0} data; is it complete?")]
     CutShort(&'static str),
     /// A file that is no key.
-    #[error("{name} is no key: it must hold 32 bytes, or 64 hexadecimal digits")]
+    #[error("{name} is no key: it must contain 32 bytes, or 64 hexadecimal digits")]
     NoKey {
         /// The file.
         name: String,
@@ -157,7 +157,7 @@ pub enum BuiltinError {
     Held(String),
     /// The inputs together are no whole number of rows.
     #[error(
-        "the inputs hold {values} values, which is no whole number of rows of {columns}; is columns= right?"
+        "the inputs contain {values} values, which is no whole number of rows of {columns}; is columns= right?"
     )]
     RaggedRows {
         /// Number of values.
@@ -167,7 +167,7 @@ pub enum BuiltinError {
     },
     /// A value that is no number, although all values must be numbers.
     #[error(
-        "the value in row {row}, column {column} (both from 0) is NaN or infinite; missing=nan passes over rows with NaN"
+        "the value in row {row}, column {column} (both from 0) is NaN or infinite; missing=nan skips rows with NaN"
     )]
     NotFinite {
         /// The row.
@@ -177,7 +177,7 @@ pub enum BuiltinError {
     },
     /// There are not enough rows.
     #[error(
-        "{kernel} needs at least {needed} rows, but there are {rows} (less those with missing values)"
+        "{kernel} needs at least {needed} rows, but there are {rows} (without those with missing values)"
     )]
     TooFewRows {
         /// The kernel.

@@ -2,13 +2,13 @@
 //! which consists of a few ranges.
 //!
 //! `x` is the value. It is compared (`<`, `<=`, `>`, `>=`, `==`, `!=`, in chains too) with decimal numbers. Comparisons are joined by
-//! brackets, `!`, `&&` and `||`, in the order from strong to weak binding. Numbers are rounded to the type of the values if that is a
+//! parentheses, `!`, `&&` and `||`, in the order from strong to weak binding. Numbers are rounded to the type of the values if that is a
 //! float. NaN fulfils no comparison except `!=`.
 
 use crate::loops::number::Number;
 use crate::loops::pick::ValueRange;
 
-/// Maximum depth of nested brackets and negations.
+/// Maximum depth of nested parentheses and negations.
 const DEPTH_MAX: usize = 100;
 
 /// Set of values: ranges that do not overlap, in order, and whether NaN is in the set.
@@ -210,16 +210,14 @@ impl<'a> ExpressionParser<'a> {
     fn not<T: Number>(&mut self) -> Result<Set<T>, String> {
         self.depth += 1;
         if self.depth > DEPTH_MAX {
-            return Err(format!(
-                "more than {DEPTH_MAX} brackets lie within each other"
-            ));
+            return Err(format!("more than {DEPTH_MAX} nested parentheses"));
         }
         let set = if self.eat("!") {
             self.not()?.not()
         } else if self.eat("(") {
             let set = self.or()?;
             if !self.eat(")") {
-                return Err("a bracket is not closed".to_owned());
+                return Err("a parenthesis is not closed".to_owned());
             }
             set
         } else {

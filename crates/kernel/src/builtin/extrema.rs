@@ -17,7 +17,7 @@ const SHOW: &[KernelArgument] = &[KernelArgument {
     key: "show",
     values: "count|list",
     default: "count",
-    help: "how many maxima and how many minima, or a line each: its index, max or min, and its value",
+    help: "the numbers of maxima and minima, or a line for each: its index, max or min, and its value",
 }];
 
 /// This group's part of the table.

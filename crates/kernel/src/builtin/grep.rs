@@ -13,14 +13,14 @@ use super::table::{
 };
 use crate::fold::{self, Fold, Stream};
 
-const GREP_ARGS: &str = "-c or --count (the default), --lines (the lines that match), --offsets (the byte that each begins at), \
+const GREP_ARGS: &str = "-c or --count (the default), --lines (the lines that match), --offsets (the first byte of each), \
      -i (ignore case), -w (whole words), -v (lines that do not match), -F (no pattern but plain text), -j COUNT (threads that count), -e PATTERN, PATTERN";
 
 /// This group's part of the table.
 pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "grep",
     revision: 1,
-    help: "lines that match a regular expression: how many, they themselves, or where they begin",
+    help: "lines that match a regular expression: their number, the lines, or their offsets",
     args: &[],
     usage: Some(ArgumentUsage {
         text: GREP_ARGS,

@@ -37,7 +37,7 @@ const EDGES: &[KernelArgument] = &[
         key: "width",
         values: "PIXELS",
         default: "",
-        help: "pixels in a row of a raw image (a PGM file says it itself)",
+        help: "pixels in a row of a raw image (a PGM file contains it)",
     },
     KernelArgument {
         key: "low",

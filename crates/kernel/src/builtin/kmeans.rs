@@ -24,7 +24,7 @@ use crate::threads::{Pile, in_threads};
 pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "kmeans",
     revision: 2,
-    help: "rows of a matrix in clusters around centres",
+    help: "clusters of the rows of a matrix, around centres",
     args: &[KMEANS, FORMAT, OUT, ORDER],
     usage: None,
     prepare: None,
@@ -42,43 +42,44 @@ const KMEANS: &[KernelArgument] = &[
         key: "k",
         values: "COUNT",
         default: "",
-        help: "how many clusters, at most 65536",
+        help: "number of clusters, at most 65536",
     },
     KernelArgument {
         key: "start",
         values: INPUT,
         default: "",
-        help: "name of the input that holds the centres to start from, as rows (the default is to choose them)",
+        help: "name of the input with the first centres, as rows (the default is to choose them)",
     },
     KernelArgument {
         key: "seed",
         values: "N",
         default: "0",
-        help: "another seed chooses other centres to start from",
+        help: "seed for the choice of the first centres",
     },
     KernelArgument {
         key: "iterations",
         values: "COUNT",
         default: "300",
-        help: "how often centres are moved at most",
+        help: "maximum number of iterations",
     },
     KernelArgument {
         key: "tolerance",
         values: "NUMBER",
         default: "0.0001",
-        help: "an end if the squares of all moves are at most so many times the mean variance of the columns",
+        help: "end if the sum of the squares of all moves is at most this many times the mean variance of the columns",
     },
     KernelArgument {
         key: "show",
         values: "centres|labels|summary",
         default: "centres",
-        help: "a line a cluster: its rows, its centre; or a line a row: its cluster, from 0; or the sum of squares, the iterations, whether it converged",
+        help: "a line for each cluster: its rows, its centre; or a line for each row: its cluster, from 0; or the sum of \
+         squares, the iterations, whether it converged",
     },
     KernelArgument {
         key: "threads",
         values: "COUNT",
         default: "1",
-        help: "threads to look for nearest centres with; the result does not depend on them",
+        help: "threads that find the nearest centres; the result does not depend on them",
     },
 ];
 

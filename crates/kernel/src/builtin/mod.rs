@@ -171,7 +171,7 @@ pub fn fold_builtin(name: &str, args: &[String]) -> Result<Folding, BuiltinError
         return Err(BuiltinError::Form { kernel, what });
     };
     if options.is("dtype", "text") {
-        let what = "takes text as a whole only: where a value lies in it depends on all before";
+        let what = "reads text as a whole only: the index of a value in text depends on all text before it";
         let kernel = kernel.name;
         return Err(BuiltinError::Form { kernel, what });
     }

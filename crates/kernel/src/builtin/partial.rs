@@ -211,5 +211,5 @@ impl ExtentCursor {
 }
 
 fn unknown() -> BuiltinError {
-    BuiltinError::Held("which bytes of the whole its piece has is not known: it is in too many ranges; store it in larger chunks or stripes".to_owned())
+    BuiltinError::Held("the positions of its piece in the whole are not known: the piece has too many ranges; store it in larger chunks or stripes".to_owned())
 }

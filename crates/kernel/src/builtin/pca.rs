@@ -57,13 +57,13 @@ const PCA: &[KernelArgument] = &[
         key: "components",
         values: "COUNT",
         default: "",
-        help: "how many components to give, those of the largest variance (the default is all)",
+        help: "number of components, those of the largest variance (the default is all)",
     },
     KernelArgument {
         key: "show",
         values: "components|mean|projection",
         default: "components",
-        help: "a line a component: its variance, its share of all variance, its direction; or the mean; or each row, along the components",
+        help: "a line for each component: its variance, its share of all variance, its direction; or the mean; or each row, along the components",
     },
 ];
 

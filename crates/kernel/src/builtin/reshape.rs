@@ -81,13 +81,13 @@ const CAST: &[KernelArgument] = &[
         key: "to",
         values: "TYPE",
         default: "",
-        help: "type to give: f64, f32, i8, i16, i32, i64, u8, u16, u32 or u64",
+        help: "type of the result: f64, f32, i8, i16, i32, i64, u8, u16, u32 or u64",
     },
     KernelArgument {
         key: "to_order",
         values: "little|big",
         default: "little",
-        help: "byte order to give",
+        help: "byte order of the result",
     },
 ];
 
@@ -111,13 +111,13 @@ const SUBSET: &[KernelArgument] = &[
         key: "shape",
         values: "SIZES",
         default: "",
-        help: "sizes of the dimensions, the slowest first, as 100x640x480 (the default is one dimension)",
+        help: "sizes of the dimensions, the slowest first, such as 100x640x480 (the default is one dimension)",
     },
     KernelArgument {
         key: "start",
         values: "INDICES",
         default: "",
-        help: "the first index in each dimension, as 0x10x20 (the default is 0)",
+        help: "the first index in each dimension, such as 0x10x20 (the default is 0)",
     },
     KernelArgument {
         key: "stop",
@@ -129,7 +129,7 @@ const SUBSET: &[KernelArgument] = &[
         key: "step",
         values: "STEPS",
         default: "",
-        help: "distance of indices in each dimension, as 1x2x2 (the default is 1)",
+        help: "distance of indices in each dimension, such as 1x2x2 (the default is 1)",
     },
 ];
 
@@ -148,13 +148,13 @@ const SORT: &[KernelArgument] = &[
         key: "threads",
         values: "COUNT",
         default: "1",
-        help: "threads to sort with",
+        help: "threads that sort",
     },
     KernelArgument {
         key: "memory",
         values: "BYTES",
         default: "",
-        help: "memory to use, at most what the task may have (the default is most of that), at least a thousandth of the input",
+        help: "memory to use, at most the limit of the task (the default is most of it), at least a thousandth of the input",
     },
 ];
 

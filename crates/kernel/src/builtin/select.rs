@@ -23,7 +23,7 @@ const FILTER: &[KernelArgument] = &[
         key: "where",
         values: "CONDITION",
         default: "",
-        help: "such as x > 3 && x != 5 || 10 <= x < 20; x is the value",
+        help: "condition, such as x > 3 && x != 5 || 10 <= x < 20; x is the value",
     },
     KernelArgument {
         key: "above",
@@ -53,7 +53,7 @@ const FILTER: &[KernelArgument] = &[
         key: "show",
         values: "values|index|count",
         default: "values",
-        help: "the values, or the index of each (a line each), or how many",
+        help: "the values, or the index of each (a line each), or their number",
     },
 ];
 
@@ -69,13 +69,13 @@ const TOPK: &[KernelArgument] = &[
         key: "k",
         values: "N",
         default: "10",
-        help: "how many",
+        help: "number of values",
     },
     KernelArgument {
         key: "by",
         values: "largest|smallest",
         default: "largest",
-        help: "which; of equal values the first come first",
+        help: "largest or smallest; of equal values the first is first",
     },
 ];
 
@@ -84,13 +84,13 @@ const SAMPLE: &[KernelArgument] = &[
         key: "n",
         values: "N",
         default: "1000",
-        help: "how many; all have the same chance, and none comes twice",
+        help: "number of values; all have the same chance, and none is picked twice",
     },
     KernelArgument {
         key: "seed",
         values: "N",
         default: "0",
-        help: "another seed gives another sample",
+        help: "seed for the choice of the sample",
     },
 ];
 
@@ -99,7 +99,7 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
     BuiltinKernel {
         name: "filter",
         revision: 1,
-        help: "values that fulfil a condition: they themselves, their indices, or how many",
+        help: "values that fulfil a condition: the values, their indices, or their number",
         args: &[FILTER, FORMAT, RAW, ORDER],
         usage: None,
         prepare: None,
@@ -128,7 +128,7 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
     BuiltinKernel {
         name: "sample",
         revision: 1,
-        help: "values picked by chance, in their order; the same seed picks the same indices",
+        help: "randomly picked values, in their order; the same seed picks the same indices",
         args: &[SAMPLE, FORMAT, RAW, ORDER],
         usage: None,
         prepare: None,

@@ -42,7 +42,7 @@ const OF: &[KernelArgument] = &[KernelArgument {
     key: "of",
     values: "LIST",
     default: "count,min,max,mean,stddev",
-    help: "what to compute, with commas between: count, min, max, sum, mean, stddev, linreg",
+    help: "statistics, separated by commas: count, min, max, sum, mean, stddev, linreg",
 }];
 
 macro_rules! kernel {
@@ -92,7 +92,7 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
         code: KernelConstructor::Fold(FoldInput::Values, |options| {
             let of = options.text("of").unwrap_or_default();
             let statistics: Option<Vec<_>> = of.split(',').map(Statistic::find).collect();
-            let valid = "count, min, max, sum, mean, stddev, linreg, with commas between";
+            let valid = "count, min, max, sum, mean, stddev, linreg, separated by commas";
             let statistics = statistics.ok_or_else(|| options.wrong("of", of, valid))?;
             fold(options, statistics, true)
         }),

@@ -55,7 +55,7 @@ const THREADS: &[KernelArgument] = &[KernelArgument {
     key: "threads",
     values: "COUNT",
     default: "1",
-    help: "threads that share the input (where it is no text of numbers); the result does not depend on them",
+    help: "threads that share the input (unless it is text of numbers); the result does not depend on them",
 }];
 
 /// See [`BuiltinKernel::prepare`].

@@ -37,7 +37,7 @@ pub(crate) const ORDER: &[KernelArgument] = &[
         key: "missing",
         values: "VALUE",
         default: "",
-        help: "a value (or nan) that stands for none and is passed over; it keeps its index",
+        help: "a value (or nan) that means missing and is skipped; indices still count it",
     },
 ];
 

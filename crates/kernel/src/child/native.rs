@@ -89,7 +89,7 @@ pub enum NativeError {
     Piece,
     /// A kernel of several ranks does not link MPI.
     #[error(
-        "the kernel brings no MPI, or calls none of its functions: build it by mpicc -shared -fPIC (Debian: apt-get install libmpich-dev)"
+        "the kernel links no MPI, or calls none of its functions: build it by mpicc -shared -fPIC (Debian: apt-get install libmpich-dev)"
     )]
     NoMpi,
     /// The kernel links another MPI than that of MPICH.
@@ -104,7 +104,7 @@ pub enum NativeError {
     #[error("the other ranks can't be waited for: {0}")]
     Starter(#[source] io::Error),
     /// A name or argument contains a zero byte.
-    #[error("a name or argument holds a zero byte")]
+    #[error("a name or argument contains a zero byte")]
     ZeroByte(#[from] std::ffi::NulError),
     /// A module failed.
     #[error(transparent)]

@@ -47,7 +47,7 @@ pub(super) enum PipelineError {
     #[error("stage {0} ({1}) {end}", end = ended(*.2))]
     Program(usize, String, ExitStatus),
     /// A pipe, thread or file could not be made.
-    #[error("the stages cannot be put together: {0}")]
+    #[error("the stages cannot be connected: {0}")]
     Together(#[from] io::Error),
 }
 

@@ -101,7 +101,7 @@ fn samples(seconds: f64, rate: f64) -> usize {
 fn highest(band: &[f64], sample: usize, near: usize) -> usize {
     let range = sample.saturating_sub(near)..(sample + near + 1).min(band.len());
     let by_size = |a: &usize, b: &usize| band[*a].abs().total_cmp(&band[*b].abs());
-    // Of equal samples, the first is returned.
+    // If samples are equal, the first is returned.
     range.rev().max_by(by_size).unwrap_or(sample)
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn transpose(part: ColumnBlock<'_>, to: &mut [u8], level: Level) {
         columns,
     } = part;
     assert!(from.len() >= rows * width * size, "the matrix is whole");
-    assert!(first + columns <= width, "the columns are there");
+    assert!(first + columns <= width, "the columns are in the matrix");
     assert!(
         to.len() == rows * columns * size,
         "there is space for the columns"

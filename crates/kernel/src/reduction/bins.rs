@@ -43,11 +43,11 @@ impl std::str::FromStr for WantedBins {
         let many = |text: &str| {
             let bins = text.trim().parse().ok();
             let bins = bins.filter(|bins| (1..=BINS_MAX).contains(bins));
-            bins.ok_or_else(|| wrong(format!("there are 1 to {BINS_MAX} of them")))
+            bins.ok_or_else(|| wrong(format!("give 1 to {BINS_MAX} bins")))
         };
         let end = |text: &str| {
             let end = text.trim().parse().ok().filter(|end: &f64| end.is_finite());
-            end.ok_or_else(|| wrong("its ends are finite numbers".into()))
+            end.ok_or_else(|| wrong("the ends must be finite numbers".into()))
         };
         let parts: Vec<&str> = text.split(':').collect();
         match parts[..] {
@@ -64,7 +64,7 @@ impl std::str::FromStr for WantedBins {
                     between: Some((low, high)),
                 })
             }
-            _ => Err(wrong("they are N, or LOW:HIGH:N".into())),
+            _ => Err(wrong("give N, or LOW:HIGH:N".into())),
         }
     }
 }
@@ -88,7 +88,7 @@ impl Edges {
             return Ok(edges);
         }
         Err(Error::Query(format!(
-            "from {low} to {high} there are no {bins} bins: both are finite, the first is lower, and doubles in between are many enough"
+            "from {low} to {high} there are no {bins} bins: both must be finite, the first lower, with enough doubles in between"
         )))
     }
 
@@ -201,7 +201,8 @@ impl Binning {
         let counters = cells.saturating_mul(u64::from(wanted.bins) + 2);
         if counters > COUNTERS_MAX {
             return Err(Error::Query(format!(
-                "these are {counters} counts, with those below and above the bins, and at most {COUNTERS_MAX} are made: reduce more dimensions, or ask for fewer bins"
+                "this needs {counters} counts, with those below and above the bins, and at most {COUNTERS_MAX} are possible: \
+                 reduce more dimensions, or ask for fewer bins"
             )));
         }
         Ok(match wanted.between {
@@ -266,7 +267,7 @@ fn between(found: &BoxState, bins: u32) -> Result<Edges> {
     };
     Edges::new(low, high, bins).map_err(|_| {
         Error::Query(format!(
-            "the values are from {low} to {high}, between which there are no {bins} bins of equal width: say which, as --bins LOW:HIGH:N"
+            "the values are from {low} to {high}, between which there are no {bins} bins of equal width: give the ends, as --bins LOW:HIGH:N"
         ))
     })
 }

@@ -106,7 +106,7 @@ pub(super) fn by_values(values: &[f64], span: ValueInterval) -> Result<ChosenInd
     let gaps = found.windows(2).map(|pair| pair[0].1..pair[1].0);
     let mut between = gaps.flat_map(|gap| &values[gap]);
     if between.any(|value| !value.is_nan()) {
-        return Err("what is selected is not one run of its values, which go around or back; select by index: [START:END]".into());
+        return Err("the selected values are not contiguous, because the coordinate is periodic or not monotonic; select by index: [START:END]".into());
     }
     Ok(ChosenIndices {
         runs: found
@@ -171,7 +171,7 @@ pub(super) fn by_longitudes(
     }
     if !order.windows(2).all(|pair| pair[0] < pair[1]) {
         return Err(
-            "two of its values are one longitude, or they go back; select by index: [START:END]"
+            "two of its values are one longitude, or they are not monotonic; select by index: [START:END]"
                 .into(),
         );
     }
@@ -225,7 +225,7 @@ pub(super) fn without(
     match all.len() <= RUNS_MAX.max(ranges.len()) {
         true => Ok(all),
         false => Err(format!(
-            "without those that are none, its values are more than {RUNS_MAX} runs"
+            "without missing values, it has more than {RUNS_MAX} runs of indices"
         )),
     }
 }

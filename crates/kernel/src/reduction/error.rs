@@ -61,9 +61,7 @@ pub enum Error {
         file: String,
         source: std::io::Error,
     },
-    #[error(
-        "the values changed while they were read: ranks are looked for in several passes; try again"
-    )]
+    #[error("the values changed while they were read: ranks need several passes; try again")]
     Changed,
     #[error("{0}")]
     Query(String),

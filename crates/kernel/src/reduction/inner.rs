@@ -42,7 +42,7 @@ pub(super) fn intersect(files: &mut [PlannedFile<'_>], dimension: usize) -> Resu
         }
         if !is_in_all.contains(&true) {
             return Err(wrong(
-                "no value is in all files up to the former, and --join inner takes the values that all have",
+                "no value is in all files up to the former, and --join inner uses the common values",
             ));
         }
         places.push(found);
@@ -80,7 +80,7 @@ fn without(files: &mut [PlannedFile<'_>], dimension: usize) -> Result<()> {
         let why = match has {
             true => lacking(false),
             false if size(&files[place]) != size(&files[0]) => {
-                "it has another length, and no values by which --join inner could find what both have".to_owned()
+                "it has another length, and no values for --join inner to compare".to_owned()
             }
             false => continue,
         };
@@ -114,7 +114,7 @@ fn found_in(
         let is_twice = count > 1 || count == 1 && std::mem::replace(&mut taken[begin], true);
         if is_twice && !value.is_nan() {
             return Err(format!(
-                "{} is twice in one of the files, and --join inner takes each value once",
+                "{} is twice in one of the files, and --join inner needs unique values",
                 first.shown(*value)
             ));
         }

@@ -1,9 +1,9 @@
 //! Reductions of variables of scientific files: they map values of files to cells of the result, fold values on the nodes that store
 //! them, and merge the states where the result is needed (`docs/reduce.md`).
 //!
-//! [`ReductionQuery`] describes the request. [`plan()`] reads the headers and computes the work for each file. A [`BoxFold`] folds a [`ReductionTask`] with
-//! [`ReductionItem`]s into a [`BoxState`], states are merged, and a [`ResultTable`] is shown or written. Only [`here`] accesses files, to reduce those on
-//! this machine; no module here uses the network.
+//! [`ReductionQuery`] describes the request. [`plan()`] reads the headers and computes the work for each file. A [`BoxFold`] folds a
+//! [`ReductionTask`] with [`ReductionItem`]s into a [`BoxState`], states are merged, and a [`ResultTable`] is shown or written. Only [`local`]
+//! accesses files, to reduce those on this machine; no module here uses the network.
 
 mod bins;
 mod cells;

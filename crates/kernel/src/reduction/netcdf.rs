@@ -493,7 +493,7 @@ impl FieldLocation {
                     Ok(one) if one != WHOLE_FILL => one,
                     _ => {
                         return Err(Error::Query(format!(
-                            "{}: {one} is no value of 64-bit integers with a fill value, as which large results are written: select less",
+                            "{}: {one} is no value of 64-bit integers with a fill value, which is the form of large results: select less",
                             self.name
                         )));
                     }

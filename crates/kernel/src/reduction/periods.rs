@@ -47,7 +47,8 @@ pub(super) fn stamps(
                 let is_other = |one: i64| group(*value).is_some_and(|own| own != one);
                 if start < end && inside.0 == inside.1 && inside.0.is_some_and(is_other) {
                     let why = format!(
-                        "its stamps lie outside of what they stand for ({} for {} to {}), and values would be taken for those of another time; say with --time-at bounds, start, middle or end what stamps mean",
+                        "its stamps are outside of their intervals ({} for {} to {}), and values would count for another time; \
+                         give their meaning by --time-at bounds, start, middle or end",
                         found.shown(*value),
                         found.shown(*start),
                         found.shown(*end)

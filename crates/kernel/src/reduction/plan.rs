@@ -481,7 +481,7 @@ pub fn plan(query: &ReductionQuery, inputs: &[ReductionInput<'_>]) -> Result<Red
     }
     if files.is_empty() {
         return Err(Error::Query(format!(
-            "nothing of {} is selected in {every} files",
+            "no value of {} is selected in {every} files",
             query.variable
         )));
     }
@@ -558,7 +558,7 @@ fn led(
     });
     if cells > RESULT_MAX {
         return Err(Error::Query(format!(
-            "the result has {cells} values, and at most {RESULT_MAX} are made: reduce more dimensions, or select less"
+            "the result has {cells} values, and at most {RESULT_MAX} are possible: reduce more dimensions, or select less"
         )));
     }
     Ok((targets, axes))
@@ -632,7 +632,7 @@ fn methods(
         notes.extend(periods::interval(&seconds).map(|interval| format!("interval: {interval}")));
     }
     if let Some(weights) = &query.weights {
-        // If the text is alone in the brackets, it is a comment without the word.
+        // If the text is alone in the parentheses, it is a comment without the word.
         let word = if notes.is_empty() { "" } else { "comment: " };
         notes.push(format!("{word}weighted by the cosine of {weights}"));
     }
@@ -781,7 +781,7 @@ fn opened<'a>(
 ) -> Result<Vec<PlannedFile<'a>>> {
     if inputs.is_empty() || inputs.len() > FILES_MAX {
         return Err(Error::Query(format!(
-            "a reduction is of 1 to {FILES_MAX} files, not of {}",
+            "a reduction has 1 to {FILES_MAX} files, not {}",
             inputs.len()
         )));
     }
@@ -806,7 +806,7 @@ fn along(query: &ReductionQuery, files: &[PlannedFile<'_>]) -> Result<Option<usi
     if query.ensemble {
         if query.along.is_some() {
             return Err(Error::Query(
-                "files are members of an ensemble or one along a dimension, not both".into(),
+                "files are members of an ensemble or joined along a dimension, not both".into(),
             ));
         }
         return members(query, files).map(|()| None);
@@ -839,7 +839,7 @@ fn along(query: &ReductionQuery, files: &[PlannedFile<'_>]) -> Result<Option<usi
     };
     if names.is_empty() {
         return Err(Error::Query(format!(
-            "{} has no dimensions: several files can't be one",
+            "{} has no dimensions: several files can't be joined",
             query.variable
         )));
     }
@@ -977,7 +977,7 @@ fn noted(
         (&one.what, span.is_beyond(values.into_iter(), Some(ends)))
     {
         notes.push(format!(
-            "{name}={low}..{high} reaches beyond the data, which there go from {} to {}",
+            "{name}={low}..{high} extends beyond the data, which there are from {} to {}",
             first.shown(ends.0),
             first.shown(ends.1)
         ));
@@ -1184,7 +1184,10 @@ fn groups(
     let name = files[0].names().swap_remove(dimension);
     let first = files[0].needed(dimension, "grouping")?;
     let units = first.units.ok_or_else(|| {
-        files[0].wrong(dimension, "its values are no times, which grouping needs")
+        files[0].wrong(
+            dimension,
+            "its values are no times, but grouping needs times",
+        )
     })?;
     let mut of_files: Vec<Vec<i64>> = Vec::new();
     // Interval of each group according to the files, if all files have it.

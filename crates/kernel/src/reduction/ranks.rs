@@ -126,7 +126,7 @@ impl QuantileSearch {
         let wanted = cells.saturating_mul(quantiles.len() as u64);
         if wanted > CELLS_MAX {
             return Err(Error::Query(format!(
-                "these are {wanted} quantiles, and at most {CELLS_MAX} are looked for: reduce more dimensions, or select less"
+                "this needs {wanted} quantiles, and at most {CELLS_MAX} are possible: reduce more dimensions, or select less"
             )));
         }
         let mut search = Self {

@@ -90,13 +90,13 @@ fn variables(
     }
     if let Some(other) = files.iter().find(|file| units(file) != units(first)) {
         notes.push(format!(
-            "{} has units in one of {} and {} and none in the other: they are taken as the same",
+            "{} has units in one of {} and {} and none in the other: they are treated as the same",
             query.variable, first.of.name, other.of.name
         ));
     }
     if let Some(other) = files.iter().find(|file| kind(file) != kind(first)) {
         notes.push(format!(
-            "{} is {} in {} and {} in {}: floats and integers together are taken as float64, integers as integers of 64 bits",
+            "{} is {} in {} and {} in {}: floats and integers together are read as float64, integers as integers of 64 bits",
             query.variable,
             kind(first),
             first.of.name,
@@ -133,7 +133,7 @@ pub(super) fn lacking(first_has: bool) -> String {
     } else {
         ("former", "latter")
     };
-    format!("the {has} has values for it that can be read, and the {lacks} has none")
+    format!("the {has} has readable values for it, and the {lacks} has none")
 }
 
 pub(super) fn text<'a>(found: &'a PlannedCoordinate, name: &str) -> Option<&'a str> {
@@ -228,7 +228,8 @@ fn values_differ(first: &PlannedCoordinate, other: &PlannedCoordinate) -> Option
         )
     } else {
         format!(
-            "its value at index {place} is {} in the latter and {} in the former (--join override takes those of the first file, --join inner what all files have)",
+            "its value at index {place} is {} in the latter and {} in the former (--join override uses those of the first file, \
+             --join inner the common values)",
             first.shown(own[place]),
             first.shown(others[place])
         )
@@ -319,7 +320,7 @@ fn twice(
     };
     let value = first.units.map_or(one.0, |units| units.value(one.0));
     let why = format!(
-        "both have {}; leave one of them out, or say --ensemble if the files are members, not a series",
+        "both have {}; leave one of them out, or give --ensemble if the files are members, not a series",
         first.shown(value)
     );
     Err(of_coordinate(one_file, other, along, &why))
@@ -364,7 +365,8 @@ fn in_order(
             continue;
         };
         if one.0 < two.1 && two.0 < one.1 {
-            let why = "the values of the two files lie between each other, and the result needs their order";
+            let why =
+                "the values of the two files are interleaved, and the result needs their order";
             return Err(of_coordinate(&pair[0], &pair[1], along, why));
         }
     }

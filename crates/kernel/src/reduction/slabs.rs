@@ -51,7 +51,7 @@ impl ReductionPlan {
             Some(Binning::Counted(edges, _)) => Some(edges),
             Some(Binning::Ends(_)) => {
                 return Err(Error::Query(
-                    "the result is too large for bins between the extremes: name the ends, as --bins LOW:HIGH:N".into(),
+                    "the result is too large for bins between the extremes: give the ends, as --bins LOW:HIGH:N".into(),
                 ));
             }
         };

@@ -136,7 +136,7 @@ impl ResultTable {
             }
         };
         Error::Query(format!(
-            "the results have not the same dimensions with the same values, and can't be one: {}, {}",
+            "the results don't have the same dimensions with the same values, and can't be joined: {}, {}",
             reported(self),
             reported(other)
         ))
@@ -296,7 +296,7 @@ impl ReductionPlan {
         };
         let mut attributes = vec![text(
             "long_name",
-            "lower edge; the first is what lies below all bins, the last what lies above",
+            "lower edge; the first counts the values below all bins, the last the values above",
         )];
         attributes.extend(self.units.as_ref().map(|units| text("units", units)));
         let values = edges.lower_ends();

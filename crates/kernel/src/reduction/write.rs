@@ -186,7 +186,7 @@ impl ResultTable {
             ResultFormat::Csv => self.csv(out),
             ResultFormat::Npy if self.fields.len() > 1 => {
                 return Err(Error::Query(
-                    "npy holds one array, and these are several; write .nc, .csv or .json".into(),
+                    "an npy file contains one array, and the result has several; write .nc, .csv or .json".into(),
                 ));
             }
             ResultFormat::Npy => self.npy(out),
@@ -274,7 +274,7 @@ impl ResultField {
         let rounds = |one: &i128| one.unsigned_abs() > 1 << 53;
         match all.iter().flatten().find(|one| rounds(one)) {
             Some(one) if integers(all).is_none() => Err(Error::Query(format!(
-                "{}: {one} has no exact form there, as not all values are integers of 64 bits; write .json or .csv",
+                "{}: {one} has no exact form in this format, as not all values are integers of 64 bits; write .json or .csv",
                 self.name
             ))),
             _ => Ok(()),

@@ -112,7 +112,7 @@ impl ControlGroup {
         if let Some(below) = directory(&mounts, &own, Some(CPU))
             && let Err(error) = group.add_cpu(&below, together)
         {
-            tracing::info!(%error, "kernels are not held to the cores that tasks ask for");
+            tracing::info!(%error, "kernels are not limited to the cores that their tasks request");
         }
         if group.doors.is_empty() {
             let what = "this host has no control groups for memory";
@@ -212,7 +212,7 @@ impl ControlGroup {
         };
         if let Some(percent) = cpu_percent {
             cgroup.cpu = self.cpu_cgroup(&directory, percent).unwrap_or_else(|error| {
-                tracing::debug!(%error, "a kernel is not held to the cores that its task asks for");
+                tracing::debug!(%error, "a kernel is not limited to the cores that its task requests");
                 None
             });
         }
@@ -338,7 +338,7 @@ impl Drop for RunCgroup {
         let cpu = self.cpu.as_ref().map(|(directory, _)| directory);
         for directory in std::iter::once(&self.directory).chain(cpu) {
             if let Err(error) = fs::remove_dir(directory) {
-                tracing::debug!(%error, "a run's control group is left to that of all");
+                tracing::debug!(%error, "a run's control group could not be removed");
             }
         }
     }

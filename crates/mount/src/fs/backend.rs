@@ -93,7 +93,7 @@ pub(crate) struct Backend {
     released: Mutex<Option<Vec<v1::Release>>>,
     /// Number of times that each version with several writers is open here.
     multi_writer: Mutex<HashMap<u64, usize>>,
-    /// Whether programs of users without an administrator's rights get descriptors of object files for writing.
+    /// Whether programs of unprivileged users get descriptors of object files for writing.
     hands_out: AtomicBool,
 }
 
@@ -126,9 +126,8 @@ impl Backend {
         }
     }
 
-    /// Declares that programs of users without an administrator's rights get descriptors of object files, and may keep them after they reported a close. So
-    /// this process opens such files for reading only, and their nodes seal a copy wherever the system cannot tell that no writer is
-    /// left.
+    /// Declares that programs of unprivileged users get descriptors of object files, and may keep them after they reported a close. So this process
+    /// opens such files for reading only, and their nodes seal a copy wherever the system cannot tell that no writer is left.
     pub(crate) fn set_hands_out(&self) {
         self.hands_out.store(true, Ordering::Relaxed);
     }
@@ -277,7 +276,9 @@ impl Backend {
             match answer {
                 Ok(answers) => return Ok(answers),
                 Err(LocalError::Refused(error)) => return Err(error),
-                Err(LocalError::Absent(error)) => tracing::debug!("no way on this host: {error}"),
+                Err(LocalError::Absent(error)) => {
+                    tracing::debug!("the file can't be accessed directly on this host: {error}")
+                }
                 // Not by the other connection at once: the state is examined before a request is sent again.
                 Err(error @ LocalError::Lost(_)) => return Err(self.lost(error.to_string())),
             }
@@ -325,7 +326,7 @@ impl Backend {
         self.runtime.spawn(async move {
             match backend.apply_async(caller, ops, None).await {
                 Ok(answers) => tracing::debug!("undone: {:?}", answers.last()),
-                Err(error) => tracing::warn!("a version that was begun in vain stays: {error}"),
+                Err(error) => tracing::warn!("an unused new version stays: {error}"),
             }
         });
     }
@@ -506,7 +507,7 @@ impl Backend {
             self.runtime.spawn(async move {
                 let until = Some(deadline::now() + deadline::PATIENCE);
                 if let Err(error) = backend.refresh(until).await {
-                    tracing::debug!("the nodes of this host can't be asked for: {error}");
+                    tracing::debug!("the list of this host's nodes can't be read: {error}");
                 }
             });
         }

@@ -92,7 +92,7 @@ pub(crate) fn woken(at: Instant) {
         MISSED.fetch_add(nanos, Ordering::AcqRel);
         drop(known);
         tracing::info!(
-            "{} s were missed: deadlines are that much later",
+            "{} s were missed: deadlines are moved back by that time",
             more.as_secs()
         );
     }

@@ -625,7 +625,7 @@ mod tests {
                     };
                     assert!(
                         !self.deaf,
-                        "{name:?}: {cached} is believed though nobody reported it"
+                        "{name:?}: {cached} is cached though no answer reported it"
                     );
                     if !self.is_about_to_be_reported(name) {
                         assert_eq!(cached, self.at(name), "{name:?}");

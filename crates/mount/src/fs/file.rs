@@ -50,7 +50,7 @@ impl FileHandle {
         tracing::error!(
             ino = self.key.ino,
             object = object.id,
-            "a write was refused: the version is sealed, or the mount ends"
+            "a write was refused: the version is sealed, or the mount is being unmounted"
         );
         Err(Errno::IO.into())
     }

@@ -462,7 +462,7 @@ impl Fs {
 
     fn report(&self, ino: u64, published: Result<(), Error>) {
         if let Err(error) = published {
-            tracing::warn!(ino, "others may read old bytes under a lock: {error}");
+            tracing::warn!(ino, "other mounts may read old bytes under a lock: {error}");
         }
     }
 
@@ -622,7 +622,7 @@ impl Fs {
             tracing::error!(
                 path = %String::from_utf8_lossy(&path),
                 process = lock.pid,
-                "a lock is lost: the server had not heard of this mount for too long and others may have it"
+                "a lock is lost: the lease of this mount expired and other mounts may hold the lock"
             );
         }
     }
@@ -647,7 +647,9 @@ impl Fs {
             let until = Some(Instant::now() + LEASE);
             let left = self.backend.apply_async(Caller::default(), vec![op], until);
             if let Err(error) = self.backend.runtime.block_on(left) {
-                tracing::debug!("locks are free when the server notices: {error}");
+                tracing::debug!(
+                    "locks are released only when the lease of this mount expires: {error}"
+                );
             }
         }
     }

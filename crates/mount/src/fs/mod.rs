@@ -1,8 +1,8 @@
 //! The file system: inodes, names, versions and open files. It does not depend on FUSE. It sends requests to the server and the nodes,
 //! and invalidations to the kernel (next: `mount/src/fuse/mod.rs`).
 //!
-//! Every operation takes a [`WaitPolicy`]: at [`WaitPolicy::Now`] it answers from the cache or returns [`Error::Later`] without any change, so that one
-//! thread can serve the kernel without ever waiting.
+//! Every operation takes a [`WaitPolicy`]: at [`WaitPolicy::Now`] it answers from the cache or returns [`Error::Later`] without any change, so that
+//! one thread can serve the kernel without ever waiting.
 //!
 //! | file | subject |
 //! |---|---|

@@ -347,7 +347,10 @@ impl MultiWriter {
         match self.read_seen(offset, length) {
             // Its parts may have changed with the seal.
             Err(error) if !error.is(Errno::HOSTUNREACH) && !self.seen.read().visible.sealed => {
-                tracing::debug!(ino = self.ino, "what others write is read again: {error}");
+                tracing::debug!(
+                    ino = self.ino,
+                    "bytes written by other mounts are read again: {error}"
+                );
                 self.refresh(false)?;
                 self.read_seen(offset, length)
             }

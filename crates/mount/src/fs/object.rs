@@ -524,6 +524,6 @@ mod tests {
         };
         let stat = file.metadata().unwrap();
         let now = nanoseconds(stat.ctime(), stat.ctime_nsec());
-        assert!(!tells_writes(&stat, now), "it is not set to that");
+        assert!(!tells_writes(&stat, now), "the time is not set explicitly");
     }
 }

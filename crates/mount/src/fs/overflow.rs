@@ -28,7 +28,7 @@ const AHEAD_BYTES_MAX: u64 = 4 << 20;
 /// HTTP status of a node that has no more space.
 const FULL: u16 = 507;
 
-/// A version on a bounded node; see the module.
+/// A version on a node with limited space; see the module.
 #[derive(Debug)]
 pub(crate) struct SpillState {
     backend: Arc<Backend>,
@@ -178,7 +178,7 @@ impl SpillState {
             bytes = stat.size,
             from = self.first.node,
             to = opened.node,
-            "a file that is written goes on elsewhere: there is no more space in memory"
+            "a file that is being written moves to the capacity tier: the memory tier is full"
         );
         // The value is set for the first time.
         let _ = self.overflowed.set(Arc::new(target));
@@ -197,7 +197,7 @@ impl SpillState {
                 Err(Error::Client(error)) if error.is_lost() => {
                     tracing::warn!(
                         ino = self.ino,
-                        "a file that goes on elsewhere waits: {error}"
+                        "a file that moves to the capacity tier waits: {error}"
                     );
                     super::deadline::renew();
                 }

@@ -232,7 +232,7 @@ impl Right {
             };
             silent.push(node);
             if self.turn_elsewhere(backend, until, &silent).await {
-                tracing::info!(node, "a replica on another node is read: {error}");
+                tracing::info!(node, "reading a replica on another node: {error}");
                 continue;
             }
             patient = true;

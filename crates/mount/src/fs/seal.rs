@@ -265,7 +265,10 @@ impl SealWorker {
             }
         }
         let refused = self.seal_all(node, refused, ready).await;
-        self.later(refused, &refusal(node, 403, "it refuses the right to seal"));
+        self.later(
+            refused,
+            &refusal(node, 403, "the node refuses the right to seal"),
+        );
     }
 
     /// Asks a node to seal objects. Returns the versions whose capability the node refuses.
@@ -295,7 +298,10 @@ impl SealWorker {
             match results.get(&version.part().id) {
                 Some(result) if result.status == 200 => {
                     if result.size < stat.size {
-                        self.say_lost(&version.job, &format!("it has {} bytes there", result.size));
+                        self.say_lost(
+                            &version.job,
+                            &format!("the node has {} bytes of it", result.size),
+                        );
                     }
                     if version.is_sealed(result.size, stat.mtime) {
                         ready.push(version);
@@ -433,7 +439,7 @@ impl SealWorker {
                 let path = self.path(&version.job);
                 tracing::warn!(
                     path,
-                    "closed files can't be sealed now; they are tried again (see .tidemill/status): {why}"
+                    "closed files can't be sealed now; the mount retries (see .tidemill/status): {why}"
                 );
             }
         }
@@ -458,7 +464,7 @@ impl SealWorker {
             path = self.path(job),
             object = format_args!("{:016x}", job.object.id),
             node = job.object.place(),
-            "what was written to a file is not all in the cluster: {why}"
+            "some bytes written to a file are not in the cluster: {why}"
         );
     }
 

@@ -50,7 +50,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Waits for the turn to write, which is blocked while a version is handed on.
+    /// Waits for the turn to write, which is blocked while a version is passed to other mounts.
     pub(super) fn write_turn(
         vnode: &CachedInode,
         pace: WaitPolicy,
@@ -168,8 +168,8 @@ impl Fs {
         arrived
     }
 
-    /// Lets another mount write the file that is written here: from now on each write is noted and reported to the server. Not for files
-    /// that the kernel writes by itself, nor for files with locks, which are handed on as a whole.
+    /// Lets another mount write the file that is written here: from now on each write is noted and reported to the server. Not for files that the
+    /// kernel writes by itself, nor for files with locks, which are passed on as a whole.
     pub(super) fn share(&self, ino: u64) {
         let Some(vnode) = self.table.get(ino) else {
             return;
@@ -196,7 +196,7 @@ impl Fs {
         let stat = match stat {
             Ok(stat) => stat,
             Err(error) => {
-                tracing::warn!(ino, "a file can't be written by others, too: {error}");
+                tracing::warn!(ino, "a file can't be shared with other writers: {error}");
                 return;
             }
         };
@@ -256,7 +256,7 @@ impl Fs {
             match self.refresh_once(ino, &vnode) {
                 // Another version was sealed in the meantime, and the one before was removed.
                 Err(error) if tries < REFRESH_TRIES => {
-                    tracing::debug!(ino, "a file is looked at again: {error}");
+                    tracing::debug!(ino, "a file is checked again: {error}");
                     std::thread::sleep(CLOSE_PAUSE);
                 }
                 other => {

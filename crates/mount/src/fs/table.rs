@@ -79,7 +79,7 @@ pub(crate) struct CachedInode {
     pub(crate) state: Mutex<InodeState>,
     /// Signalled when `state.writing` changes.
     pub(crate) changed: Condvar,
-    /// Held, shared, during a write through this process, so that a version contains all writes when it is handed on to other mounts.
+    /// Held, shared, during a write through this process, so that a version contains all writes when it is passed to other mounts.
     pub(crate) writes: RwLock<()>,
     /// Held during an append.
     pub(crate) appends: Mutex<()>,

@@ -409,7 +409,7 @@ impl Fs {
                 return Err(error);
             }
             let node = opened.node;
-            tracing::info!(node, "a new version looks for another node: {error}");
+            tracing::info!(node, "a new version is placed on another node: {error}");
             limit = PASS_AGAIN;
         }
     }
@@ -901,7 +901,9 @@ impl Fs {
                     backend.released(v1::Release { ino, object });
                 }
                 Ok(_) => {}
-                Err(error) => tracing::debug!(ino, "readers may lose their version: {error}"),
+                Err(error) => {
+                    tracing::debug!(ino, "programs that read may lose their version: {error}")
+                }
             }
         });
     }

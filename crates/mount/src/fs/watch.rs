@@ -100,7 +100,7 @@ impl KernelNotices {
         if let Err(TrySendError::Full(notice) | TrySendError::Disconnected(notice)) = &reported {
             self.waiting.lock().remove(notice);
             tracing::warn!(
-                "the kernel's cache can't be notified of a change: it is believed for up to a minute"
+                "the Linux kernel can't be notified of a change: its cache is stale for up to a minute"
             );
         }
         reported.is_ok()
@@ -170,7 +170,7 @@ impl Fs {
             .name("question".into())
             .spawn(move || deadline::serve(|| fs.answer(asked, ino)));
         if let Err(error) = spawned {
-            tracing::warn!(ino, "a question of the server can't be answered: {error}");
+            tracing::warn!(ino, "a request of the server can't be answered: {error}");
         }
     }
 
@@ -208,7 +208,7 @@ impl Fs {
             let op = Op::Answer(v1::Answer { question, open });
             let asked = backend.apply_async(Caller::default(), vec![op], Some(until));
             if let Err(error) = asked.await {
-                tracing::debug!("the server was not answered: {error}");
+                tracing::debug!("the answer did not reach the server: {error}");
             }
         });
     }

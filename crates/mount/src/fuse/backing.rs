@@ -72,7 +72,7 @@ impl Backings {
     fn give(&mut self, handle: u64, given: HandleBacking) -> Result<(), Error> {
         let (file, handles) = self.by_inode.entry(given.number).or_insert((given.file, 0));
         if *file != given.file {
-            debug_assert!(false, "two files behind inode {:#x}", given.number);
+            debug_assert!(false, "two files with inode {:#x}", given.number);
             tracing::error!(
                 number = given.number,
                 "an open was refused: the inode is still open with the file of another version"
@@ -151,7 +151,7 @@ impl BackingState {
                 Ok(backing) => Arc::new(backing),
                 Err(error) if backings.by_handle.is_empty() => {
                     tracing::info!(
-                        "files are read and written through the mount's process: {error}"
+                        "no direct access: files are read and written through the mount's process: {error}"
                     );
                     self.fs.not_direct();
                     return Ok(None);
@@ -207,7 +207,9 @@ impl BackingState {
     /// together with a file that it reads by itself.
     fn answer_followed(&self, number: u64, reply: ReplyOpen, handle: FileHandle) {
         if self.backings.lock().by_inode.contains_key(&number) {
-            tracing::info!("a file can't be followed: programs here have its version before open");
+            tracing::info!(
+                "a file can't be followed: programs on this host have its previous version open"
+            );
             self.fs.release(Caller::default(), handle.0);
             return reply.error(fuser::Errno::EBUSY);
         }

@@ -105,7 +105,7 @@ impl Adapter {
             match (slot.take(), outcome) {
                 (Some(reply), outcome) => answer(&inner, reply, outcome),
                 (None, Ok(outcome)) => unheard(&inner, outcome),
-                (None, Err(error)) => tracing::debug!("nobody waits to hear: {error}"),
+                (None, Err(error)) => tracing::debug!("no request waits for this error: {error}"),
             }
         });
     }
@@ -209,7 +209,7 @@ impl Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         for flag in WANTED {
             if config.add_capabilities(flag).is_err() {
-                tracing::debug!("the kernel lacks {flag:?}");
+                tracing::debug!("the Linux kernel lacks {flag:?}");
                 match flag {
                     InitFlags::FUSE_PASSTHROUGH => self.0.fs.not_direct(),
                     InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP => self.0.caches_all(),

@@ -52,7 +52,7 @@ impl Adapter {
                 (Some(reply), Ok(outcome)) => answer(reply, outcome),
                 (Some(reply), Err(error)) => reply.refuse(errno(&error)),
                 (None, Ok(outcome)) => unheard(outcome),
-                (None, Err(error)) => tracing::debug!("nobody waits to hear: {error}"),
+                (None, Err(error)) => tracing::debug!("no request waits for this error: {error}"),
             }
         });
     }

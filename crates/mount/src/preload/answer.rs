@@ -648,7 +648,7 @@ impl Answers {
         done()
     }
 
-    /// Returns the sender's handed-over files that are not stored.
+    /// Returns the sender's asynchronously written files that are not stored.
     fn standing(&self, asked: ProgramRequest<'_>) -> Replied {
         self.open_files.settle_all();
         let (waiting, failed) = self

@@ -38,7 +38,7 @@ pub(super) struct LocalFile {
     spooled: Mutex<Spooled>,
 }
 
-/// The spool's file of a copy that may be handed over.
+/// The spool's file of a copy that may be written asynchronously.
 #[derive(Debug, Default)]
 struct Spooled {
     /// Number of handles that have the copy open, and of pending seals.
@@ -102,8 +102,8 @@ impl LocalFiles {
         self.kept.lock().clear();
     }
 
-    /// Returns the copy of the file that is open as `handle`, shared by all openers of the same version. If there is none, it is fetched,
-    /// to a `spool` if it may be handed over.
+    /// Returns the copy of the file that is open as `handle`, shared by all openers of the same version. If there is none, it is fetched, to a
+    /// `spool` if it may be written asynchronously.
     pub(super) fn of(
         &self,
         id: Id,
@@ -310,7 +310,7 @@ impl LocalFile {
         }
     }
 
-    /// Makes the copy survive the end of any process. Returns whether it does. It does not if its opener hands over no files, or if it
+    /// Makes the copy survive the end of any process. Returns whether it does. It does not if its opener writes no files asynchronously, or if it
     /// cannot be stored in the way that it is open.
     pub(super) fn survives(
         &self,

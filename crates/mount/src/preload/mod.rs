@@ -90,7 +90,7 @@ pub struct PreloadConfig {
     pub attr_ttl: Duration,
     /// Time that the process continues without users; `None`: for ever.
     pub idle: Option<Duration>,
-    /// Maximum number of bytes that are handed over and not stored yet.
+    /// Maximum number of bytes that are written asynchronously and not stored yet.
     pub space_bytes: u64,
 }
 
@@ -414,7 +414,7 @@ impl Serving {
             tokio::select! {
                 _ = terminate.recv() => tracing::info!("SIGTERM: ending"),
                 _ = interrupt.recv() => tracing::info!("SIGINT: ending"),
-                () = unused => tracing::info!("nobody uses it any more"),
+                () = unused => tracing::info!("no process uses it any more"),
             }
             Ok::<_, std::io::Error>(())
         })?;
@@ -479,7 +479,7 @@ pub struct NotStored {
     pub file: PathBuf,
 }
 
-/// State of handed-over files.
+/// State of asynchronously written files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HandoverState {
     /// Number of files on their way.
@@ -516,7 +516,7 @@ pub fn standing(connection: &OwnedFd, again: bool) -> Result<HandoverState, Erro
     })
 }
 
-/// Whether files were handed over to an earlier file system in this directory and are not stored.
+/// Whether an earlier file system in this directory has left asynchronously written files that are not stored.
 #[must_use]
 pub fn has_left(directory: &Path) -> bool {
     spool::is_left(&directory.join(WRITE_BEHIND))

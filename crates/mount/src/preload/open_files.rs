@@ -1,10 +1,10 @@
 //! Descriptors that programs got, and the detection of the last close of each open file (next: `mount/src/fs/file.rs`).
 //!
-//! A program gets a descriptor of the object's own file, or of a copy, and reads and writes it without further requests. The system shows
-//! whether the file is still open anywhere, in whatever process got it by `dup`, `fork`, `exec` or a socket, or mapped it. The open file
-//! itself holds a lock of a byte that no program uses (an *open file description lock*), which ends with the open file. So no program has
-//! to report a close, and a killed program cannot fail to. The lock is checked whenever the answer matters, and regularly. Changes of a
-//! closed file are transferred at that time, or handed over to `write_behind`.
+//! A program gets a descriptor of the object's own file, or of a copy, and reads and writes it without further requests. The system shows whether the
+//! file is still open anywhere, in whatever process got it by `dup`, `fork`, `exec` or a socket, or mapped it. The open file itself holds a lock of a
+//! byte that no program uses (an *open file description lock*), which ends with the open file. So no program has to report a close, and a killed
+//! program cannot fail to. The lock is checked whenever the answer matters, and regularly. Changes of a closed file are transferred at that time, or
+//! passed to `write_behind`.
 
 use super::copies::{LocalFile, LocalFiles};
 use super::path_resolution::Walker;
@@ -441,7 +441,7 @@ impl OpenFiles {
             && let Some(copy) = &open_file.copy
             && let Err(error) = self.write_behind.spool.trim(&copy.file)
         {
-            tracing::debug!("memory can't be given back: {error}");
+            tracing::debug!("memory can't be freed: {error}");
         }
         drop(open);
         self.changed.notify_all();
@@ -511,7 +511,7 @@ impl OpenFiles {
             tracing::error!(
                 ino = open_file.key.ino,
                 object = open_file.object,
-                "what was written to {path} and closed could not all be handed over: {error}"
+                "{path} was written and closed, but not all of its bytes could be stored: {error}"
             );
         }
         self.finish(open_file);
@@ -564,7 +564,7 @@ impl OpenFiles {
         self.fs.control_flush(open_file.handle, WaitPolicy::MayWait)
     }
 
-    /// Prepares the close of a descriptor: transfers changes, so that errors can be reported, unless the file is handed over and there is
+    /// Prepares the close of a descriptor: transfers changes, so that errors can be reported, unless the file is written asynchronously and there is
     /// space.
     pub(super) fn flush(&self, file: (u64, u64)) -> Result<(), Error> {
         for open_file in self.of_file(file) {

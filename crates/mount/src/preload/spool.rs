@@ -1,4 +1,5 @@
-//! The directory of handed-over files, each with a record of its identity, so that neither outlives the other. It only changes that directory.
+//! The directory of asynchronously written files, each with a record of its identity, so that neither outlives the other. It only changes that
+//! directory.
 //!
 //! The name of a file is a number; its record has the same name with the suffix `.r`. The record exists before a program gets the file, and
 //! is removed when the bytes are stored. Whichever process dies in between, the next file system of the directory finds both.
@@ -73,7 +74,7 @@ pub(super) struct Spool {
 /// The next file, if it was made in advance.
 #[derive(Debug, Default)]
 struct NextFile {
-    /// Whether programs hand over files.
+    /// Whether programs write files asynchronously.
     wanted: bool,
     /// The file. It has no name yet, so it ends with this process.
     file: Option<File>,
@@ -221,7 +222,7 @@ impl Spool {
 
     fn take(&self, number: u64) -> io::Result<ShelvedFile> {
         let path = self.record_path(number);
-        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "its record is none");
+        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "its record is invalid");
         if path.symlink_metadata()?.len() > RECORD_BYTES_MAX {
             return Err(wrong());
         }
@@ -232,7 +233,7 @@ impl Spool {
             .write(true)
             .open(self.path(number))?;
         let foreign = if cluster != self.cluster {
-            Some("it is of another cluster, which had this address before")
+            Some("it belongs to another cluster that had this address before")
         } else if boot != self.boot {
             Some("the host was restarted before it was stored, so it may be corrupt")
         } else {

@@ -1,4 +1,4 @@
-//! Files that programs hand over (`tidemill exec --async`): this process stores them after their close (next: `mount/src/fs/seal.rs`).
+//! Files that programs write asynchronously (`tidemill exec --async`): this process stores them after their close (next: `mount/src/fs/seal.rs`).
 //!
 //! Until then their bytes are in `spool`. This module decides which files are stored again, by which thread and for how long. If a node
 //! or the server is offline, the file waits. If the file is refused, it is tried again as well, and `tidemill exec --wait` reports the
@@ -23,7 +23,7 @@ use tidemill_wire::v1::Kind;
 
 /// Number of threads that store: an offline node blocks one of them for a while.
 pub(super) const WORKERS: usize = 4;
-/// Maximum number of handed-over files that are not stored: each is open here.
+/// Maximum number of asynchronously written files that are not stored: each is open here.
 const FILES_MAX: usize = 1024;
 /// Part of these files, and of the space for their bytes, that each user may have, except root and the serving user.
 const SHARE_OF_OTHERS: usize = 4;
@@ -226,8 +226,8 @@ impl WriteBehind {
         live.count() + items.sealing.len()
     }
 
-    /// Waits until another file may be handed over, as long as that can help and there is time. Returns whether it may. An `other_user` is a
-    /// user who only has a share.
+    /// Waits until another file may be written asynchronously, as long as that can help and there is time. Returns whether it may. An `other_user` is
+    /// a user who only has a share.
     pub(super) fn has_space(&self, other_user: Option<u32>) -> bool {
         let deadline = deadline::deadline();
         let mut items = self.items.lock();
@@ -463,7 +463,7 @@ impl WriteBehind {
 }
 
 impl OpenFiles {
-    /// Stores handed-over files, for as long as `goes_on`.
+    /// Stores asynchronously written files, for as long as `goes_on`.
     pub(super) fn keep_storing(&self, goes_on: impl Fn() -> bool) {
         while goes_on() {
             self.look_at_seals();
@@ -493,7 +493,7 @@ impl OpenFiles {
         if self.write_behind.spool.wants_one()
             && let Err(error) = self.write_behind.spool.prepare()
         {
-            tracing::debug!("no file can be made ready: {error}");
+            tracing::debug!("no file can be prepared: {error}");
         }
     }
 
@@ -510,9 +510,9 @@ impl OpenFiles {
         let Some(copy) = open_file.written_copy() else {
             return AttemptOutcome::Done;
         };
-        let handed = self.hand_over(open_file, copy);
-        let handed = handed.and_then(|()| self.fs.flush(open_file.handle, WaitPolicy::MayWait));
-        match handed {
+        let outcome = self.hand_over(open_file, copy);
+        let outcome = outcome.and_then(|()| self.fs.flush(open_file.handle, WaitPolicy::MayWait));
+        match outcome {
             Ok(()) => {
                 if let Ok(mtime) = mtime_of(&copy.file) {
                     // If this fails, the file has the time at which it was stored.

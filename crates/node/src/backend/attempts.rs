@@ -1,7 +1,7 @@
 //! Write attempts in the external store. A row exists before any byte is sent. The transaction that records the finished file deletes it.
 //!
 //! A process may find the bytes of an object under the object's name. The row shows whether an earlier, killed process wrote them or
-//! another program. For an upload in pieces, the store keeps the pieces of interrupted uploads. This module aborts them when the
+//! another program. The store keeps the parts of interrupted multipart uploads. This module aborts such uploads when the
 //! file exists or when the object no longer exists.
 
 use super::packs::now_s;
@@ -88,7 +88,7 @@ impl Backend {
             };
             if let Err(why) = self.end(&attempt) {
                 let path = &attempt.path;
-                tracing::debug!(path, %why, "what is left of a file can't be aborted yet");
+                tracing::debug!(path, %why, "data of an interrupted write can't be removed yet");
                 well = false;
             }
         }

@@ -2,7 +2,7 @@
 //! files asks this module which objects are known, and records new versions here.
 
 use super::rows::{self, FileOrigin};
-use super::uploading::beside_what;
+use super::uploading::alternative_of;
 use super::{Backend, BackendFailure, BackendFile, Far as _};
 use crate::db::DbError;
 use crate::records;
@@ -103,7 +103,7 @@ impl Follower {
         let _turn = self.0.turn(&placed.path);
         let held = self.0.db.read(|db| rows::at(db, &placed.path))?;
         let mut known = KnownFile::default();
-        if let Some((path, object)) = beside_what(&placed.path) {
+        if let Some((path, object)) = alternative_of(&placed.path) {
             // The object is at this path or is being moved there. In a file system, the move gives the file another tag.
             let moving = self.0.db.read(|db| rows::at(db, path))?;
             let moved = |held: &rows::StoredObject| held.object == object;
@@ -130,7 +130,7 @@ impl Follower {
     /// may no longer exist.
     #[must_use]
     pub fn may_be_own(path: &str) -> bool {
-        beside_what(path).is_some()
+        alternative_of(path).is_some()
     }
 
     /// Makes a file of the store the content of this version. Do not call it on a thread of a runtime.

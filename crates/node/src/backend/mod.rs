@@ -5,8 +5,8 @@
 //! the name of its file. Durable objects stay in the cache as long as the limit of cached bytes allows. Other reads use the backend.
 //!
 //! ```text
-//!    written, fetched ─► cache (directory) ──upload──► far
-//!    readers ◄──────────── cache, else blocks ◄────── far
+//!    written, fetched ─► cache (directory) ──upload──► external store
+//!    readers ◄──────────── cache, else blocks ◄────── external store
 //! ```
 //!
 //! The table `backend` has a row for each object in the external store, from the moment the object is complete. Other programs use the
@@ -402,7 +402,7 @@ impl Backend {
             known.cached_bytes -= size;
             drop(known);
             if let Err(error) = self.cache.remove(object) {
-                tracing::warn!(%error, %object, "a file that the external store has can't be removed from the directory");
+                tracing::warn!(%error, %object, "the cached file of a durable object can't be removed");
             }
         }
     }
@@ -428,7 +428,7 @@ impl Backend {
     }
 
     /// Records that the upload of these objects ended, with any result. Objects removed during this time are also removed from the store.
-    fn gone(&self, objects: &[(ObjectId, ObjectFile)]) {
+    fn uploads_ended(&self, objects: &[(ObjectId, ObjectFile)]) {
         for (object, _) in objects {
             let mut known = self.known.lock();
             let Some((times, removed)) = known.going.get_mut(object) else {
@@ -591,7 +591,7 @@ impl Store for Backend {
     fn make_durable(&self, objects: &[(ObjectId, ObjectFile)]) -> Vec<Result<(), StoreError>> {
         self.go(objects);
         let uploaded = self.upload_each(objects);
-        self.gone(objects);
+        self.uploads_ended(objects);
         self.note_refused(&uploaded);
         uploaded
     }

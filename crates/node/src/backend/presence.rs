@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Name of the mark.
 pub(super) const MARK: &str = ".tidemill-store";
-const TEXT: &str = "Nodes of a Tidemill cluster have files here. A store without this file may be taken for one that is offline.\n";
+const TEXT: &str = "Nodes of a Tidemill cluster have files here. A store without this file may be treated as offline.\n";
 /// Time for which writers trust a successful check.
 const BELIEVED: Duration = Duration::from_secs(2);
 /// Maximum time without an answer of the store.
@@ -22,8 +22,8 @@ const SILENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 /// Number of known files, of the first and of the last, that are looked up if the mark is missing.
 const LOOKED_FOR: u32 = 4;
 
-const OFFLINE: &str = "nothing is there that was before: is it mounted? Files stay as they are; if that is right, put an empty file \
-    .tidemill-store there";
+const OFFLINE: &str = "none of the known files exists: is it mounted? No file is changed. If the files are deleted for good, create an empty file \
+    .tidemill-store in the store";
 
 /// Store that is checked before it is used.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Guarded {
         let was_offline = std::mem::replace(&mut *self.is_offline.lock(), marked.is_none());
         match (marked, was_offline) {
             (None, false) => tracing::error!("the backend is offline: {OFFLINE}"),
-            (Some(_), true) => tracing::info!("the backend is there again"),
+            (Some(_), true) => tracing::info!("the backend is online again"),
             _ => {}
         }
         marked.ok_or_else(|| BackendFailure::Other(OFFLINE.to_owned()))

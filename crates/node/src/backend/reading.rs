@@ -249,7 +249,7 @@ impl Backend {
         let followed = held.is_ok_and(|held| held.iter().any(other));
         match self.is_attached(&placed.path) && !followed {
             true => BackendFailure::Other(format!(
-                "{why}, which the directory has soon: read it again"
+                "{why}; the directory has the new version soon: read the file again"
             )),
             false => why,
         }
@@ -263,7 +263,7 @@ impl Backend {
         there: &BackendLocation,
         bytes: u64,
     ) -> Result<(), StoreError> {
-        let away = BackendObject::new(Arc::clone(&self.reach), from, there.clone());
+        let external = BackendObject::new(Arc::clone(&self.reach), from, there.clone());
         let placed = &there.placed;
         let fetch = || {
             let mut buffer = vec![0; usize::try_from(BLOCK_BYTES).unwrap_or(1 << 20)];
@@ -271,7 +271,7 @@ impl Backend {
             self.cache.create(object)?;
             while at < end {
                 let count = usize::try_from((end - at).min(BLOCK_BYTES)).unwrap_or(buffer.len());
-                let read = away.read_at(at, &mut buffer[..count]);
+                let read = external.read_at(at, &mut buffer[..count]);
                 let read = read.map_err(|error| StoreError::Backend {
                     path: placed.path.clone(),
                     why: BackendFailure::Other(error.to_string()),

@@ -619,7 +619,7 @@ fn store_without_known_files_is_unreachable() {
         offline(store.vouch(one.0).unwrap());
         offline(make_durable(&store, &two));
         assert!(read(&store, one.0).is_err());
-        assert!(reported(&store).contains("nothing is there"));
+        assert!(reported(&store).contains("none of the known files exists"));
         assert!(bench.far.names().is_empty());
         assert!(store.remove(one.0).unwrap());
         store.remove_some();

@@ -56,13 +56,13 @@ pub(super) fn key(object: ObjectId, path: &str, part: bool) -> String {
         && !path.chars().any(char::is_control);
     match (able, part) {
         (true, false) => path.to_owned(),
-        (true, true) => beside(path, object),
+        (true, true) => alternative(path, object),
         (false, _) => format!("{OWN}objects/{:016x}", object.0),
     }
 }
 
 /// Returns another name, which only this object gets.
-fn beside(path: &str, object: ObjectId) -> String {
+fn alternative(path: &str, object: ObjectId) -> String {
     format!("{path}.{:016x}", object.0)
 }
 
@@ -78,17 +78,17 @@ fn failed_at(path: &str) -> impl Fn(BackendFailure) -> StoreError {
 fn names_of(object: ObjectId, wanted: &str) -> [String; 3] {
     let own = key(object, "", false);
     let fresh = format!("{own}-{:016x}", crate::task::now().0);
-    [beside(wanted, object), own, fresh]
+    [alternative(wanted, object), own, fresh]
 }
 
 /// Returns whether only this object can get that name.
 pub(super) fn is_own(path: &str, object: ObjectId) -> bool {
-    let beside = beside_what(path).is_some_and(|(_, other)| other == object);
-    beside || path.starts_with(&key(object, "", false))
+    let alternative = alternative_of(path).is_some_and(|(_, other)| other == object);
+    alternative || path.starts_with(&key(object, "", false))
 }
 
-/// Returns the path and the object of a name from `beside`.
-pub(super) fn beside_what(path: &str) -> Option<(&str, ObjectId)> {
+/// Returns the path and the object of a name from `alternative`.
+pub(super) fn alternative_of(path: &str) -> Option<(&str, ObjectId)> {
     let (path, number) = path.rsplit_once('.')?;
     let plain = number.len() == 16 && number.bytes().all(|digit| digit.is_ascii_hexdigit());
     let number = u64::from_str_radix(number, 16).ok().filter(|_| plain)?;
@@ -271,7 +271,7 @@ impl Backend {
             _ => {
                 tracing::warn!(
                     path = wanted,
-                    "somebody else has a file of this name in the backend: ours gets another one"
+                    "another program has a file of this name in the backend: the node's file gets another name"
                 );
                 self.elsewhere(object, &wanted, opened)
             }
@@ -327,9 +327,9 @@ impl Backend {
         if moved.size != now.size || left.size != now.size {
             return Err(failed(BackendFailure::Changed));
         }
-        let lies = left.clone();
+        let location = left.clone();
         let note = move |db: &rusqlite::Connection| {
-            rows::give_way(db, (object, instead), &lies)?;
+            rows::give_way(db, (object, instead), &location)?;
             rows::aside(db, object, &moved)
         };
         let known = self.db.write_blocking(true, note);
@@ -432,7 +432,9 @@ impl Backend {
             at += count as u64;
             let changed = hash.is_some_and(|hash| at == size && hasher.finalize() != hash);
             match (changed, count) {
-                (true, _) => Err(std::io::Error::other("it is not what was sealed")),
+                (true, _) => Err(std::io::Error::other(
+                    "its content differs from the sealed content",
+                )),
                 (false, 0) => Ok(None),
                 (false, _) => Ok(Some(Bytes::from(piece))),
             }
@@ -507,7 +509,7 @@ impl Backend {
         {
             tracing::warn!(
                 trouble,
-                "files can't be put into the backend; they stay here, and it is tried again"
+                "files can't be uploaded to the backend; they stay on this node, which retries"
             );
         }
         known.trouble = trouble.unwrap_or_default();
@@ -542,7 +544,7 @@ impl Backend {
                     .try_for_each(|object| rows::removed(db, *object))
             };
             if let Err(error) = self.db.write_blocking(false, forget) {
-                tracing::warn!(%error, "removed objects of the external store are looked for again");
+                tracing::warn!(%error, "external files of removed objects can't be removed now; the node retries");
             }
         }
         more

@@ -183,7 +183,7 @@ fn count(frames: &Bytes) -> Result<u32, HttpRefusal> {
 }
 
 const GARBAGE: &str =
-    "the body is no messages, each after its length in four bytes, the lowest first";
+    "the body is not a list of messages, each after its length in four bytes, the lowest first";
 
 /// Waits until that many bytes fit into the channel.
 async fn space(

@@ -132,7 +132,7 @@ impl Channels {
         let files = match self.files() {
             Ok(files) => files,
             Err(error) => {
-                tracing::warn!(%error, "channels can't be looked through");
+                tracing::warn!(%error, "the directory of channels can't be read");
                 return;
             }
         };
@@ -154,7 +154,9 @@ impl Channels {
             let bytes = path.metadata().map_or(0, |metadata| metadata.len());
             match std::fs::remove_file(&path) {
                 Ok(()) => self.store.give_space(bytes),
-                Err(error) => tracing::warn!(%error, "a channel's file stays for now"),
+                Err(error) => {
+                    tracing::warn!(%error, "the file of a removed channel can't be removed yet")
+                }
             }
         }
     }

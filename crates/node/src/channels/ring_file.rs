@@ -42,7 +42,9 @@ pub(super) enum OpenChannelError {
     Refused(#[from] ChannelRefusal),
     #[error(transparent)]
     System(#[from] io::Error),
-    #[error("the channel's file is none, or of a later release: have the channel removed")]
+    #[error(
+        "the file is not a channel's file, or a later release wrote it: have the channel removed"
+    )]
     Corrupt,
 }
 

@@ -3,11 +3,11 @@
 //!
 //! All ranks end with the first rank that fails, and with the connections of this node: if it is killed, its ranks are killed, too.
 
-use super::{ALIVE_EVERY, RankPlace, Round, Word, hear_soon, say};
+use super::{ALIVE_EVERY, RankPlace, Round, Word, receive_soon, send_word};
 use crate::executor::ExecutorParts;
 use crate::fetch::{FetchError, InputLocations};
 use crate::labels::Live;
-use crate::task::{failure, lies};
+use crate::task::{failure, input_locations};
 use prost::Message as _;
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -82,7 +82,7 @@ pub(crate) fn lead(
     (out, led): (&mut File, &mut LeadResult),
 ) -> Result<(), Failure> {
     if !matches!(analysis.kernel, Kernel::Native { .. }) {
-        let what = "with mpi a kernel is a shared object of your own";
+        let what = "with mpi, the kernel must be a shared object of your own";
         return Err(failure(FailureKind::Kernel, what.to_owned()));
     }
     let places = places((parts, live), analysis)?;
@@ -98,7 +98,7 @@ pub(crate) fn lead(
             if !stale? {
                 return run.gather(out, limit).await;
             }
-            tracing::debug!(label = %live.label.id, "what ranks have read was changed: they run again");
+            tracing::debug!(label = %live.label.id, "bytes that ranks have read were changed: the ranks run again");
         }
     })
 }
@@ -115,7 +115,7 @@ fn places(
         let InputLocations {
             layout,
             capabilities,
-        } = lies(of, index, input).map_err(unknown)?;
+        } = input_locations(of, index, input).map_err(unknown)?;
         for (part, capability) in layout.parts().iter().zip(capabilities) {
             let Some(replica) = part.replicas.first() else {
                 continue;
@@ -205,7 +205,7 @@ impl RunningRanks {
                 rank,
                 places: all.clone(),
             };
-            let sent = say(&mut to, &begin).await;
+            let sent = send_word(&mut to, &begin).await;
             sent.map_err(|error| unstarted(error.to_string()))?;
             ranks.push(RankState {
                 node: place.node,
@@ -231,7 +231,7 @@ async fn listen<R: AsyncRead + Unpin>(
     tell: mpsc::Sender<RankMessage>,
 ) -> Option<R> {
     loop {
-        let heard = hear_soon(&mut from).await;
+        let heard = receive_soon(&mut from).await;
         let last = !matches!(heard, Ok(Word::Waits(_) | Word::Alive));
         let ended = matches!(heard, Ok(Word::Ended { .. }));
         tell.send((rank, heard)).await.ok()?;
@@ -311,7 +311,7 @@ impl RunningRanks {
             Ok(_) | Err(_) => {
                 let why = match heard {
                     Err(error) => format!("its node is lost: {error}"),
-                    Ok(_) => "its node says what makes no sense".to_owned(),
+                    Ok(_) => "its node sent an invalid message".to_owned(),
                 };
                 self.failed.push((rank, lost(rank, node, &why)));
                 let failed = failure(FailureKind::NodeLost, why);
@@ -340,7 +340,7 @@ impl RunningRanks {
     /// Sends a message to all ranks. A lost connection is detected by its reader.
     async fn tell_all(&mut self, word: &Word) {
         for rank in &mut self.ranks {
-            let _ = say(&mut rank.to, word).await;
+            let _ = send_word(&mut rank.to, word).await;
         }
     }
 
@@ -349,7 +349,7 @@ impl RunningRanks {
         let mut left = limit;
         for rank in 0..self.ranks.len() {
             let node = self.ranks[rank].node;
-            let gone = |error: io::Error| {
+            let unavailable = |error: io::Error| {
                 lost(
                     rank,
                     node,
@@ -360,13 +360,13 @@ impl RunningRanks {
                 Some(from) => from.await.ok().flatten(),
                 None => None,
             };
-            let mut from = from.ok_or_else(|| gone(io::ErrorKind::NotConnected.into()))?;
+            let mut from = from.ok_or_else(|| unavailable(io::ErrorKind::NotConnected.into()))?;
             let to = &mut self.ranks[rank].to;
-            say(to, &Word::Give).await.map_err(gone)?;
-            let mut size = from.read_u64_le().await.map_err(gone)?;
+            send_word(to, &Word::Give).await.map_err(unavailable)?;
+            let mut size = from.read_u64_le().await.map_err(unavailable)?;
             left = left.checked_sub(size).ok_or_else(|| {
                 let what =
-                    format!("the ranks have made more than the limit of {limit} bytes together");
+                    format!("the outputs of all ranks together exceed the limit of {limit} bytes");
                 failure(FailureKind::OutputLimit, what)
             })?;
             let mut piece = vec![0; PIECE_BYTES];
@@ -379,11 +379,11 @@ impl RunningRanks {
                     0 => Err(io::ErrorKind::UnexpectedEof.into()),
                     got => Ok(got),
                 });
-                let got = got.map_err(gone)?;
+                let got = got.map_err(unavailable)?;
                 out.write_all(&piece[..got]).map_err(|error| {
                     failure(
                         FailureKind::Device,
-                        format!("what ranks made can't be kept: {error}"),
+                        format!("the output of the ranks can't be stored: {error}"),
                     )
                 })?;
                 size -= got as u64;

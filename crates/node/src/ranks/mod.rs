@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 /// Maximum length of a message in bytes: a label with its layout.
 const WORD_BYTES_MAX: usize = 64 << 20;
 
-/// Interval of each side's signs of life, and maximum time without a message.
+/// Interval of keep-alive messages in both directions, and maximum time without a message.
 const ALIVE_EVERY: Duration = Duration::from_secs(5);
 const SILENT_MAX: Duration = Duration::from_secs(60);
 
@@ -57,7 +57,7 @@ enum Word {
         ports: Vec<Vec<u16>>,
         values: Vec<(String, String)>,
     },
-    /// Sign of life, in both directions.
+    /// Keep-alive message, in both directions.
     Alive,
     /// To the leader: the outcome of the rank in protobuf, and whether the rank has read other bytes than were finally sealed. No message
     /// follows before `Give`.
@@ -66,7 +66,7 @@ enum Word {
     Give,
 }
 
-async fn say(to: &mut (impl AsyncWrite + Unpin), word: &Word) -> io::Result<()> {
+async fn send_word(to: &mut (impl AsyncWrite + Unpin), word: &Word) -> io::Result<()> {
     let word = postcard::to_allocvec(word).map_err(io::Error::other)?;
     let length = u32::try_from(word.len()).map_err(io::Error::other)?;
     let mut all = length.to_le_bytes().to_vec();
@@ -76,7 +76,7 @@ async fn say(to: &mut (impl AsyncWrite + Unpin), word: &Word) -> io::Result<()> 
 }
 
 /// Receives a message. Not safe to cancel: the future must run to its end.
-async fn hear(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Word> {
+async fn receive_word(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Word> {
     let mut length = [0; 4];
     from.read_exact(&mut length).await?;
     let length = u32::from_le_bytes(length) as usize;
@@ -88,8 +88,8 @@ async fn hear(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Word> {
     postcard::from_bytes(&word).map_err(io::Error::other)
 }
 
-/// Receives like [`hear`] from a peer that sends signs of life. Fails after a silence.
-async fn hear_soon(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Word> {
-    let heard = tokio::time::timeout(SILENT_MAX, hear(from)).await;
+/// Receives like [`receive_word`] from a peer that sends keep-alive messages. Fails after a silence.
+async fn receive_soon(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Word> {
+    let heard = tokio::time::timeout(SILENT_MAX, receive_word(from)).await;
     heard.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }

@@ -221,8 +221,8 @@ mod tests {
             rank.read_exact(&mut bytes[..4]).await.unwrap();
             assert_eq!(&bytes[..4], b"back");
             // The other end stays open and sends nothing.
-            let (gone, _left) = if first { (rank, other) } else { (other, rank) };
-            drop(gone);
+            let (dropped, _left) = if first { (rank, other) } else { (other, rank) };
+            drop(dropped);
             let ends = tokio::time::timeout(HELD * 12, carrying).await;
             ends.unwrap().unwrap();
         }

@@ -3,7 +3,7 @@
 
 use super::pmi::{Pmi, Wish};
 use super::relay::{CONNECTIONS_MAX, Relays, carry, connected};
-use super::{ALIVE_EVERY, RankPlace, Round, Word, hear, hear_soon, say};
+use super::{ALIVE_EVERY, RankPlace, Round, Word, receive_soon, receive_word, send_word};
 use crate::daemon::Daemon;
 use crate::executor::ExecutorParts;
 use crate::http::{HttpContext, HttpRefusal, HttpResult};
@@ -155,7 +155,7 @@ fn switched() -> HttpResult {
         .header(header::CONNECTION, "upgrade")
         .header(header::UPGRADE, RANK_PROTOCOL)
         .body(Body::empty())
-        .map_err(|_| HttpRefusal::Bad("no answer can be made"))
+        .map_err(|_| HttpRefusal::Bad("the answer can't be encoded"))
 }
 
 /// Request to run a rank.
@@ -197,7 +197,7 @@ async fn serve(
     connection: DedicatedConnection,
 ) {
     let (mut from, mut to) = tokio::io::split(connection);
-    let begin = timeout(BEGIN_MAX, hear(&mut from)).await;
+    let begin = timeout(BEGIN_MAX, receive_word(&mut from)).await;
     let begin = begin.ok().and_then(Result::ok);
     // An invalid request gets no answer.
     let Some(asked) = begin.and_then(|word| RankRequest::new(word, shown)) else {
@@ -205,7 +205,7 @@ async fn serve(
     };
     if let Err(failed) = ServedRank::run(daemon, asked, (from, &mut to)).await {
         let outcome = Outcome::at(now(), Err(failed));
-        let _ = say(&mut to, &ended(&outcome, false)).await;
+        let _ = send_word(&mut to, &ended(&outcome, false)).await;
     }
 }
 
@@ -322,7 +322,7 @@ impl ServedRank<'_> {
                     Some(Word::Go { ports, values }) => leads &= self.go(ports, values).await.is_ok(),
                     _ => leads = false,
                 },
-                _ = alive.tick(), if leads => leads &= say(self.to, &Word::Alive).await.is_ok(),
+                _ = alive.tick(), if leads => leads &= send_word(self.to, &Word::Alive).await.is_ok(),
             }
             if !leads {
                 self.live.control.cancel();
@@ -334,7 +334,7 @@ impl ServedRank<'_> {
         let network = Arc::clone(&self.relays.network);
         let ports = tokio::task::spawn_blocking(move || network.ports()).await;
         let ports = ports.map_err(io::Error::other)??;
-        say(self.to, &Word::Waits(Round { ports, ..round })).await
+        send_word(self.to, &Word::Waits(Round { ports, ..round })).await
     }
 
     async fn go(&mut self, ports: Vec<Vec<u16>>, values: Vec<(String, String)>) -> io::Result<()> {
@@ -354,10 +354,10 @@ impl ServedRank<'_> {
             );
         }
         if outcome.result.is_ok() && !ranked.stale && !self.pmi.came_back {
-            let what = "it ended before func came back";
+            let what = "it ended before func returned";
             outcome.result = Err(failure(FailureKind::Kernel, what.to_owned()));
         }
-        let sent = say(self.to, &ended(&outcome, ranked.stale)).await;
+        let sent = send_word(self.to, &ended(&outcome, ranked.stale)).await;
         // Only now may others see their connections closed.
         over.send_replace(true);
         let (Ok(()), Some(made)) = (sent, &ranked.made) else {
@@ -371,7 +371,7 @@ impl ServedRank<'_> {
             }
         }
         if let Err(error) = give(made, self.to).await {
-            tracing::debug!(%error, "what a rank made can't be given");
+            tracing::debug!(%error, "the output of a rank can't be sent");
         }
     }
 }
@@ -417,7 +417,7 @@ async fn network(parts: &Arc<ExecutorParts>, rank: usize) -> Result<Arc<RankNetw
 
 /// Forwards the messages of the leader until its connection ends.
 async fn listen(mut from: impl AsyncRead + Unpin, tell: mpsc::Sender<Word>) {
-    while let Ok(word) = hear_soon(&mut from).await {
+    while let Ok(word) = receive_soon(&mut from).await {
         if tell.send(word).await.is_err() {
             return;
         }

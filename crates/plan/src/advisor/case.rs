@@ -1,4 +1,4 @@
-//! Input of the advisor: a kernel, its input data, both sides and the link between them.
+//! Input of the advisor: a kernel, its input data, the client, the node and the link between them.
 
 use super::Infeasible;
 use super::Load;
@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::fmt;
 use thiserror::Error;
 
-/// One of the two sides.
+/// Client or node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExecutionSide {
@@ -26,7 +26,7 @@ impl fmt::Display for ExecutionSide {
     }
 }
 
-/// One of the two places where the kernel may run.
+/// Client or node, where the kernel may run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SideFacts {
     /// Input rate on one free core; `None` if it was not measured.
@@ -140,9 +140,9 @@ pub struct Case {
     pub node: SideFacts,
     /// Machine of the reader.
     pub client: SideFacts,
-    /// Link between the two sides.
+    /// Link between client and node.
     pub link: Link,
-    /// Powers of both sides, if they are known.
+    /// Powers of client and node, if they are known.
     pub powers: Option<Powers>,
 }
 

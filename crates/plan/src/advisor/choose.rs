@@ -74,7 +74,7 @@ impl Advice {
 /// on.
 ///
 /// # Errors
-/// An invalid number in the case, or both sides are infeasible.
+/// An invalid number in the case, or neither client nor node can run the kernel.
 pub fn advise(case: &Case) -> Result<Advice, CaseError> {
     case.check()?;
     let (node, client) = (case.predict(1.0), case.predict(0.0));

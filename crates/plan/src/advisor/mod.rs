@@ -27,7 +27,7 @@ pub struct Prediction {
     pub time: Seconds,
     /// Share of the input that the node processes.
     pub node_share: f64,
-    /// Time until cores are free, both sides together (A1).
+    /// Time until cores are free, client and node together (A1).
     #[serde(rename = "waiting_seconds")]
     pub waiting: Seconds,
     /// Time of starting and running on the node (A3).

@@ -209,7 +209,7 @@ fn shared_processors_slow_both_sides_until_kernels_end() {
     let node = advise(&shared).unwrap().node.unwrap();
     close(node.waiting.get(), 3.0);
     close(node.on_node.get(), 10.0);
-    // Each of both sides has half a processor if they run at once.
+    // Client and node each have half a processor if they run at once.
     let both = shared.predict(0.5).unwrap();
     close(both.on_client.get(), 2.5);
     close(both.on_node.get(), 10.0);

@@ -1,4 +1,4 @@
-//! Canvas: writes SVG nodes, one after the other, into a document of fixed size.
+//! Canvas: writes SVG elements, one after the other, into a document of fixed size.
 
 use super::Area;
 use std::fmt::Write;

@@ -120,9 +120,14 @@ pub fn levels(
     let mut free = f64::NEG_INFINITY;
     for (at, label) in places {
         canvas.dashes((plot.x, at), (plot.right(), at));
-        let beside = (at + 4.0).max(free);
-        free = beside + 13.0;
-        canvas.text((plot.right() + 6.0, beside), label, 11.0, TextAnchor::Start);
+        let label_y = (at + 4.0).max(free);
+        free = label_y + 13.0;
+        canvas.text(
+            (plot.right() + 6.0, label_y),
+            label,
+            11.0,
+            TextAnchor::Start,
+        );
     }
 }
 

@@ -159,7 +159,7 @@ pub fn keeps_up(
     })
 }
 
-/// Bound of the ratio at which a kernel keeps up.
+/// Limit of the ratio at which a kernel keeps up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RatioBound {
     /// A constraint of staging.
@@ -186,12 +186,12 @@ impl Serialize for RatioBound {
     }
 }
 
-/// Largest ratio at which a kernel keeps up, and its bound.
+/// Largest ratio at which a kernel keeps up, and its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Largest {
     /// Ratio, not rounded.
     pub ratio: f64,
-    /// Bound of the ratio.
+    /// Constraint that limits the ratio.
     pub bound: RatioBound,
 }
 

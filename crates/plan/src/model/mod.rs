@@ -1,10 +1,10 @@
 //! Models of Active Flash: answer whether analysis should run where output is staged, and how much this saves.
 //!
-//! The equations are those of D. Tiwari et al., "Active Flash: Towards Energy-Efficient, In-Situ Data Analytics on Extreme-Scale Machines"
-//! (FAST 2013), one function each: [`staging`] (Eqs. 1 to 5, 22 to 24), [`feasible`] (6 to 11, 25 to 28), [`energy`] (12 to 21, 29 to 34)
-//! and [`cost`] (Fig. 3a, Table 5). Their symbols are the fields of [`ApplicationRun`] and [`AnalysisStage`]; [`Corrections`] lists the equations that can't
-//! be meant as printed. An infeasible case is an [`Infeasible`] in words, never a negative number. `docs/models.md` describes the models;
-//! the example `active_flash` compares the printed numbers with the computed ones.
+//! The equations are those of D. Tiwari et al., "Active Flash: Towards Energy-Efficient, In-Situ Data Analytics on Extreme-Scale Machines" (FAST
+//! 2013), one function each: [`staging`] (Eqs. 1 to 5, 22 to 24), [`feasible`] (6 to 11, 25 to 28), [`energy`] (12 to 21, 29 to 34) and [`cost`]
+//! (Fig. 3a, Table 5). Their symbols are the fields of [`ApplicationRun`] and [`AnalysisStage`]; [`Corrections`] lists the equations that can't be
+//! meant as printed. An infeasible case is an [`Infeasible`] in words, never a negative number. `docs/models.md` describes the models; the example
+//! `active_flash` compares the printed numbers with the computed ones.
 //!
 //! ```
 //! use std::path::Path;

@@ -43,7 +43,7 @@ impl Clock {
     }
 
     pub(super) fn plan(&mut self, at: Time, wake: PlannedEvent) {
-        debug_assert!(at >= self.now, "the clock never goes back");
+        debug_assert!(at >= self.now, "the clock never runs backwards");
         self.count += 1;
         self.planned.push(Reverse((at, self.count, wake)));
     }

@@ -18,7 +18,7 @@ impl FailureDice {
     /// Returns whether a run on this node fails. No random number is drawn for a node without failures.
     #[expect(
         clippy::cast_precision_loss,
-        reason = "a share of 2^64 is not asked for more exactly"
+        reason = "no share needs more than 64 bits"
     )]
     pub(super) fn fails(&mut self, node: &PlatformNode) -> bool {
         let rate = node.failure_rate;
@@ -46,7 +46,7 @@ impl UsedSpace {
         self.used = self.used.saturating_add(bytes);
     }
 
-    /// Returns the free space in addition to `replicas` bytes of replicas; `None` if there is no bound.
+    /// Returns the free space in addition to `replicas` bytes of replicas; `None` if there is no limit.
     pub(super) fn free(&self, replicas: u64) -> Option<u64> {
         let taken = self.used.saturating_add(replicas);
         Some(self.capacity?.saturating_sub(taken))

@@ -233,7 +233,7 @@ mod tests {
         run_bounded(rates, flows, u64::MAX)
     }
 
-    /// Runs flows with a bound on the rate of each.
+    /// Runs flows with a limit on the rate of each.
     fn run_bounded(rates: &[Option<u64>], flows: &[(u64, u64, &[u32])], rate_max: u64) -> Vec<u64> {
         let mut network = FlowNetwork::new(rates.iter().copied());
         let mut clock = Clock::default();

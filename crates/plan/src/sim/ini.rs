@@ -6,7 +6,7 @@ use super::error::{FileProblem, InputError};
 /// Section of a file.
 #[derive(Debug)]
 pub(super) struct IniSection {
-    /// Name between the brackets.
+    /// Name between the square brackets.
     pub(super) name: String,
     /// Line of its begin.
     pub(super) line: u32,

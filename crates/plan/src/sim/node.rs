@@ -2,7 +2,7 @@
 //!
 //! It behaves like `tidemill-node` and uses the same ledger of free resources. Labels run first come, first served, but none before the
 //! labels that it follows, and none before all its needs are free. A label holds its resources from its first fetch to its last write.
-//! Fetched objects are shared while they are in use and are kept up to a bound, and the oldest is dropped first.
+//! Fetched objects are shared while they are in use and are kept up to a limit, and the oldest is dropped first.
 
 use super::faults::UsedSpace;
 use super::platform::PlatformNode;
@@ -63,7 +63,7 @@ impl Station {
         Some((label, cores.collect()))
     }
 
-    /// Returns the free space of its device; `None` if there is no bound.
+    /// Returns the free space of its device; `None` if there is no limit.
     pub(super) fn free(&self) -> Option<u64> {
         self.space.free(self.input_cache.bytes)
     }

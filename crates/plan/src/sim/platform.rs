@@ -25,7 +25,7 @@ pub const CORES_MAX: u32 = 65_536;
 pub const LINK_ASSUMED_BYTES_PER_SEC: u64 = 125_000_000;
 /// Maximum of the time that a node takes to resume, and of the time until it is suspended: 30 days. Messages show it in seconds.
 const SUSPEND_MAX: Span = Span::from_secs(30 * 86_400);
-/// Lowest id of the server cores.
+/// Lowest id of the node of the server cores.
 const SERVER_CORES_ID_MIN: usize = 1000;
 
 /// Simulated cluster.

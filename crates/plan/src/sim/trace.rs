@@ -760,8 +760,8 @@ mod tests {
             ("part 2", "it has no part 2"),
             ("bytes 0-12298", "it has 12298"),
             ("bytes 5-4", "ends before that"),
-            ("bytes 0-18446744073709551615", "names no bytes"),
-            ("some", "names no bytes"),
+            ("bytes 0-18446744073709551615", "is not a range of bytes"),
+            ("some", "is not a range of bytes"),
         ] {
             let error = refused(&selection(text));
             assert!(

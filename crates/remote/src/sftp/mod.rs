@@ -82,7 +82,7 @@ pub(crate) fn open(
 fn odd(path: &str) -> Why {
     Why::from(Error::Store {
         path: path.to_owned(),
-        reason: "the server's answer makes no sense".into(),
+        reason: "the server's answer is invalid".into(),
     })
 }
 
@@ -169,7 +169,7 @@ impl Sftp {
             true => Ok(()),
             false => Err(Error::NoFile {
                 path: path.to_owned(),
-                what: "behind a link",
+                what: "below a link",
             }
             .into()),
         }
@@ -395,9 +395,7 @@ impl TreeProtocol for Sftp {
             let renamed = status(other, ask(&session, other, packet).await?);
             if renamed.is_err() && !able && self.lstat(&session, other).await.is_ok() {
                 return Err(match over {
-                    true => Error::Unable(
-                        "put a file in place of another: the server can't (posix-rename)",
-                    ),
+                    true => Error::Unable("replace a file: the server lacks posix-rename"),
                     false => Error::Changed(other.to_owned()),
                 }
                 .into());
@@ -454,9 +452,9 @@ impl SftpListing {
             Err(_) => (String::from_utf8_lossy(&bytes).into_owned(), false),
         };
         let seen = match (plain, found.kind()) {
-            (false, _) => Err("its name is no UTF-8"),
+            (false, _) => Err("its name is not UTF-8"),
             (true, Some(what)) if what != "a directory" => Err(what),
-            _ => seen(&join(&self.path, &name), &found).map_err(|_| "no file"),
+            _ => seen(&join(&self.path, &name), &found).map_err(|_| "not a file"),
         };
         Some(TreeName { name, seen })
     }

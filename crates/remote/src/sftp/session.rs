@@ -182,7 +182,7 @@ impl SftpSession {
                 });
             }
             Ok(Ok(answer)) => {
-                extensions(answer).ok_or("the server speaks no SFTP of version 3".into())
+                extensions(answer).ok_or("the server does not speak SFTP version 3".into())
             }
         }?;
         *lock(&shared.waiting) = Some(PendingReplies::new());

@@ -148,7 +148,7 @@ impl FileAttributes {
             Some(0o120_000) => Some("a link"),
             Some(0o010_000) => Some("a pipe"),
             Some(_) => Some("a device or socket"),
-            None => Some("of a kind that the server does not tell"),
+            None => Some("of an unknown type"),
         }
     }
 

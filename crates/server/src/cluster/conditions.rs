@@ -51,7 +51,7 @@ impl Cluster {
         refused.insert(node.node, why);
     }
 
-    /// Returns the states of all nodes. `failed_nodes` names the nodes that were offline for longer than `--repair-after`.
+    /// Returns the states of all nodes. `failed_nodes` names the nodes that have been offline for longer than `--repair-after`.
     pub(crate) fn conditions(&self, failed_nodes: &[u32]) -> Vec<v1::Condition> {
         let mut found = Vec::new();
         let refused = self.refused.lock().clone();
@@ -68,7 +68,7 @@ impl Cluster {
             .filter(|slot| slot.status.role == "store")
             .peekable();
         if stores.peek().is_none() {
-            let cause = "no node that keeps data was ever attached";
+            let cause = "no node that stores data was ever attached";
             found.push(condition::NO_NODE.of(None, cause));
         }
         let mut take = stores

@@ -10,7 +10,7 @@ use tonic::Status;
 
 impl Cluster {
     /// Handles a node's last message, which says that it suspends itself.
-    pub(super) fn fall(&self, node: u32, epoch: u64) {
+    pub(super) fn on_suspended(&self, node: u32, epoch: u64) {
         {
             let slots = self.slots.lock();
             let Some(slot) = slots.get(&node).filter(|slot| slot.epoch == epoch) else {
@@ -91,7 +91,7 @@ impl Cluster {
         })
     }
 
-    /// Reports that a node is suspended, so that nobody misses it.
+    /// Reports that a node is suspended, so that the node is not reported as missing.
     pub(crate) fn tell_suspended(&self, node: u32) {
         self.report(DriverReport::Suspended { node });
         self.refresh();
@@ -116,7 +116,7 @@ impl Cluster {
         self.lose_if_offline(node, epoch);
     }
 
-    /// Returns the signs of activity of a node from which its idle time is computed: labels, and bytes that it moved.
+    /// Returns the activity of a node, from which its idle time is computed: labels, and bytes that it transferred.
     pub(crate) fn activity(&self, node: u32) -> Option<Activity> {
         let slots = self.slots.lock();
         let slot = slots.get(&node)?;
@@ -166,7 +166,7 @@ fn power(status: &v1::Node) -> NodePower {
     }
 }
 
-/// Signs of activity of a node: see [`Cluster::activity`].
+/// Activity of a node: see [`Cluster::activity`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Activity {
     /// Whether the node has labels.

@@ -15,7 +15,7 @@ const PERIOD: Duration = Duration::from_millis(20);
 /// Number of bytes that are stored of a command's output.
 const PRINTED_BYTES_MAX: usize = 400;
 /// Maximum wait for a command's last output after its end.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(100);
 
 /// A line for the shell. The environment variable `TIDEMILL_NODE` has the node's number.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl ShellCommand {
         match ended {
             Some(status) if status.success() => Ok(()),
             Some(status) => {
-                std::thread::sleep(LAST_WORDS);
+                std::thread::sleep(LAST_OUTPUT_WAIT);
                 let printed = String::from_utf8_lossy(&printed.lock()).trim().to_owned();
                 let printed = tidemill_core::display::line(&printed).to_string();
                 Err(named(format!("failed ({status}): {printed}")))
@@ -136,6 +136,6 @@ mod tests {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
             stat.map_or(true, |stat| stat.contains(") Z"))
         };
-        assert!((0..500).any(gone), "what it started lives");
+        assert!((0..500).any(gone), "the started process still runs");
     }
 }

@@ -67,7 +67,7 @@ impl Manager {
         let mut next = Instant::now() + PERIOD;
         let energy = &self.suspensions().energy;
         if let Err(fault) = self.database.read(|db| energy.restore(db)) {
-            fault.put_off("what nodes have drawn is not known");
+            fault.put_off("the energy consumption of nodes can't be read");
         }
         let mut kept = Instant::now();
         loop {
@@ -100,7 +100,7 @@ impl Manager {
         }
         let work = move |db: &rusqlite::Connection| energy::keep(db, &all);
         if let Err(fault) = self.database.write(work).await {
-            fault.put_off("what nodes have drawn can't be kept");
+            fault.put_off("the energy consumption of nodes can't be stored");
         }
     }
 
@@ -144,7 +144,7 @@ impl Manager {
         };
         let kept = self.database.write(move |db| store::keep(db, kept)).await;
         if let Err(fault) = kept {
-            tracing::warn!(node, %fault, "whether a node is suspended can't be kept");
+            tracing::warn!(node, %fault, "the state of a suspended node can't be stored");
         }
     }
 
@@ -172,7 +172,7 @@ impl Manager {
         tracing::info!(node, "a suspended node is resumed");
         let Some(command) = self.elastic.commands(node).resume else {
             if !reported {
-                let why = "no process of it waits to be resumed, and there is no resume command: start it";
+                let why = "no process of the node waits for a resume message, and there is no resume command: start the node";
                 self.suspensions()
                     .trouble(node, ElasticEvent::Failed, why.into());
             }
@@ -192,14 +192,14 @@ impl Manager {
     /// Returns the need for a node, or `None`.
     fn needed(&self, node: u32, demand: Option<&Demand>) -> Option<&'static str> {
         let Some(demand) = demand else {
-            return Some("what jobs need is not known at this moment");
+            return Some("the needs of jobs are not known at this moment");
         };
         let id = NodeId(node);
         if demand.used.contains(&id) || demand.wanted.contains(&id) {
             return Some("a job needs it");
         }
         let needs = self.database.read(|db| needs::of(db, node));
-        needs.unwrap_or(Some("what needs it is not known at this moment"))
+        needs.unwrap_or(Some("the needs for the node are not known at this moment"))
     }
 
     async fn look(&self) {
@@ -257,7 +257,7 @@ impl Manager {
         idle
     }
 
-    /// Resumes a node for replicas that find no place on the nodes that are up.
+    /// Resumes a node for replicas for which no node that is up has space.
     fn make_space(&self, suspended: &[u32]) {
         if suspended.is_empty() {
             return;
@@ -265,7 +265,7 @@ impl Manager {
         let now = clock::now_ns();
         let holders = self
             .database
-            .read(|db| needs::holders_of_one_that_rests(db, now));
+            .read(|db| needs::holders_of_resting_version(db, now));
         let Ok(Some(holders)) = holders else { return };
         let other = suspended
             .iter()
@@ -337,7 +337,7 @@ impl Manager {
         };
         if !activity.may {
             return Err(format!(
-                "node {node} can't be suspended: it keeps what it has in memory, or lends the server cores"
+                "node {node} can't be suspended: it stores its data in memory, or only lends cores to the server"
             ));
         }
         if let Some(why) = self.needed(node, self.cluster.demand().await.as_ref()) {

@@ -215,7 +215,7 @@ impl Suspensions {
         known.get(&node).map(|one| answer(one, &limits))
     }
 
-    /// Whether a node is suspended, so that it is not missed.
+    /// Whether a node is suspended, so that it is not reported as missing.
     pub(crate) fn is_suspended(&self, node: u32) -> bool {
         self.any.load(Ordering::Relaxed)
             && self

@@ -7,16 +7,16 @@ use tidemill_core::replicas::REPLICAS_MAX;
 /// Readable reasons of needs, and their queries, each with the node as `?1`.
 const NEEDS: [(&str, &str); 6] = [
     (
-        "a file is being written there",
+        "a file is being written to it",
         "SELECT 1 FROM writing WHERE node = ?1 OR object IN (SELECT object FROM part WHERE node = ?1)",
     ),
     ("it has labels", "SELECT 1 FROM label WHERE node = ?1"),
     (
-        "a file is to move there or away",
+        "a file is to migrate to it or from it",
         "SELECT 1 FROM migration WHERE source = ?1 OR target = ?1",
     ),
     (
-        "a file that is there lacks replicas",
+        "a file on it lacks replicas",
         "SELECT 1 FROM short WHERE EXISTS (SELECT 1 FROM held WHERE held.object = short.object AND held.node = ?1) \
          OR EXISTS (SELECT 1 FROM replica WHERE replica.object = short.object AND replica.node = ?1)",
     ),
@@ -26,7 +26,7 @@ const NEEDS: [(&str, &str); 6] = [
          OR EXISTS (SELECT 1 FROM removal WHERE removal.node = ?1))",
     ),
     (
-        "its objects are being compared",
+        "its objects are being scrubbed",
         "SELECT 1 FROM scrub WHERE node = ?1 AND ended <= 0",
     ),
 ];
@@ -43,7 +43,7 @@ pub(super) fn of(db: &Connection, node: u32) -> Result<Option<&'static str>, Fau
 
 /// Returns the nodes that have, or will have, a replica of a version that lacks replicas while none can be created now; `None` if there is
 /// no such version.
-pub(super) fn holders_of_one_that_rests(
+pub(super) fn holders_of_resting_version(
     db: &Connection,
     now: i64,
 ) -> Result<Option<Vec<u32>>, Fault> {

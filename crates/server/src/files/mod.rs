@@ -1,7 +1,7 @@
 //! Files by URL: `GET` and `HEAD /files/PATH`, for programs without knowledge of Tidemill (`docs/decisions/0024-files-over-http.md`). Only
 //! this module sends bytes of files through the server to a client.
 //!
-//! The user of a request is known before ([`crate::gate`]). The rights are those of that user to the file at the time of the request. The
+//! The user of a request is known before ([`crate::authentication`]). The rights are those of that user to the file at the time of the request. The
 //! server sends the version that was current at that time.
 
 mod conditions;
@@ -134,7 +134,7 @@ impl FileService {
             Answer::Entry(v1::Entry {
                 attr: Some(attr), ..
             }) => Ok(attr),
-            _ => Err(Fault::Malformed("no path").into()),
+            _ => Err(Fault::Malformed("the path is invalid").into()),
         }
     }
 
@@ -280,7 +280,7 @@ impl FileService {
         let read = Op::ReadDir(v1::ReadDir { ino, after, limit });
         match self.one(caller, read).await? {
             Answer::Entries(entries) => Ok(entries),
-            _ => Err(Fault::Malformed("no directory").into()),
+            _ => Err(Fault::Malformed("it is not a directory").into()),
         }
     }
 
@@ -329,7 +329,7 @@ fn known_by(version: &VersionTag) -> Builder {
 
 fn built(response: Builder, body: Body) -> Result<Response<Body>, FileRefusal> {
     let built = response.body(body);
-    built.map_err(|_| Fault::Malformed("no answer can be made").into())
+    built.map_err(|_| Fault::Malformed("the response can't be built").into())
 }
 
 /// Returns a body with the bytes that `work` sends. The work ends when the client disconnects.

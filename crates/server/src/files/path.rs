@@ -9,16 +9,18 @@ pub(crate) const FILES: &str = "/files";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadPath {
     /// The URL has a query.
-    #[error("no query is understood here: write the `?` of a name as %3F")]
+    #[error("a URL of a file has no query: write the `?` of a name as %3F")]
     Query,
     /// A percent sign is not followed by the digits of a byte.
-    #[error("a percent sign is followed by two hexadecimal digits: write that of a name as %25")]
+    #[error(
+        "a percent sign must be followed by two hexadecimal digits: write the `%` of a name as %25"
+    )]
     Escape,
     /// The URL has a byte that no name contains.
-    #[error("no name has a slash (%2F) or a zero byte (%00) in it")]
+    #[error("a name can't contain a slash (%2F) or a zero byte (%00)")]
     Byte,
     /// The URL has a name that stands for another directory.
-    #[error("`.` and `..` are no names: write the path without them")]
+    #[error("`.` and `..` are not names: write the path without them")]
     Dots,
 }
 

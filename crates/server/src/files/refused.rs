@@ -19,13 +19,13 @@ const RETRY_SECS: &str = "2";
 pub(crate) enum FileRefusal {
     #[error(transparent)]
     Path(#[from] BadPath),
-    #[error("only GET and HEAD: files are written by a mount or `tidemill put`")]
+    #[error("only GET and HEAD are supported: write files through a mount or with `tidemill put`")]
     Method,
-    #[error("by HTTP/1.1 this server only answers at /files/PATH and /v2/OPERATION")]
+    #[error("over HTTP/1.1 this server only answers at /files/PATH and /v2/OPERATION")]
     NotHere,
     #[error(
-        "no token, or a wrong one, or one that was revoked or has expired: send `Authorization: Bearer TOKEN` with what \
-         follows `token:` in a file that `tidemill token create` made, or that token as the password of its user"
+        "no token, or a wrong one, or one that was revoked or has expired: send `Authorization: Bearer TOKEN` with the text that \
+         follows `token:` in a file of `tidemill token create`, or send that token as the password of its user"
     )]
     Nobody,
     #[error("{}", .0.message())]
@@ -36,13 +36,13 @@ pub(crate) enum FileRefusal {
     NoFile(String, &'static str),
     #[error("{0} is being written for the first time: it can be read when it is closed")]
     NotYet(String),
-    #[error("the file is not the version that was asked for: it has another one by now")]
+    #[error("the file no longer has the requested version")]
     Other,
     #[error("the range is beyond the file's {0} bytes")]
     Range(u64),
     #[error(transparent)]
     Busy(#[from] Busy),
-    #[error("the server sends as many files as it may: wait until one of them has ended")]
+    #[error("the server is sending the maximum number of files: try again later")]
     Full,
     #[error(transparent)]
     Unreadable(#[from] BytesUnreadable),

@@ -139,9 +139,9 @@ impl VersionStream {
                 }
             };
             let asked = self.nodes.objects.reduce(&remote, user, order.clone());
-            let gone = self.gone(node);
+            let offline = self.until_offline(node);
             let asked = async {
-                tokio::select! { asked = asked => Some(asked), () = gone => None }
+                tokio::select! { asked = asked => Some(asked), () = offline => None }
             };
             let asked = tokio::time::timeout(REDUCED_MAX, asked).await;
             why = match asked.map_err(drop).and_then(|asked| asked.ok_or(())) {
@@ -233,15 +233,14 @@ impl VersionStream {
         };
         if (bytes.len() as u64) < length {
             let object = part.object.0;
-            let short =
-                format!("on node {node} object {object:016x} is shorter than it was sealed");
+            let short = format!("on node {node} object {object:016x} is shorter than at its seal");
             return Err(BytesUnreadable(short));
         }
         Ok(bytes)
     }
 
     /// Waits until a node is no longer up.
-    async fn gone(&self, node: NodeId) {
+    async fn until_offline(&self, node: NodeId) {
         while self.nodes.shared.is_up(node.0) {
             tokio::time::sleep(LOOK_EVERY).await;
         }

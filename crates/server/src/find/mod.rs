@@ -91,8 +91,9 @@ impl v1::find_server::Find for FindService {
         };
         let turn = tokio::time::timeout(PATIENCE, self.turns.clone().acquire_owned()).await;
         let turn = turn.ok().and_then(Result::ok);
-        let turn =
-            turn.ok_or_else(|| Status::resource_exhausted("others search: try again later"))?;
+        let turn = turn.ok_or_else(|| {
+            Status::resource_exhausted("too many searches are in progress: try again later")
+        })?;
         let names = self.names.clone();
         let share = names.database().turn(&viewer).await;
         let (interrupts, interrupt) = tokio::sync::oneshot::channel();

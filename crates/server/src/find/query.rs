@@ -273,7 +273,7 @@ impl InodeQuery {
         let walked = walk(tx.db, WalkDirection::Down, &start, 0)?;
         if let Some(cut) = walked.cut {
             return Err(Fault::NotFound(format!(
-                "from = {path} can't be looked for: {cut}"
+                "from = {path} can't be searched: {cut}"
             )));
         }
         let made = walked.objects.difference(&start);

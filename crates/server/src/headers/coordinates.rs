@@ -14,7 +14,7 @@ use tidemill_kernel::array::{ArrayOperation, ArraySlice, ArraySpec, Codec, Dtype
 const COORDINATES_MAX: usize = 32;
 /// Maximum number of chunks, or records, of a coordinate that is examined completely.
 const PIECES_MAX: u64 = 4;
-/// Maximum size in bytes of a coordinate that is examined completely, and of one piece of it.
+/// Maximum size in bytes of a coordinate that is examined completely, and of one chunk of it.
 const BYTES_MAX: u64 = 64 << 10;
 const PIECE_BYTES_MAX: u64 = 4 << 20;
 

@@ -148,7 +148,7 @@ impl HeaderReader {
                 (zarr.wanted(), outcome, parts)
             }
             PickedHeader::Nothing(wanted) => {
-                let why = "the directory that it is in is no Zarr".into();
+                let why = "its directory is not a Zarr".into();
                 (wanted, HeaderOutcome::Unreadable(why), Vec::new())
             }
         });
@@ -323,7 +323,7 @@ impl RangedReader {
     fn fetch(&self, range: Range<u64>, pages: &mut HeaderPages) -> io::Result<bytes::Bytes> {
         pages.bytes = pages.bytes.saturating_add(range.end - range.start);
         if pages.bytes > READ_BYTES_MAX || Instant::now() >= self.until {
-            let why = "its header is larger, or further apart, than is read to find files by it";
+            let why = "its header is too large, or too scattered, to be read for searches";
             return Err(io::Error::other(why));
         }
         let window = self.runtime.block_on(self.source.window(range));

@@ -210,7 +210,7 @@ pub(super) fn are_parts(db: &Connection, parts: &[WantedHeader]) -> Result<(), F
     Ok(())
 }
 
-/// Stores the outcome of a header. No outcome is stored for a version that was deleted or is queued no longer.
+/// Stores the outcome of a header. No outcome is stored for a version that was deleted or is no longer queued.
 pub(super) fn keep(
     db: &Connection,
     wanted: WantedHeader,

@@ -200,7 +200,7 @@ impl ZarrFiles {
     fn vnode(&self, path: &str) -> io::Result<Option<InodeRecord>> {
         if Instant::now() >= self.until {
             return Err(io::Error::other(
-                "its metadata take longer than is read to find files by it",
+                "its metadata take too long to be read for searches",
             ));
         }
         let found = self.names.database().read(|db| {
@@ -283,7 +283,7 @@ impl Directory for ZarrFiles {
             let mut left = self.bytes_left.lock();
             let rest = left.checked_sub(length);
             *left = rest.ok_or_else(|| {
-                io::Error::other("its metadata are larger than is read to find files by it")
+                io::Error::other("its metadata are too large to be read for searches")
             })?;
         }
         for (number, into) in (0..).zip(into.chunks_mut(WINDOW_MAX)) {

@@ -37,7 +37,7 @@ fn fill(database: &Database, kind: &'static str, block: &mut Range<u64>, count: 
     match database.write_blocking(move |db| ids::reserve(db, kind, size)) {
         Ok(first) => *block = first..first + size,
         Err(fault) => {
-            tracing::warn!(kind, %fault, "no ids can be reserved; labels wait");
+            tracing::warn!(kind, %fault, "ids can't be reserved; labels wait");
             return false;
         }
     }
@@ -51,7 +51,7 @@ impl IdSource for IdBlocks {
     }
 
     fn label(&mut self) -> LabelId {
-        LabelId(self.labels.next().expect("one was found ready before"))
+        LabelId(self.labels.next().expect("an id was reserved before"))
     }
 
     fn objects(&mut self, count: u64) -> ObjectId {

@@ -150,7 +150,7 @@ enum ProcessedVersion {
     Found(ReplicaFinding),
     /// Labels are in progress, or will be.
     On,
-    /// Nothing more can be done now, for other versions neither.
+    /// No label can be created now, for this version or for the next ones.
     NoFurther,
 }
 
@@ -247,10 +247,10 @@ impl Driver {
 
     fn bring_back(&mut self) -> Result<(), Fault> {
         if let Err(fault) = self.database.write_blocking(store::forget_overtaken) {
-            fault.put_off("labels that nobody waits for stay until the next start");
+            fault.put_off("labels of ended tasks are kept until the next start");
         }
         let jobs = self.database.read(store::unfinished)?;
-        tracing::info!(jobs = jobs.len(), "unfinished jobs are taken up again");
+        tracing::info!(jobs = jobs.len(), "unfinished jobs are resumed");
         let mut steps = Vec::new();
         let mut outbox = Outbox::default();
         self.tell_emptied(&mut steps, &mut outbox);
@@ -325,7 +325,7 @@ impl Driver {
         self.finish(steps, outbox, inbox)?;
         self.corrupt.clear();
         if copy && let Err(fault) = self.database.read(|db| self.losses.looked(db)) {
-            fault.put_off("what is left of lost nodes is not known");
+            fault.put_off("the remaining versions of lost nodes are not known");
         }
         Ok(())
     }
@@ -346,7 +346,7 @@ impl Driver {
             .database
             .read(|db| replicas::due(db, (now, until), &self.cluster.up(), replicas::VERSIONS_MAX));
         let due = due.unwrap_or_else(|fault| {
-            fault.put_off("replicas are put off");
+            fault.put_off("replicas are postponed");
             Vec::new()
         });
         let sites = self.cluster.sites();
@@ -372,17 +372,17 @@ impl Driver {
                     settled = true;
                 }
                 ProcessedVersion::On => {}
-                // The next versions find no node that takes a label either, or are to be made later, too.
+                // The next versions find no node that takes a label either, or are due later, too.
                 ProcessedVersion::NoFurther => break,
             }
         }
         self.copy |= (settled && !all) || self.losses.pending();
     }
 
-    /// Has nodes read the next of their objects that a scrub compares.
+    /// Makes nodes read the next objects that a scrub compares.
     fn go_on_scrubbing(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         let open = self.database.read(scrub::open).unwrap_or_else(|fault| {
-            fault.put_off("scrubs are put off");
+            fault.put_off("scrubs are postponed");
             Vec::new()
         });
         for one in open {
@@ -402,12 +402,12 @@ impl Driver {
                     self.feed(maintenance_task, steps, outbox);
                 }
                 Ok(None) => steps.push(PersistStep::Scrubbed { scrub: one.id() }),
-                Err(fault) => fault.put_off("a scrub is put off"),
+                Err(fault) => fault.put_off("a scrub is postponed"),
             }
         }
     }
 
-    /// Has nodes make the missing replicas of a version, as far as they take labels.
+    /// Makes nodes create the missing replicas of a version, as far as the nodes take labels.
     fn go_on_copying(
         &mut self,
         short: &mut UnderReplicated,
@@ -508,7 +508,7 @@ impl Driver {
         for (_, label) in maintenance_tasks.into_iter().filter(|(on, _)| *on == node) {
             let failure = Failure {
                 kind: FailureKind::NodeLost,
-                message: format!("node {} was taken out of the cluster", node.0),
+                message: format!("node {} was removed from the cluster", node.0),
             };
             let outcome = Outcome::at(clock::now(), Err(failure));
             self.on_finished(node, label.id, outcome, steps, outbox);
@@ -542,7 +542,7 @@ impl Driver {
         // The permission to remove must survive a power loss, too: a replica elsewhere may be the only one left.
         let kept = self.database.write_here(true, |_| Ok(()));
         if let Err(fault) = kept.and_then(|kept| kept.on_disk) {
-            fault.put_off("removals are put off");
+            fault.put_off("removals are postponed");
             return;
         }
         for node in self.cluster.up() {
@@ -551,7 +551,7 @@ impl Driver {
                 let mut objects = match self.garbage.due(node, last) {
                     Ok(objects) => objects,
                     Err(fault) => {
-                        fault.put_off("removals are put off");
+                        fault.put_off("removals are postponed");
                         break;
                     }
                 };
@@ -663,7 +663,7 @@ impl Driver {
             false => Ok(Vec::new()),
         };
         let parted = parted.unwrap_or_else(|fault| {
-            fault.put_off("what files are made of is not known");
+            fault.put_off("the layout of files is not known");
             Vec::new()
         });
         let parts = parted.iter().flat_map(|(_, layout)| layout.parts());
@@ -677,7 +677,7 @@ impl Driver {
             .database
             .read(|db| replicas::of_all(db, &objects, moved));
         let replicas = replicas.unwrap_or_else(|fault| {
-            fault.put_off("where replicas are is not known");
+            fault.put_off("the places of replicas are not known");
             Vec::new()
         });
         for (object, node) in replicas {
@@ -782,7 +782,7 @@ impl Driver {
                 Ok(outcome) => {
                     self.on_finished(NodeId(node), LabelId(label), outcome, steps, outbox)
                 }
-                Err(error) => tracing::warn!(node, label, %error, "an outcome makes no sense"),
+                Err(error) => tracing::warn!(node, label, %error, "an outcome is invalid"),
             },
         }
     }
@@ -904,7 +904,7 @@ impl Driver {
                 Ok(sealed) => Ok(sealed.iter().map(|sealed| sealed.object).collect()),
                 Err(_) => Err(outcome.removed.clone()),
             };
-            // A replica was made, or failed: the next replica can be made.
+            // A replica was created, or failed: the next replica can be made.
             self.copy |= task.is_none();
             let made = outcome.result.iter().flatten().filter(|_| task.is_none());
             let read = made.filter(|sealed| self.tells_of(sealed.object));
@@ -1076,7 +1076,7 @@ impl Driver {
             (Some(error), None) => {
                 tracing::error!(
                     error,
-                    "labels can't be put into their queue; the server tries again for ever"
+                    "labels can't be put into their queue; the server retries without limit"
                 );
             }
             _ => {}
@@ -1401,7 +1401,7 @@ impl Driver {
             match written {
                 Ok(changes) => {
                     if failed {
-                        tracing::info!("decisions are kept again");
+                        tracing::info!("decisions can be stored again");
                         *self.signals.trouble.lock() = None;
                     }
                     return Ok(changes);
@@ -1409,7 +1409,7 @@ impl Driver {
                 Err(Fault::Closed) => return Err(Stopped),
                 Err(fault) => {
                     if !std::mem::replace(&mut failed, true) {
-                        tracing::error!(%fault, "decisions can't be kept; jobs wait until they can");
+                        tracing::error!(%fault, "decisions can't be stored; jobs wait until they can");
                     }
                     let kind = database_state(&fault);
                     *self.signals.trouble.lock() = Some((kind, format!("jobs wait: {fault}")));

@@ -192,7 +192,10 @@ mod tests {
         while let Ok(Some(_)) = inbox.next(Duration::ZERO) {
             left += 1;
         }
-        assert_eq!(left, 2, "the plan that is waited for, and what a node says");
+        assert_eq!(
+            left, 2,
+            "the plan that a client waits for, and a node's status"
+        );
     }
 
     #[test]

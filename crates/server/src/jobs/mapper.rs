@@ -103,7 +103,7 @@ pub(super) fn map(
         "columns" => columns::read(name, bytes).map_err(reported)?,
         _ => {
             return Err(format!(
-                "{mapper:?} is none: give \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\", \"fits:HDU\", \"columns:NAME=TYPE,…\" \"columns:csv,COLUMN\" or \"program:NAME ARGUMENTS\""
+                "{mapper:?} is not a mapper: give \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\", \"fits:HDU\", \"columns:NAME=TYPE,…\" \"columns:csv,COLUMN\" or \"program:NAME ARGUMENTS\""
             ));
         }
     };
@@ -116,12 +116,12 @@ pub(super) fn map(
         VariableSource::Directory(zip)
     });
     let wrong = |why| format!("{mapper}: {why}");
-    let handed = numbers::handed(mapping.kernels, variable, header.format).map_err(wrong)?;
+    let form = numbers::input_form(mapping.kernels, variable, header.format).map_err(wrong)?;
     let mut found = MappedVariable::new(variable, layout, store).map_err(wrong)?;
-    found.held.absent = handed.absent;
+    found.held.absent = form.absent;
     let map = found.map(layout, mapping.per_part).map_err(wrong)?;
     Ok(MapperResult {
-        args: handed.args,
+        args: form.args,
         ..map
     })
 }
@@ -143,7 +143,7 @@ fn chosen<'a>(header: &'a Header, (kind, name): (&str, &str)) -> Result<&'a Vari
         (all, "columns") => {
             let names: Vec<_> = all.iter().map(|one| one.path.as_str()).collect();
             Err(format!(
-                "one column is read, not {}: call the others _",
+                "a mapper reads one column, not {}: name the others _",
                 names.join(", ")
             ))
         }
@@ -533,7 +533,7 @@ fn codecs(filters: &[Filter], mask: u32) -> Result<Vec<Codec>, String> {
 /// Maximum number of extents that one map may cross, counted once for each chunk.
 const EXTENTS_MAX: usize = 1 << 20;
 
-/// Translates bytes of the file to bytes of parts, up to a bound for all chunks of a map.
+/// Translates bytes of the file to bytes of parts, up to a limit for all chunks of a map.
 struct Lookups<'a> {
     layout: &'a Layout,
     left: usize,
@@ -576,7 +576,7 @@ mod tests {
     }
 
     /// Returns the layout of a file in stripes on `width` nodes; as one object if `width` is 0.
-    pub(super) fn lies(size: u64, unit: u64, width: usize) -> Layout {
+    pub(super) fn file_layout(size: u64, unit: u64, width: usize) -> Layout {
         let on = |index: usize| {
             let id = u32::try_from(index).unwrap();
             let size = StripedLayout::part_size(unit, width, size, index);
@@ -703,7 +703,7 @@ mod tests {
     fn compared(file: &[u8], mapper: &str, expected: &[u8]) -> Vec<String> {
         let (mut wrong, bytes) = (Vec::new(), file.to_vec());
         for (unit, width) in [(0, 0), (4096, 1), (4096, 3), (100, 2), (24, 7), (7, 3)] {
-            let layout = lies(file.len() as u64, unit, width);
+            let layout = file_layout(file.len() as u64, unit, width);
             for per_part in [true, false] {
                 let mapping = plain(mapper, per_part);
                 let map = match map(&bytes, &layout, &mapping) {
@@ -823,7 +823,7 @@ mod tests {
                     file[at] = [0, 0xff, 0x7f, 1 << next(8)][next(4)];
                 }
                 file.truncate(file.len() - next(2) * next(file.len()));
-                let layout = lies(file.len() as u64, 100, 3);
+                let layout = file_layout(file.len() as u64, 100, 3);
                 let mapping = plain(mapper, next(2) == 0);
                 for instance in map(&file, &layout, &mapping)
                     .into_iter()

@@ -268,7 +268,7 @@ impl ProgramRun<'_> {
                 printed => printed,
             };
             let why = match task.error.trim() {
-                "" => "it was not run to its end",
+                "" => "it did not run to its end",
                 why => why,
             };
             return Err(format!(
@@ -281,7 +281,10 @@ impl ProgramRun<'_> {
         if part.size > PRINTED_BYTES_MAX {
             return Err(format!("it printed more than {PRINTED_BYTES_MAX} bytes"));
         }
-        let objects = self.cluster.objects().ok_or("no file can be read here")?;
+        let objects = self
+            .cluster
+            .objects()
+            .ok_or("files can't be read on this server")?;
         let nodes = SourceNodes {
             cluster: self.cluster.clone(),
             shared: self.names.shared().clone(),

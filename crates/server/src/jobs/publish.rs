@@ -85,7 +85,7 @@ pub(crate) fn obstacle(
     }
     match tx.output_way(anchors, path) {
         Ok((_, Some(_))) => Ok(Some(format!(
-            "output {path} exists: it came into being while the task ran"
+            "output {path} exists: it was created while the task ran"
         ))),
         Ok((way, None)) => {
             let mut directory = split(path).0;
@@ -116,7 +116,7 @@ pub(crate) fn directory_obstacle(
     match tx.to_be_emptied(&vnode) {
         Ok(all) if all.is_empty() || replace => Ok(None),
         Ok(_) => Ok(Some(format!(
-            "output {path}/ is not empty: something came into it since"
+            "output {path}/ is not empty: a file was added to it since the submission"
         ))),
         Err(fault) if fault.of_database() => Err(fault),
         Err(fault) => Ok(Some(format!("output {path}/ can't be made: {fault}"))),

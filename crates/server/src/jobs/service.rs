@@ -81,7 +81,7 @@ impl JobService {
         self.tell(DriverMessage::Plan(Box::new(read.accepted.clone()), answer))?;
         let cluster_view = tokio::time::timeout(PLAN_WAIT, answered).await;
         let cluster_view = cluster_view.ok().and_then(Result::ok).ok_or_else(|| {
-            Status::unavailable("the server has too much to do to plan a job; try again")
+            Status::unavailable("the server is too busy to plan a job; try again")
         })?;
         let up = self.cluster.up();
         let names = self.names.clone();
@@ -173,7 +173,7 @@ fn may_see(caller: &Caller, job: &v1::Job) -> bool {
 }
 
 fn unknown(job: u64) -> Status {
-    Status::not_found(format!("there is no job {job}; see `tidemill job list`"))
+    Status::not_found(format!("job {job} does not exist; see `tidemill job list`"))
 }
 
 fn not_yours(job: u64, uid: u32) -> Status {
@@ -440,7 +440,7 @@ impl v1::jobs_server::Jobs for JobService {
         if job.state != i32::from(State::Done) {
             let state = State::try_from(job.state).unwrap_or(State::Unspecified);
             return Err(Status::failed_precondition(format!(
-                "job {} is {}: only a job that has ended well has a trace",
+                "job {} is {}: only a job that has succeeded has a trace",
                 job.job,
                 state_name(state)
             )));

@@ -50,7 +50,7 @@ const AWAITED_SHOWN_MAX: usize = 20;
 pub(super) const PRETENDED: u64 = 1 << 62;
 /// Message for a mapper that is a program where no program is run.
 const NOT_ASKED: &str =
-    "a program is asked for a map only by a job that somebody submits, not by a rule's";
+    "only a submitted job can run a program as its mapper, not the job of a rule";
 /// Maximum number of names of a directory that patterns are compared with.
 const LISTED_MAX: u32 = 1_000_000;
 
@@ -61,7 +61,7 @@ pub(crate) enum JobRefusal {
     #[error("the job script was refused")]
     Script(Vec<String>),
     /// Outputs that another job is going to write, one line each.
-    #[error("another job writes the same")]
+    #[error("another job writes the same outputs")]
     Claimed(Vec<String>),
     /// The job was submitted before, as this job.
     #[error("it was submitted before, as job {0}")]
@@ -256,7 +256,7 @@ async fn read(
     let full = what.bounded && !has_space(names, what.caller.uid)?;
     let too_many = || {
         one(format!(
-            "{}: you have {} jobs under way already: wait until some have ended, or cancel some",
+            "{}: you have {} unfinished jobs already: wait until some have ended, or cancel some",
             called(&what),
             names.shared().limits.get().jobs_each
         ))
@@ -565,7 +565,7 @@ impl IssuedIds {
 
 impl JobIds for IssuedIds {
     fn task(&mut self) -> TaskId {
-        TaskId(self.tasks.next().expect("one was reserved for each task"))
+        TaskId(self.tasks.next().expect("an id was reserved for each task"))
     }
 
     fn inodes(&mut self, count: u64) -> Inode {
@@ -652,7 +652,10 @@ struct OwnerDirectories<'a> {
 impl OwnerDirectories<'_> {
     /// Returns a reader for the version that was looked up.
     fn version(&self, path: &str, made: &ExternalInput) -> Result<RangedVersion, String> {
-        let objects = self.cluster.objects().ok_or("no file can be read here")?;
+        let objects = self
+            .cluster
+            .objects()
+            .ok_or("files can't be read on this server")?;
         let nodes = SourceNodes {
             cluster: self.cluster.clone(),
             shared: self.names.shared().clone(),
@@ -683,7 +686,7 @@ impl DirectoryLookup for OwnerDirectories<'_> {
             tx.entries_in(directory, LISTED_MAX)
         });
         let listed = listed.unwrap_or_else(|fault| {
-            tracing::debug!(directory, %fault, "no file of it is seen by patterns");
+            tracing::debug!(directory, %fault, "patterns see no file of the directory");
             Vec::new()
         });
         let named = |(name, kind): (Vec<u8>, Kind)| ListedName {
@@ -711,7 +714,7 @@ impl DirectoryLookup for OwnerDirectories<'_> {
             Ok(Some(ExternalInput { object, layout }))
         });
         made.unwrap_or_else(|fault| {
-            tracing::debug!(path, %fault, "what it is made of is not known");
+            tracing::debug!(path, %fault, "the layout of the file is not known");
             None
         })
     }
@@ -868,7 +871,7 @@ impl Outside for OwnerView<'_> {
 /// Returns the layout of a sealed version, with each part on its first node.
 pub(crate) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
     let striped = parts::sealed(db, placed.object.0).unwrap_or_else(|fault| {
-        fault.put_off("what a file is made of is not known");
+        fault.put_off("the layout of a file is not known");
         None
     });
     match striped {
@@ -882,9 +885,9 @@ fn look(tx: &Tx<'_>, path: &str) -> (PathLookup, Option<u64>) {
     let vnode = match tx.resolve(path.as_bytes(), true) {
         Ok(vnode) => vnode,
         Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => {
-            let away = tx.absolute_link(path.as_bytes()).is_some();
+            let is_absolute = tx.absolute_link(path.as_bytes()).is_some();
             return (
-                if away {
+                if is_absolute {
                     PathLookup::Away
                 } else {
                     PathLookup::Nothing

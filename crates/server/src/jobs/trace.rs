@@ -179,8 +179,8 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
     })
 }
 
-/// Returns the objects of a striped version, with their nodes. Returns `None` for one object and for a version of pieces, which
-/// traces can't represent.
+/// Returns the objects of a striped version, with their nodes. Returns `None` for one object and for a version of extents, which traces can't
+/// represent.
 pub(super) fn layout(db: &Connection, object: u64) -> Result<Option<v1::Layout>, Fault> {
     let Some(Layout::Striped(striped)) = parts::sealed(db, object)? else {
         return Ok(None);

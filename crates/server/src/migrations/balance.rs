@@ -1,5 +1,5 @@
-//! Rebalancing: full nodes give files to empty ones. This module selects the files among the versions at the time of the request, and
-//! writes the table `migration`. Next: `server/src/replicas.rs`, which carries out the migrations.
+//! Rebalancing: files migrate from full nodes to empty nodes. This module selects the files among the versions at the time of the request, and writes
+//! the table `migration`. Next: `server/src/replicas.rs`, which carries out the migrations.
 
 use crate::names::Fault;
 use crate::names::burst;

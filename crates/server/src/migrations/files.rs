@@ -109,7 +109,7 @@ fn meant(
 ) -> Result<Result<Vec<InodeRecord>, String>, Fault> {
     if request.directory != 0 && (request.evict || request.stage_in.is_some()) {
         return Err(Fault::Malformed(
-            "a directory by its number is only waited for",
+            "a directory given by its number can only be waited for",
         ));
     }
     let (first, whose) = match (request.directory, &request.stage_in) {
@@ -313,13 +313,13 @@ fn objects_of(tx: &Tx<'_>, file: &InodeRecord) -> Result<Vec<VersionObject>, Fau
         }]);
     }
     let parts = parts::of_all(tx.db, &[ObjectId(file.object)])?.into_iter();
-    let lies = |part: &Part| VersionObject {
+    let placed = |part: &Part| VersionObject {
         object: part.object.0,
         first: part.replicas.first().map_or(0, |replica| replica.node.0),
         size: part.size,
     };
     Ok(parts
-        .flat_map(|(_, layout)| layout.parts().iter().map(lies).collect::<Vec<_>>())
+        .flat_map(|(_, layout)| layout.parts().iter().map(placed).collect::<Vec<_>>())
         .collect())
 }
 
@@ -476,12 +476,12 @@ mod tests {
     }
 
     fn spread_to(firsts: &[u32], nodes: &[u32], replicas: &[(u64, u32)]) -> Vec<(u64, u32, u32)> {
-        let lies = |(object, &first): (u64, &u32)| VersionObject {
+        let placed = |(object, &first): (u64, &u32)| VersionObject {
             object,
             first,
             size: 10,
         };
-        let objects: Vec<VersionObject> = (0..).zip(firsts).map(lies).collect();
+        let objects: Vec<VersionObject> = (0..).zip(firsts).map(placed).collect();
         let mut targets: Vec<MoveTarget> = nodes.iter().map(|&node| target(node)).collect();
         let has = |object, node| Ok::<_, Infallible>(replicas.contains(&(object, node)));
         let Ok(goes) = spread(&objects, &mut targets, has);

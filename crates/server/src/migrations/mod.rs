@@ -61,7 +61,7 @@ pub(crate) enum NodeRefusal {
     NotEmptied(u32),
     #[error(
         "node {node} still has {files} files, such as {names}: empty it with `tidemill node drain {node}` \
-         first, or, if it is lost for good, abandon what no other node has with --lose --yes"
+         first, or, if it is lost for good, abandon the files that no other node has with --lose --yes"
     )]
     HasFiles {
         node: u32,
@@ -76,31 +76,31 @@ pub(crate) enum NodeRefusal {
         "node {0} is down, and {1} files were being written there: start it again, or lose them with --lose --yes"
     )]
     Writing(u32, u64),
-    #[error("node {0} keeps no data: name one that `tidemill status` lists as store")]
+    #[error("node {0} keeps no data: name a node that `tidemill status` lists as store")]
     NoStore(u32),
     #[error(
-        "node {0} is of the burst tier, from which files are staged out: name one of the capacity tier"
+        "node {0} is of the burst tier, from which files are staged out: name a node of the capacity tier"
     )]
     Burst(u32),
     #[error("node {0} is not of the burst tier; see `tidemill status`")]
     NotBurst(u32),
     #[error("no node of the burst tier is up; start one with `tidemill node run --tier burst`")]
     NoBurst,
-    #[error("node {0} is down; start it, or name another one")]
+    #[error("node {0} is down; start it, or name another node")]
     Down(u32),
-    #[error("node {0} is being emptied; name another one")]
+    #[error("node {0} is being emptied; name another node")]
     Emptied(u32),
     #[error(
-        "node {node} has {free} bytes free, and {needed} are to go there; name another one, or fewer files"
+        "node {node} has {free} bytes free, and {needed} are needed; name another node, or fewer files"
     )]
     Full { node: u32, free: u64, needed: u64 },
     #[error(
-        "node {node} of the burst tier can't keep {bytes} bytes more: {missing} are missing even when all that is stored \
-         elsewhere has gone from there; wait for that (--wait), ask for less, or name another node, see `tidemill status`"
+        "node {node} of the burst tier has no space for {bytes} more bytes: {missing} are missing even when all files that are stored \
+         elsewhere are evicted; wait for space (--wait), ask for less, or name another node, see `tidemill status`"
     )]
     Missing { node: u32, bytes: u64, missing: u64 },
     #[error(
-        "node {node} of the burst tier could hold {capacity} bytes at all, which is less than {bytes} bytes plus 16 MiB"
+        "node {node} of the burst tier has a capacity of {capacity} bytes, which is less than {bytes} bytes plus 16 MiB"
     )]
     Beyond {
         node: u32,
@@ -109,11 +109,11 @@ pub(crate) enum NodeRefusal {
     },
     #[error(
         "users may reserve {max} bytes of node {node} together (--reserve-max of the server), and have reserved {reserved}: \
-         wait until that has ended (--wait), or ask for less"
+         wait until a reservation has ended (--wait), or ask for less"
     )]
     Share { node: u32, max: u64, reserved: u64 },
     #[error(
-        "users may reserve {max} bytes of node {node} together (--reserve-max of the server), and {bytes} are more"
+        "users may reserve {max} bytes of node {node} together (--reserve-max of the server), and {bytes} bytes exceed that"
     )]
     BeyondShare { node: u32, bytes: u64, max: u64 },
     #[error(
@@ -125,15 +125,15 @@ pub(crate) enum NodeRefusal {
     NoDirectory(String),
     #[error("a reservation of {0} is not possible: give a size, and a time up to 366 days")]
     Nothing(&'static str),
-    #[error("there are {0} reservations, as many as may be: `tidemill stage reservations`")]
+    #[error("there are {0} reservations, which is the maximum: see `tidemill stage reservations`")]
     TooManyReservations(u64),
     #[error("reservation {0} does not exist or is not yours: `tidemill stage reservations`")]
     NoReservation(String),
     #[error("{0} has more than {1} files and directories below it; name some of them")]
     TooMany(String, usize),
     #[error(
-        "node {0} is up: what only it has can be saved with `tidemill node drain {0}`; stop it first if it is to be \
-         abandoned all the same"
+        "node {0} is up: files that only it has can be saved with `tidemill node drain {0}`; stop it first to \
+         abandon them"
     )]
     Up(u32),
 }
@@ -390,7 +390,7 @@ fn in_use(db: &Connection, node: u32) -> Result<Option<String>, Fault> {
         ("files that are being written there", WRITING),
         ("labels of tasks", LABELS),
         (
-            "objects that are still to be removed there, some of which may be read",
+            "objects that are still to be removed there, perhaps because they are read",
             REMOVALS,
         ),
     ] {

@@ -160,8 +160,8 @@ impl Tx<'_> {
             Op::StageOutWait(op) => self.stage_out_wait(op),
             Op::Publish(op) => self.publish(op),
             Op::Publications(op) => self.read_publications(op),
-            Op::Answer(_) => Err(Fault::Malformed("an answer comes in a request of its own")),
-            Op::Lock(_) => Err(Fault::Malformed("locks come in requests of their own")),
+            Op::Answer(_) => Err(Fault::Malformed("an answer needs a request of its own")),
+            Op::Lock(_) => Err(Fault::Malformed("locks need a request of their own")),
         }
     }
 }

@@ -292,8 +292,8 @@ impl Tx<'_> {
         Ok(Answer::Empty(v1::Empty {}))
     }
 
-    /// Fails for a name outside the allowed namespaces: names in `user.` are for all users, names in `trusted.` for root alone,
-    /// even if a kernel has checked permissions.
+    /// Fails for a name outside the allowed namespaces: names in `user.` are for all users, names in `trusted.` for root alone, even if a Linux
+    /// kernel has checked permissions.
     fn check_namespace(&self, name: &[u8], set: bool) -> Result<(), Fault> {
         if name.starts_with(b"user.") && name.len() > 5 {
             return Ok(());
@@ -305,7 +305,7 @@ impl Tx<'_> {
                 (_, false) => Err(Fault::NoAttribute(shown(name))),
             };
         }
-        // The kernel asks for these attributes on its own and accepts "none" as an answer.
+        // The Linux kernel asks for these attributes on its own and accepts "none" as an answer.
         if name.starts_with(b"security.") && !set {
             return Err(Fault::NoAttribute(shown(name)));
         }

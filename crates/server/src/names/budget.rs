@@ -1,4 +1,4 @@
-//! Bounds of the work of one request, and shares of users in the database.
+//! Limits of the work of one request, and shares of users in the database.
 //!
 //! An ordinary user may make any request within the user's rights. A [`Budget`] ends a request that looks up or answers too much;
 //! the operations before that keep their results. [`Shares`] prevent one user's requests from taking all connections.
@@ -53,7 +53,7 @@ impl Budget {
         }
     }
 
-    /// Returns the budget of the server's own work, which has other bounds.
+    /// Returns the budget of the server's own work, which has other limits.
     pub(crate) fn unbounded() -> Self {
         Self {
             bytes: Cell::new(usize::MAX),

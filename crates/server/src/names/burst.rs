@@ -201,10 +201,10 @@ impl Tx<'_> {
         reply: &mut v1::StageReply,
     ) -> Result<(), Fault> {
         let sql = "SELECT node, state FROM burst WHERE object = ?1";
-        let mut lies = self.db.prepare_cached(sql)?;
+        let mut statement = self.db.prepare_cached(sql)?;
         for &(object, size) in objects {
             let object = object.cast_signed();
-            let found = lies.query_row([object], |row| {
+            let found = statement.query_row([object], |row| {
                 Ok((row.get::<_, u32>(0)?, row.get::<_, i64>(1)?))
             });
             let Some((node, state)) = found.optional()? else {
@@ -243,10 +243,10 @@ fn evict_object(db: &Connection, object: i64, node: u32, now: i64) -> Result<(),
 pub(crate) fn staged_out(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 RETURNING node, evict";
     let mut statement = db.prepare_cached(sql)?;
-    let lies = statement.query_row([object, STAGED], |row| {
+    let found = statement.query_row([object, STAGED], |row| {
         Ok((row.get::<_, u32>(0)?, row.get::<_, bool>(1)?))
     });
-    match lies.optional()? {
+    match found.optional()? {
         Some((node, true)) => evict_object(db, object, node, 0),
         _ => Ok(()),
     }
@@ -285,10 +285,10 @@ pub(crate) fn lost_elsewhere(db: &Connection, object: i64) -> Result<(), Fault> 
 pub(super) fn evict_when_staged_out(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET evict = 1 WHERE object = ?1 RETURNING node, state";
     let mut statement = db.prepare_cached(sql)?;
-    let lies = statement.query_row([object], |row| {
+    let found = statement.query_row([object], |row| {
         Ok((row.get::<_, u32>(0)?, row.get::<_, i64>(1)?))
     });
-    match lies.optional()? {
+    match found.optional()? {
         Some((node, STAGED)) => evict_object(db, object, node, 0),
         _ => Ok(()),
     }
@@ -705,7 +705,7 @@ mod tests {
             let (db, now) = (tx.db, tx.now);
             let what = Corrupt {
                 object: ObjectId(object),
-                what: "is not what it was".into(),
+                what: "has changed".into(),
             };
             let member = |node, burst| migrations::NodeProperties {
                 node,
@@ -737,7 +737,7 @@ mod tests {
     #[test]
     fn version_lost_from_storage_is_not_staged_out() {
         for way in 0..3 {
-            // The object was written to the tier or brought there, and has one or two stored replicas.
+            // The object was written to the tier or staged in, and has one or two stored replicas.
             for (brought, twice) in [(false, false), (false, true), (true, false), (true, true)] {
                 let mut tier = Tier::new();
                 let object = tier.closed(5);

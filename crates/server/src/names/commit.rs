@@ -135,7 +135,7 @@ pub(crate) struct Database {
     trouble: WriteFailure,
     /// Whether the device of the database's directory is nearly full.
     low: Arc<AtomicBool>,
-    /// Bounds on the reads and writes that users run at once.
+    /// Limits on the reads and writes that users run at once.
     reads: Arc<Shares>,
     writes: Arc<Shares>,
     /// Whether all work is done on the caller's thread, with one connection.
@@ -217,7 +217,7 @@ impl Database {
     #[cfg(feature = "simulation")]
     #[allow(
         clippy::result_large_err,
-        reason = "the disk is given back, once a start"
+        reason = "the error returns the disk, at most once for each start"
     )]
     pub(crate) fn without_thread<T>(
         mut connection: Connection,
@@ -253,7 +253,7 @@ impl Database {
     pub(crate) fn take_connection(&self) -> Connection {
         let writing = self.writing.lock().take();
         let mut connection = writing
-            .expect("a simulated server is killed once")
+            .expect("a simulated server is killed at most once")
             .connection;
         if !connection.is_autocommit() {
             let _ = connection.execute_batch("ROLLBACK");
@@ -270,7 +270,7 @@ impl Database {
         with(
             &writing
                 .as_ref()
-                .expect("a simulated server is asked while it runs")
+                .expect("a simulated server runs while it is used")
                 .connection,
         )
     }
@@ -658,7 +658,7 @@ impl WritingConnection {
     /// Records that a transaction was not kept; the log reports only the first of many.
     fn lost(&mut self, cause: Cause) -> Fault {
         if !std::mem::replace(&mut self.failing, true) {
-            tracing::error!(error = %cause, "the database can't keep changes; each is refused until it can");
+            tracing::error!(error = %cause, "the database can't store changes; each change is refused until it can");
         }
         *self.trouble.lock() = Some(cause.clone());
         let fault = Fault::NotKept(cause);
@@ -686,7 +686,7 @@ impl WritingConnection {
         if committed.is_err() {
             self.roll_back();
         } else if std::mem::take(&mut self.failing) {
-            tracing::info!("the database keeps changes again");
+            tracing::info!("the database can store changes again");
             *self.trouble.lock() = None;
         }
         committed.map(drop)
@@ -702,9 +702,9 @@ impl WritingConnection {
     /// Syncs the log. SQLite in WAL mode with `synchronous=NORMAL` leaves the log to the page cache; a caller that wants a commit
     /// to survive power loss needs the log itself on the disk.
     ///
-    /// A failed sync can't be repeated: the kernel may have dropped the data that it could not write, and the next sync succeeds
-    /// without the data. So no commit counts as durable until the whole content of the log has been written once more, to the
-    /// database itself, and the database was synced.
+    /// A failed sync can't be repeated: the Linux kernel may have dropped the data that it could not write, and the next sync succeeds without the
+    /// data. So no commit counts as durable until the whole content of the log has been written once more, to the database itself, and the database
+    /// was synced.
     fn sync(&mut self) -> Result<(), String> {
         if !self.doubtful {
             let Err(error) = self.sync_log() else {
@@ -746,7 +746,7 @@ impl WritingConnection {
             .query_row(sql, [], |row| row.get::<_, bool>(0));
         match busy {
             Ok(false) => Ok(()),
-            Ok(true) => Err("readers were in the way of a checkpoint".into()),
+            Ok(true) => Err("readers blocked a checkpoint".into()),
             Err(error) => Err(error.to_string()),
         }
     }

@@ -24,7 +24,7 @@ impl Tx<'_> {
         };
         if let Some(target) = self.absolute_link(path.as_bytes()) {
             let advice = format!(
-                "a symbolic link on the way leads to {}, and absolute links begin at the root of the cluster here: make it relative",
+                "a symbolic link in the path leads to {}, and absolute links begin at the root of the cluster here: make it relative",
                 shown(&target)
             );
             return Fault::Misspelt(what.clone(), advice);
@@ -40,7 +40,10 @@ impl Tx<'_> {
         };
         let advice = match nearest_path(path, there, |path| self.beside(path)) {
             Some(meant) => format!("did you mean {meant}?"),
-            None => format!("`tidemill ls {}` tells what there is", self.deepest(path)),
+            None => format!(
+                "`tidemill ls {}` lists the existing names",
+                self.deepest(path)
+            ),
         };
         Fault::Misspelt(what.clone(), advice)
     }
@@ -90,8 +93,11 @@ mod tests {
             };
             Ok([fault(b"/away/a"), fault(b"/near/a")])
         });
-        let [away, near] = seen.unwrap();
-        assert!(away.contains("leads to /mnt/raw, and absolute"), "{away}");
-        assert!(!near.contains("absolute"), "{near}");
+        let [absolute, relative] = seen.unwrap();
+        assert!(
+            absolute.contains("leads to /mnt/raw, and absolute"),
+            "{absolute}"
+        );
+        assert!(!relative.contains("absolute"), "{relative}");
     }
 }

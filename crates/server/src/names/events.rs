@@ -35,7 +35,8 @@ impl Default for EventCount {
     }
 }
 
-/// Position of a client: it has received all file events up to a number, and of the next file event, a directory, the files up to a path.
+/// Position of a client: it has received all file events up to a number, and, if the next file event is about a directory, the files up to a path in
+/// it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EventCursor {
     pub(crate) number: i64,
@@ -115,7 +116,7 @@ impl Tx<'_> {
             return Ok(());
         }
         let object = if sealed { vnode.object } else { 0 };
-        // No number is given twice, even if a power failure loses the last commits.
+        // No number is assigned twice, even if a power failure loses the last commits.
         let sql = "INSERT INTO file_event VALUES (max(?1, 1 + coalesce((SELECT max(number) FROM file_event), 0), \
                    1 + (SELECT next FROM counter WHERE name = 'file_event')), ?2, ?3, ?4)";
         let now = self.now / MICROSECOND_NS;
@@ -347,7 +348,7 @@ fn floor(db: &Connection) -> Result<i64, Fault> {
     Ok(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
 }
 
-/// Returns the last number that was given or deleted.
+/// Returns the last number that was assigned or deleted.
 pub(crate) fn last(db: &Connection) -> Result<i64, Fault> {
     let sql = "SELECT max(number) FROM file_event";
     let last: Option<i64> = db.prepare_cached(sql)?.query_row([], |row| row.get(0))?;

@@ -45,7 +45,7 @@ pub enum Fault {
     #[error("name has {0} bytes; a name may have 255, a path 4095")]
     NameTooLong(usize),
     /// Too many symbolic links in a path.
-    #[error("{0}: more than 40 symbolic links on the way")]
+    #[error("{0}: more than 40 symbolic links in the path")]
     Loop(String),
     /// A name with a slash, a zero byte, or a reserved one.
     #[error("{0:?} can't be a name")]
@@ -54,7 +54,9 @@ pub enum Fault {
     #[error("/{0}: the name belongs to the control directory of mounts; choose another")]
     Reserved(String),
     /// An entry other than the caller's own directory in the directory of users' kernels.
-    #[error("/kernels has a directory for each user, which that user makes: yours is /kernels/{0}")]
+    #[error(
+        "/kernels has one directory for each user, created by that user: yours is /kernels/{0}"
+    )]
     NotOwnPlace(u32),
     /// A directory moved into itself.
     #[error("{0}: a directory can't be moved into itself")]
@@ -78,15 +80,15 @@ pub enum Fault {
     #[error("object {0} is not being written any more; another writer has taken over")]
     Stale(u64),
     /// An older version whose bytes are deleted.
-    #[error("version {0} of {1} is not kept any more")]
+    #[error("version {0} of {1} is no longer kept")]
     VersionGone(u64, String),
     /// No replica of a file has the sealed content.
     #[error(
-        "{0} is corrupt: on node {1} it {2}, and no other replica exists; `tidemill get --corrupt` gets its bytes as they are"
+        "{0} is corrupt: on node {1} it {2}, and no other replica exists; `tidemill get --corrupt` reads its bytes unchanged"
     )]
     CorruptFile(String, u32, String),
     /// Too many hard links.
-    #[error("{0}: has as many names as a file may have")]
+    #[error("{0}: has the maximum number of hard links")]
     TooManyLinks(String),
     /// No such extended attribute.
     #[error("no attribute {0}")]
@@ -95,7 +97,7 @@ pub enum Fault {
     #[error("attribute {0} exists already")]
     AttributeExists(String),
     /// An attribute that only the system sets.
-    #[error("attribute {0} can't be set: the cluster answers it")]
+    #[error("attribute {0} can't be set: the cluster computes it")]
     AttributeReadOnly(String),
     /// An attribute outside `user.`.
     #[error("attribute {0}: only attributes in `user.` are kept")]
@@ -115,9 +117,9 @@ pub enum Fault {
     /// A directory attribute that names no state to wait for.
     #[error("{0}")]
     BadDurable(String),
-    /// A value that says neither that readers wait nor that they do not.
+    /// A value that is neither `1` (readers wait) nor `0` (they do not).
     #[error(
-        "{0} does not say whether readers wait for bytes that are still to be written: give 1, or 0"
+        "{0} is not valid for `user.tidemill.wait`: give 1 if readers wait for bytes that are still to be written, or 0"
     )]
     BadWait(String),
     /// An invalid layout.
@@ -128,7 +130,7 @@ pub enum Fault {
     BadRule(String),
     /// Only one node could take a file, and its store is read-only.
     #[error(
-        "{0}: its store is attached read-only, and only node {1}, whose store that is, could take the file: add a node that \
+        "{0}: its store is attached read-only, and only node {1}, which has that store, could take the file: add a node that \
          keeps files, or write elsewhere"
     )]
     StoreReadOnly(String, u32),
@@ -137,7 +139,7 @@ pub enum Fault {
     WorkspaceFull(String),
     /// Too many extents of a file that several mounts write.
     #[error(
-        "{0} extents are too many for one file: let each writer write more at once, or files of their own"
+        "{0} extents are too many for one file: let each writer write more bytes at once, or a file of its own"
     )]
     TooManyExtents(usize),
     /// No place for a new file.
@@ -147,7 +149,7 @@ pub enum Fault {
     #[error("the server's database failed: {0}{advice}", advice = advice(.0))]
     Database(#[from] rusqlite::Error),
     /// The transaction could not begin or commit, so none of its changes has taken effect.
-    #[error("the server's database can't keep changes: {0}{advice}", advice = advice(.0))]
+    #[error("the server's database can't store changes: {0}{advice}", advice = advice(.0))]
     NotKept(Arc<rusqlite::Error>),
     /// The change has taken effect, but may not survive power loss.
     #[error(
@@ -156,7 +158,7 @@ pub enum Fault {
     Unsynced(String),
     /// A row that neither this release nor an earlier one can have written.
     #[error(
-        "corrupt in the server's database: {0}; bring the database back from a copy, or rebuild it"
+        "the server's database is corrupt: {0}; restore it from a backup, or recover it with `tidemill server recover`"
     )]
     Corrupt(String),
     /// The device of the server's directory is nearly full.

@@ -1,4 +1,4 @@
-//! Ids: they are handed out in blocks that are persisted before use, and no id is handed out twice.
+//! Ids: they are issued in blocks that are persisted before use, and no id is issued twice.
 
 use super::fault::Fault;
 use super::transaction::Tx;
@@ -9,8 +9,8 @@ use tidemill_core::id::Inode;
 
 /// Maximum number of ids of one kind in one id range.
 pub(crate) const RESERVE_MAX: u32 = 1 << 20;
-/// Number of blocks of unused ids that a user without an administrator's rights may have. Above it, blocks older than a day are deleted, a few at a time;
-/// above `BLOCKS_EACH_MAX`, the oldest blocks are deleted regardless of age.
+/// Number of blocks of unused ids that a user without an administrator's rights may have. Above it, blocks older than a day are deleted, a few at a
+/// time; above `BLOCKS_EACH_MAX`, the oldest blocks are deleted regardless of age.
 const BLOCKS_EACH: i64 = 1024;
 const BLOCKS_EACH_MAX: i64 = 4096;
 const FORGOTTEN: i64 = 16;
@@ -163,7 +163,7 @@ impl Tx<'_> {
             .exists([object.cast_signed()])?
         {
             return Err(Fault::Malformed(
-                "the object id was used before; take a fresh one",
+                "the object id was used before; reserve a new id",
             ));
         }
         Ok(())

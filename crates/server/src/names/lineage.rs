@@ -56,7 +56,7 @@ const MADE: &str = "SELECT DISTINCT version.task FROM json_each(?1) AS met \
 const READ: &str = "SELECT DISTINCT task_input.task FROM json_each(?1) AS met \
                     CROSS JOIN task_input ON task_input.object = met.value";
 
-/// Walks from versions and tasks, at most `depth` tasks far, without bound if `depth` is 0. A task in `start` counts as the first.
+/// Walks from versions and tasks, at most `depth` tasks far, without a limit if `depth` is 0. A task in `start` counts as the first.
 pub(crate) fn walk_from(
     db: &Connection,
     way: WalkDirection,
@@ -76,7 +76,7 @@ pub(crate) fn walk_from(
     Ok(walked)
 }
 
-/// Walks from objects, at most `depth` tasks far, without bound if `depth` is 0.
+/// Walks from objects, at most `depth` tasks far, without a limit if `depth` is 0.
 pub(crate) fn walk(
     db: &Connection,
     way: WalkDirection,
@@ -119,7 +119,7 @@ pub(crate) fn walk(
     let beyond = found(&mut edge.map(|(object, _)| *object))?;
     let cut = if cut_objects {
         Some(format!(
-            "more than {OBJECTS_MAX} versions: the rest is left out; ask with a depth, or for a version on the way"
+            "more than {OBJECTS_MAX} versions: the rest is left out; ask with a depth, or for a version in between"
         ))
     } else if beyond.is_subset(&tasks) {
         None
@@ -248,7 +248,7 @@ pub(crate) struct LineageFilter<'a> {
     pub(crate) among: SearchedTasks,
     pub(crate) uid: Option<u32>,
     pub(crate) word: &'a str,
-    /// Range of start times, in nanoseconds since the Unix epoch; 0 means no bound.
+    /// Range of start times, in nanoseconds since the Unix epoch; 0 means no limit.
     pub(crate) since: i64,
     pub(crate) until: i64,
 }

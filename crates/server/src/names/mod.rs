@@ -76,7 +76,8 @@ pub struct NamesRequest {
 }
 
 impl NamesRequest {
-    /// Builds a request from a message of a caller whose rights are known. Only mounts have sessions, and mounts are daemons with an administrator's rights.
+    /// Builds a request from a message of a caller whose rights are known. Only mounts have sessions, and mounts are daemons with an administrator's
+    /// rights.
     pub(crate) fn of(caller: Caller, message: v1::NameRequest) -> Self {
         let session = if caller.administrator {
             message.session
@@ -115,7 +116,7 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     /// As for [`Self::apply`].
     fn apply_blocking(&self, request: NamesRequest) -> Result<Vec<v1::NameResult>, Fault>;
 
-    /// Reserves inode and object ids; returns the first of each. The server never hands out an id twice.
+    /// Reserves inode and object ids; returns the first of each. The server never issues an id twice.
     ///
     /// # Errors
     /// If the reservation could not be kept.

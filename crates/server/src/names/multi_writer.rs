@@ -25,7 +25,7 @@ const PARTS_MAX: u32 = 4096;
 const PUBLISHED_MAX: usize = EXTENTS_MAX / 4;
 /// Maximum number of extents reserved for last publications when another writer joins. A version may have far more writers at once,
 /// but not all of them write everywhere.
-const LAST_WORDS_MAX: usize = EXTENTS_MAX / 2;
+const LAST_PUBLICATIONS_MAX: usize = EXTENTS_MAX / 2;
 /// Maximum number of extents that a new extent adds: it may split another extent.
 const ADDED_MAX: usize = 2;
 /// Maximum number of publications before they are merged.
@@ -434,8 +434,8 @@ impl Tx<'_> {
         let sql = "SELECT count(*) FROM part CROSS JOIN writing ON writing.object = part.part WHERE part.object = ?1";
         let mut statement = self.db.prepare_cached(sql)?;
         let open: u32 = statement.query_row([version.cast_signed()], |row| row.get(0))?;
-        let words = ADDED_MAX * UNPUBLISHED_MAX * (open as usize + 1);
-        let space = EXTENTS_MAX - words.min(LAST_WORDS_MAX);
+        let reserved = ADDED_MAX * UNPUBLISHED_MAX * (open as usize + 1);
+        let space = EXTENTS_MAX - reserved.min(LAST_PUBLICATIONS_MAX);
         let now = self.published_of(version)?;
         if now.most() <= space {
             return Ok(());

@@ -166,7 +166,7 @@ impl Tx<'_> {
         };
         if sizes.len() != parts.len() {
             return Err(Fault::Malformed(
-                "a version that lies in several objects is sealed with the length of each",
+                "a version of several objects is sealed with the size of each",
             ));
         }
         for (part, &size) in parts.iter().zip(sizes) {

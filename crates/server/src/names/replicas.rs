@@ -94,8 +94,8 @@ impl Tx<'_> {
         Ok((wanted.optional()?.unwrap_or(1), others(self.db, object)?))
     }
 
-    /// Returns the node to read an object from. This is the first node. If that one does not respond, or the caller avoids
-    /// it, a node with another replica is chosen.
+    /// Returns the node to read an object from. This is the first node. If the first node does not respond, or the caller avoids it, a node with
+    /// another replica is chosen.
     pub(crate) fn readable(&self, object: u64, first: u32, avoid: &[u32]) -> Result<u32, Fault> {
         let corrupt = self.shared.corruption() && corruption::is(self.db, object, first)?;
         if object == 0 || (self.shared.answers(first) && !avoid.contains(&first) && !corrupt) {

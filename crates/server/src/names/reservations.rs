@@ -1,6 +1,6 @@
-//! Reserved space in the burst tier (`space_reservation`), and the versions placed within a reservation (`reserved_object`). [`tidemill_core::reservation`]
-//! defines which writers may begin which versions. Triggers of the database count the used part of a reservation and end it with its
-//! directory.
+//! Reserved space in the burst tier (`space_reservation`), and the versions placed within a reservation (`reserved_object`).
+//! [`tidemill_core::reservation`] defines which writers may begin which versions. Triggers of the database count the used part of a reservation and
+//! end it with its directory.
 
 use super::burst::{DUE, HEARD_NS, WAITS, sum_of};
 use super::fault::Fault;

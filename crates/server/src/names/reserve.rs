@@ -76,7 +76,7 @@ impl DatabaseReserve {
     fn take(&self) {
         let made = self.allocate();
         if let Err(error) = made {
-            tracing::warn!(%error, "no space can be set aside for the server's database");
+            tracing::warn!(%error, "space can't be reserved for the server's database");
             let _ = std::fs::remove_file(&self.path);
         }
     }

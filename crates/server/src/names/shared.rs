@@ -387,8 +387,7 @@ impl NamesShared {
         self.spaces.read().up.contains(&(node, true))
     }
 
-    /// Resumes suspended nodes that could take the bytes that the nodes that are up have no place for. Then the nodes' suspension
-    /// is the reason why placement fails for now.
+    /// Resumes suspended nodes that could take bytes for which the nodes that are up have no space. Placement fails until such a node has resumed.
     pub(crate) fn resume(&self, error: PlacementError, spaces: &Spaces) -> PlacementError {
         let resumed = to_resume(error, &spaces.suspended);
         for node in &resumed {
@@ -528,7 +527,7 @@ mod tests {
         assert!(shared.inode_held(7));
         assert_eq!(shared.end_session(2), vec![7]);
         assert!(!shared.inode_held(7) && shared.object_held(70));
-        assert!(shared.replica_held(70, 1), "a job may read it anywhere");
+        assert!(shared.replica_held(70, 1), "a job may read it on any node");
         shared.unpin(70);
         assert!(!shared.object_held(70));
         shared.hold(1, (7, 70), 0);

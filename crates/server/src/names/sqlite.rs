@@ -43,7 +43,7 @@ impl SqliteNames {
     #[cfg(feature = "simulation")]
     #[allow(
         clippy::result_large_err,
-        reason = "the disk is given back, once a start"
+        reason = "the error returns the disk, at most once for each start"
     )]
     pub(crate) fn without_thread(
         connection: Connection,
@@ -52,7 +52,7 @@ impl SqliteNames {
         let first = |db: &Connection| first_steps(db, root_owner);
         let (database, key) = Database::without_thread(connection, first)?;
         Self::of(Path::new(":memory:"), database, key)
-            .map_err(|error| unreachable!("what was just made can be read: {error}"))
+            .map_err(|error| unreachable!("a new database can be read: {error}"))
     }
 
     fn of(path: &Path, database: Database, key: CapabilityKey) -> Result<Self, OpenError> {
@@ -433,7 +433,7 @@ mod tests {
         // The request is polled once, then dropped.
         assert!(names.apply(request).now_or_never().is_none());
         let reported = tokio::time::timeout(Duration::from_secs(60), changes.next()).await;
-        let reported = reported.expect("nobody is notified").unwrap();
+        let reported = reported.expect("watchers are notified").unwrap();
         assert!(reported.changes.contains(&Change::Rights(Inode::ROOT.0)));
     }
 

@@ -96,7 +96,7 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// Returns the transaction with the bounds of a caller's request.
+    /// Returns the transaction with the limits of a caller's request.
     pub(crate) fn bounded(mut self) -> Self {
         self.budget = Budget::of(self.caller);
         self

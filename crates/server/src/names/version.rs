@@ -142,10 +142,10 @@ impl Tx<'_> {
         }
         // A client that continues with the present bytes may write on their node, even while it is being emptied. The new
         // version is moved afterwards.
-        let goes_on = named.is_some_and(|named| {
+        let continues = named.is_some_and(|named| {
             i64::from(named) == vnode.node && self.shared.leaving.is_emptied(named)
         });
-        if (named.is_none() || goes_on) && vnode.node != NO_NODE {
+        if (named.is_none() || continues) && vnode.node != NO_NODE {
             let here = spaces
                 .store
                 .iter()
@@ -153,7 +153,7 @@ impl Tx<'_> {
             let hangs = |space: &&FreeSpace| {
                 !space.answers && spaces.store.iter().any(|space| space.answers)
             };
-            let here = here.filter(|space| !hangs(space) && (goes_on || !space.leaving));
+            let here = here.filter(|space| !hangs(space) && (continues || !space.leaving));
             if here.is_some_and(|space| space.free_bytes >= RESERVE_BYTES) {
                 return Ok(vnode.node);
             }
@@ -354,10 +354,10 @@ impl Tx<'_> {
             self.take_over(&vnode, op.steal)?;
         }
         // A client that continues with the file's present bytes names their node.
-        let goes_on = op
+        let continues = op
             .node
             .filter(|&named| i64::from(named) == vnode.node && !self.shared.is_up(named));
-        let named = match goes_on {
+        let named = match continues {
             Some(first) => Some(self.readable(vnode.object, first, &[])?),
             None => op.node,
         };

@@ -28,8 +28,8 @@ pub(crate) struct ViewedFile {
     pub(crate) path: Vec<u8>,
 }
 
-/// Looks up files for one caller. The caller's rights are checked even if a kernel has checked the rights to the requested file.
-/// Each directory is read once.
+/// Looks up files for one caller. The caller's rights are checked even if a Linux kernel has checked the rights to the requested file. Each directory
+/// is read once.
 pub(crate) struct Visibility<'a> {
     tx: &'a Tx<'a>,
     viewer: Caller,

@@ -232,7 +232,7 @@ pub struct Caller {
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Whether permissions have been checked already (a mount's kernel checks them).
+    /// Whether permissions have been checked already (the Linux kernel of a mount's host checks them).
     pub checked: bool,
     /// Whether the caller has an administrator's rights, as daemons have: it may choose owners and use any reserved id.
     pub administrator: bool,

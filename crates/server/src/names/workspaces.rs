@@ -40,13 +40,13 @@ pub(crate) enum WorkspaceRefusal {
     #[error("workspace {0} does not exist: `tidemill workspace list`")]
     Unknown(String),
     #[error(
-        "there are {WORKSPACES_MAX} workspaces, or {WORKSPACES_EACH_MAX} of yours, which is as many as may be: remove some"
+        "there are {WORKSPACES_MAX} workspaces, or {WORKSPACES_EACH_MAX} of yours, which is the maximum: remove some"
     )]
     TooMany,
-    #[error("workspace {0} has {MEMBERS_MAX} lease holders, as many as may be")]
+    #[error("workspace {0} has {MEMBERS_MAX} lease holders, which is the maximum")]
     TooManyMembers(String),
     #[error(
-        "workspace {0} has no lease holder {1}: it has left, or was not heard of for 30 s, or is not yours"
+        "workspace {0} has no lease holder {1}: it has left, or was silent for 30 s, or is not yours"
     )]
     NoMember(String, u64),
     #[error(
@@ -74,10 +74,12 @@ pub(crate) enum WorkspaceRefusal {
     )]
     TooManyChannels,
     #[error(
-        "quotas of your workspaces may come to {max} bytes together, and come to {used}: give this one a quota of at most the rest, or remove some"
+        "quotas of your workspaces may add up to {max} bytes, and add up to {used}: give this one a quota of at most the rest, or remove some"
     )]
     Quota { used: u64, max: u64 },
-    #[error("/workspaces is not a directory of an administrator: have it renamed")]
+    #[error(
+        "/workspaces is not a directory of an administrator: ask an administrator to rename it"
+    )]
     NoDirectory,
 }
 

@@ -26,8 +26,8 @@ pub struct Address {
 /// Error of an invalid address. The message contains nothing that may be a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no address of a queue: {0}; give `nats://HOST:PORT` or `tls://HOST:PORT`, several with commas between, with `USER:PASSWORD@` \
-     before the host and `?replicas=3` at the end if need be"
+    "invalid address of a queue: {0}; give `nats://HOST:PORT` or `tls://HOST:PORT`, several addresses separated by commas, with `USER:PASSWORD@` \
+     before the host and `?replicas=3` at the end if necessary"
 )]
 pub struct AddressError(&'static str);
 
@@ -69,7 +69,7 @@ impl FromStr for Address {
         let replicas = match query.split_once('=') {
             None if query.is_empty() => 1,
             Some(("replicas", count)) => count.parse().unwrap_or(0),
-            _ => return Err(AddressError("only `replicas` is known behind `?`")),
+            _ => return Err(AddressError("only `replicas` is allowed after `?`")),
         };
         if !(1..=REPLICAS_MAX).contains(&replicas) {
             return Err(AddressError("replicas are 1 to 5"));
@@ -80,7 +80,9 @@ impl FromStr for Address {
             .collect::<Result<Vec<_>, _>>()?;
         let secret = parsed.first().and_then(|(_, secret)| secret.clone());
         if parsed.iter().any(|(_, other)| *other != secret) {
-            return Err(AddressError("all servers know the same user and password"));
+            return Err(AddressError(
+                "all servers must have the same user and password",
+            ));
         }
         Ok(Self {
             servers: parsed.into_iter().map(|(server, _)| server).collect(),
@@ -108,7 +110,7 @@ fn server(url: &str) -> Result<(String, Option<Secret>), AddressError> {
         .ok_or(AddressError("a server has no port"))?;
     if host.is_empty() || host.contains(['/', '@']) || port.parse::<u16>().is_err() {
         return Err(AddressError(
-            "a server has no host, or no number as its port",
+            "a server has no host, or its port is not a number",
         ));
     }
     let secret = secret.map(|secret| match secret.split_once(':') {
@@ -120,7 +122,7 @@ fn server(url: &str) -> Result<(String, Option<Secret>), AddressError> {
 
 /// Decodes text in which `%` and two digits stand for a byte.
 fn decoded(text: &str) -> Result<String, AddressError> {
-    let bad = AddressError("a user or password has a `%` that begins no byte");
+    let bad = AddressError("a user or password has a `%` without two hexadecimal digits");
     let mut bytes = Vec::new();
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -154,7 +154,7 @@ impl<'a> RecoveredFiles<'a> {
                 self.lose(ino, place);
             }
         }
-        self.bring_ashore();
+        self.place_unreachable();
         for note in lost {
             let place = &note.places[0];
             let path = self.path_at(place);
@@ -181,8 +181,8 @@ impl<'a> RecoveredFiles<'a> {
     }
 
     /// Gives a path to directories that can't be reached from the root.
-    fn bring_ashore(&mut self) {
-        while let Some(&ino) = self.tree.adrift().first() {
+    fn place_unreachable(&mut self) {
+        while let Some(&ino) = self.tree.unreachable().first() {
             self.tree.unname(ino);
             let place = self.notes.get(&ino).and_then(|note| note.places.first());
             let place = place.cloned().unwrap_or_default();

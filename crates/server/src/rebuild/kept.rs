@@ -214,7 +214,7 @@ fn unknown(db: &Connection, node: &Path) -> Result<u64, NodeProblem> {
     Ok(unknown)
 }
 
-/// Returns the objects that the node stores in its cluster (`node/src/backend`).
+/// Returns the objects that the node stores in its backend (`node/src/backend`).
 fn backend(db: &Connection) -> Result<BTreeSet<u64>, NodeProblem> {
     let mut statement = db.prepare("SELECT object FROM backend WHERE deleted = 0")?;
     let rows = statement.query_map([], |row| Ok(row.get::<_, i64>(0)?.cast_unsigned()))?;

@@ -117,7 +117,7 @@ pub enum NodeProblem {
     Unattached,
     /// The node's database is a copy of a database in use, without its log.
     #[error(
-        "this is a copy of the database of a node that ran, without its log (node.db-wal): the last writes are missing; give the node's directory, or a copy that `sqlite3 node.db '.backup COPY'` makes, or stop the node and copy node.db then"
+        "this is a copy of the database of a running node, without its log (node.db-wal): the last writes are missing; give the node's directory, or a copy that `sqlite3 node.db '.backup COPY'` makes, or stop the node and copy node.db then"
     )]
     Behind,
     /// The node belongs to another cluster.
@@ -127,7 +127,7 @@ pub enum NodeProblem {
     #[error("node {0} was given before")]
     Twice(u32),
     /// The node's database belongs to another release.
-    #[error("its tables have version {0}, which this release can't read")]
+    #[error("the tables of node.db have version {0}, which this release can't read")]
     Version(i64),
     /// The server's note about a name can't be decoded.
     #[error("a note about a name is corrupt: {0}")]

@@ -187,7 +187,7 @@ impl RecoveredTree {
     }
 
     /// Returns the directories that can't be reached from the root: their parent has no note, or they contain each other.
-    pub(super) fn adrift(&self) -> Vec<u64> {
+    pub(super) fn unreachable(&self) -> Vec<u64> {
         let mut children: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for ((parent, _), ino) in &self.entries {
             children.entry(*parent).or_default().push(*ino);
@@ -350,10 +350,10 @@ mod tests {
         assert!(tree.name(4, b"three", 3) && tree.name(3, b"four", 4));
         assert!(!tree.name(1, b"fine", 3), "taken");
         assert!(!tree.name(99, b"nowhere", 3), "no directory");
-        assert_eq!(tree.adrift(), [3, 4]);
+        assert_eq!(tree.unreachable(), [3, 4]);
         tree.unname(3);
         tree.lose(b"three", ".inode3", 3);
-        assert_eq!(tree.adrift(), [0; 0]);
+        assert_eq!(tree.unreachable(), [0; 0]);
         assert_eq!(tree.path_of(4), b"/lost+found/three.inode3/four");
     }
 }

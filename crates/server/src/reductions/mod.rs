@@ -122,7 +122,7 @@ impl Reductions {
     /// Returns the path in the cluster for a URL. The URL's host must be this server, by one of its names or by the name in the request.
     fn path(&self, url: &str, own: Option<&str>) -> Result<Vec<u8>, ReductionRefusal> {
         let bad = |why: &str| ReductionRefusal::Url(line(url), why.to_owned());
-        let uri: Uri = url.parse().map_err(|_| bad("it is no URL"))?;
+        let uri: Uri = url.parse().map_err(|_| bad("it is not a URL"))?;
         let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
         let host = authority
             .host()
@@ -136,8 +136,8 @@ impl Reductions {
         if !known {
             let hosts = self.hosts.join(", ");
             return Err(bad(&format!(
-                "its host is none of this server's: ask the server that has the file, or by one of {hosts}; an \
-                 administrator adds names by --tls-names"
+                "its host is not this server: ask the server that has the file, or use one of {hosts}; an \
+                 administrator adds names with --tls-names"
             )));
         }
         if !path::is_file(uri.path()) {
@@ -168,7 +168,7 @@ impl Reductions {
             },
             _ => why.into(),
         })?;
-        let unfit = |_| FilesRefused::from(Fault::Malformed("a node's answer does not fit"));
+        let unfit = |_| FilesRefused::from(Fault::Malformed("a node's answer is invalid"));
         Ok(postcard::from_bytes(&answer).map_err(unfit)?)
     }
 }
@@ -237,7 +237,7 @@ fn range(asked: &ReductionRequest, shown: &str, size: u64) -> Result<Range<u64>,
 /// Bytes of the file, and the way in which the reducing node gets them.
 type ByteSource = (Range<u64>, StoredBytes);
 
-/// Returns the part with most bytes of the range, and the pieces of this part and of others. Adjacent pieces are merged.
+/// Returns the part with most bytes of the range, and the ranges in this part and in others. Adjacent ranges are merged.
 fn pieces(layout: &Layout, range: Range<u64>) -> Result<(usize, Vec<ByteSource>), ArrayError> {
     let mut held = BTreeMap::<usize, u64>::new();
     for piece in layout.segments(range.clone()).take(PIECES_MAX) {

@@ -12,9 +12,9 @@ const RETRY_SECS: &str = "1";
 /// Reason of a refusal: see the module.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReductionRefusal {
-    #[error("unsupported operation: there are count, min, max, sum and select")]
+    #[error("unsupported operation: the operations are count, min, max, sum and select")]
     Operation,
-    #[error("a reduction is asked for by POST")]
+    #[error("a reduction needs the method POST")]
     Method,
     #[error("request data is not valid")]
     Json(String),
@@ -28,7 +28,7 @@ pub(crate) enum ReductionRefusal {
     Empty,
     #[error("the URL {0} names no file of this cluster")]
     Url(String, String),
-    #[error("bytes {from} to {to} lie beyond the end of {path}, which has {size} bytes")]
+    #[error("bytes {from} to {to} are beyond the end of {path}, which has {size} bytes")]
     Range {
         path: String,
         from: u64,
@@ -44,7 +44,7 @@ pub(crate) enum ReductionRefusal {
         to: u64,
         why: String,
     },
-    #[error("the server has as many reductions under way as it may: ask again")]
+    #[error("the server is running the maximum number of reductions: try again")]
     Full,
     #[error(transparent)]
     File(#[from] FilesRefused),
@@ -65,7 +65,7 @@ impl ReductionRefusal {
             | Self::Data { why, .. } => Some(why.clone()),
             Self::Array(error) => Some(error.to_string()),
             Self::Size { size, expected } => Some(format!(
-                "size is {size} bytes, where shape and dtype make {expected} and nothing is to be decoded"
+                "size is {size} bytes, but shape and dtype need {expected} without compression or filters"
             )),
             Self::Empty => Some("size must be greater than 0".to_owned()),
             _ => None,

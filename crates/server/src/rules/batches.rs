@@ -106,11 +106,11 @@ impl Tx<'_> {
     }
 }
 
-/// Settles batches that have ended. Returns the next batch to reduce, of a rule that is not in `away`.
+/// Settles batches that have ended. Returns the next batch to reduce, of a rule that is not in `skipped`.
 pub(super) fn next(
     db: &Connection,
     shared: &NamesShared,
-    away: &BTreeSet<u64>,
+    skipped: &BTreeSet<u64>,
     now: i64,
 ) -> Result<Option<Reduce>, Fault> {
     let rules = shared.rules.all();
@@ -119,7 +119,7 @@ pub(super) fn next(
     }
     reduced(db, now)?;
     let mut written = None;
-    for kept in rules.iter().filter(|kept| !away.contains(&kept.id)) {
+    for kept in rules.iter().filter(|kept| !skipped.contains(&kept.id)) {
         match ends(kept) {
             None => continue,
             Some(BatchEnd::Close) => end_when_quiet(db, shared, kept, &mut written)?,
@@ -198,15 +198,14 @@ fn due(db: &Connection, kept: &Arc<StoredRule>, now: i64) -> Result<Option<Reduc
         let read =
             |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?));
         if let Some((path, why)) = one(db, sql, key, read)? {
-            let why = format!("{path} was not mapped, so there is no result of all: {why}");
+            let why = format!("{path} was not mapped, so the batch has no result: {why}");
             ended(db, (kept.id, batch), FAILED, (&why, now))?;
             continue;
         }
         let parts = parts(db, kept.id, batch)?;
         if let Some(path) = removed(db, &parts)? {
-            let why = format!(
-                "{path}, which was to be reduced, was removed, so there is no result of all"
-            );
+            let why =
+                format!("{path}, which was to be reduced, was removed, so the batch has no result");
             ended(db, (kept.id, batch), FAILED, (&why, now))?;
             continue;
         }

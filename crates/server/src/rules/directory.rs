@@ -50,7 +50,7 @@ impl Tx<'_> {
         let bounded = uid != 0;
         if all.len() >= RULES_MAX || (bounded && own().count() >= RULES_EACH_MAX) {
             return Err(Fault::BadRule(format!(
-                "there are {} rules, and may be {RULES_MAX}, {RULES_EACH_MAX} of a user: remove some",
+                "there are {} rules, and at most {RULES_MAX} are allowed, {RULES_EACH_MAX} of a user: remove some",
                 all.len()
             )));
         }
@@ -92,7 +92,7 @@ impl Tx<'_> {
         self.shared.rules.load_within(self.db)
     }
 
-    /// Reads the rules again after directories, and so their rules, have got other paths.
+    /// Reads the rules again after directories, and so their rules, have received other paths.
     pub(crate) fn moved_directory_rules(&self) -> Result<(), Fault> {
         match self.shared.rules.any_of_directory() {
             true => self.shared.rules.load_within(self.db),

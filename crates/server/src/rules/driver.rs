@@ -57,16 +57,16 @@ async fn run(rule_runner: RuleRunner) {
     // Rules that could not run, and the times of their next tries.
     let mut held: BTreeMap<u64, tokio::time::Instant> = BTreeMap::new();
     if let Err(fault) = rule_runner.forget().await {
-        fault.put_off("what removed rules left behind stays for now");
+        fault.put_off("rows of removed rules are kept for now");
     }
     loop {
         let now = tokio::time::Instant::now();
         held.retain(|_, until| *until > now);
-        let mut away = busy.clone();
-        away.extend(held.keys());
+        let mut skipped = busy.clone();
+        skipped.extend(held.keys());
         let mut until = held.values().min().copied();
         let next = match running.len() < RULE_RUNS_MAX {
-            true => rule_runner.next(&turns, away).await,
+            true => rule_runner.next(&turns, skipped).await,
             false => Ok(RuleAction::Wait(None)),
         };
         let mut rest = REST;
@@ -157,7 +157,7 @@ impl RuleRunner {
     async fn next(
         &self,
         turns: &Arc<Mutex<RuleTurns>>,
-        away: BTreeSet<u64>,
+        skipped: BTreeSet<u64>,
     ) -> Result<RuleAction, Fault> {
         let (shared, turns) = (self.names.shared().clone(), turns.clone());
         let work = move |db: &Connection| {
@@ -184,13 +184,13 @@ impl RuleRunner {
                 }
                 false => Vec::new(),
             };
-            if let Some(reduce) = batches::next(db, &shared, &away, now)? {
+            if let Some(reduce) = batches::next(db, &shared, &skipped, now)? {
                 return Ok((RuleAction::Reduce(reduce), in_vain, changes));
             }
             let mut turns = turns.lock();
             turns.keep(&rules);
             let held = Deferred::read(db, &shared)?;
-            let found = match turns.next(db, &rules, &away, (&held, now))? {
+            let found = match turns.next(db, &rules, &skipped, (&held, now))? {
                 RuleStep::Trigger(picked) => RuleAction::Trigger(picked),
                 RuleStep::Wait(_) if more => RuleAction::More,
                 RuleStep::Wait(at) if at.is_some() && held.any() => RuleAction::Deferred(at),

@@ -4,10 +4,10 @@
 //! - `queue` writes a row for each matching version, in the transaction that makes the version visible.
 //! - `driver` turns rows into jobs. The transaction that stores a job also updates its rows, so that a server that is killed at any
 //!   moment triggers each rule exactly once per version.
-//! - `ends` records the ends of the jobs.
+//! - `run_outcome` records the ends of the jobs.
 //! - `batches` has the results of hooks' maps reduced.
 //! - `markers` ends batches.
-//! - `held` makes maps of hooks wait for the end of a burst.
+//! - `deferred` makes maps of hooks wait for the end of a burst.
 //! - `store` has the tables.
 //! - `service` answers clients.
 

@@ -74,7 +74,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Queues a file or directory that has got a name. Rules for all users see a file only if its owner or root gave it the name, and a
+    /// Queues a file or directory that has received a name. Rules for all users see a file only if its owner or root gave it the name, and a
     /// directory only if its owner or root moved it: a rule with their rights must not read files that another user put in its way.
     pub(crate) fn trigger_for_moved(
         &self,
@@ -205,7 +205,7 @@ impl Tx<'_> {
         let max = kept.rule.depth;
         let (state, error) = if depth >= max {
             let error = format!(
-                "a chain of {depth} rule runs led to this file, and rule {} allows {max}: does what it makes match a rule again? \
+                "a chain of {depth} rule runs led to this file, and rule {} allows {max}: do its outputs match a rule again? \
                  Change a pattern, or raise \"depth\" if the chain ends",
                 kept.rule.name
             );

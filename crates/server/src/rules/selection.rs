@@ -202,7 +202,10 @@ fn lane(db: &Connection, rule: u64, after: Option<u32>) -> Result<Option<(u32, i
 }
 
 /// Returns the tasks of the next job, or the time of the next look.
-#[allow(clippy::type_complexity, reason = "what is not there yet is no fault")]
+#[allow(
+    clippy::type_complexity,
+    reason = "work that is not due yet is not an error"
+)]
 fn of_lane(
     db: &Connection,
     kept: &StoredRule,

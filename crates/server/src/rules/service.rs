@@ -27,11 +27,7 @@ pub(crate) struct RuleService {
 
 impl RuleService {
     /// Seals the files of a hook that mounts closed a moment ago, before it returns.
-    async fn settle_what_was_closed(
-        &self,
-        caller: &Caller,
-        kept: &StoredRule,
-    ) -> Result<(), Status> {
+    async fn settle_closed(&self, caller: &Caller, kept: &StoredRule) -> Result<(), Status> {
         let shared = self.names().shared();
         let written = self
             .names()
@@ -132,7 +128,7 @@ impl RuleService {
         let bounded = !self.access.is_administrator(caller.uid);
         if all.len() >= RULES_MAX || (bounded && own >= RULES_EACH_MAX) {
             return Err(Status::resource_exhausted(format!(
-                "there are {} rules, {own} of them yours, and may be {RULES_MAX}, {RULES_EACH_MAX} of a user: remove some",
+                "there are {} rules, {own} of them yours, and at most {RULES_MAX} are allowed, {RULES_EACH_MAX} of a user: remove some",
                 all.len()
             )));
         }
@@ -328,7 +324,7 @@ impl v1::rules_server::Rules for RuleService {
         let mut request = request.into_inner();
         if request.for_all && !self.access.is_administrator(caller.uid) {
             return Err(Status::permission_denied(
-                "only administrators make rules for everybody's files",
+                "only administrators may make rules for the files of all users",
             ));
         }
         let mut reply = v1::AddRuleReply::default();
@@ -336,7 +332,7 @@ impl v1::rules_server::Rules for RuleService {
             // Such a hook would combine files that not all users may read.
             Ok(rule) if request.for_all && rule.hook.is_some() => {
                 return Err(Status::invalid_argument(
-                    "a hook is for the files that its owner may read: leave --for-all away",
+                    "a hook is for the files that its owner may read: omit --for-all",
                 ));
             }
             Ok(rule) => reply.rule = Some(self.put(caller, rule, request).await?),
@@ -422,7 +418,9 @@ impl v1::rules_server::Rules for RuleService {
         let known = |name: &String| {
             MatchState::called(name).ok_or_else(|| {
                 let all = MatchState::ALL.map(|(_, name)| name).join(", ");
-                Status::invalid_argument(format!("there is no state {name}; there are {all}"))
+                Status::invalid_argument(format!(
+                    "state {name} does not exist; the states are {all}"
+                ))
             })
         };
         let states = request
@@ -469,12 +467,12 @@ impl v1::rules_server::Rules for RuleService {
                 "{name} reduces nothing, so it has no batches"
             )));
         }
-        self.settle_what_was_closed(&caller, &kept).await?;
+        self.settle_closed(&caller, &kept).await?;
         let ended = end_batch(self.names(), id).await;
         let ended = ended.map_err(|fault| refused(&fault))?;
         let batch = ended.ok_or_else(|| {
             Status::failed_precondition(format!(
-                "no file has come for hook {name} since its last batch; see `tidemill rule show {name}`"
+                "no file has arrived for hook {name} since its last batch; see `tidemill rule show {name}`"
             ))
         })?;
         Ok(Response::new(v1::EndBatchReply { batch }))

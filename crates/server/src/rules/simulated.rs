@@ -16,7 +16,7 @@ impl RuleRunner {
 
     /// Stores a rule, which replaces any rule of the same name. Returns its number.
     pub(crate) async fn put_rule(&self, text: &str) -> Result<u64, Fault> {
-        let wrong = |_| Fault::Malformed("the text is no rule");
+        let wrong = |_| Fault::Malformed("the text is not a rule");
         let rule = Rule::read("rule", text).map_err(wrong)?;
         let before = self.called(&rule.name);
         let kept = StoredRule {

@@ -105,7 +105,7 @@ impl WorkspaceService {
         let found = names.database().read_for(caller, look).await;
         match found.map_err(|fault| refused(&fault))? {
             PathObject::Other => Err(Status::failed_precondition(format!(
-                "{} is no file",
+                "{} is not a file",
                 String::from_utf8_lossy(path)
             ))),
             found => Ok(found),
@@ -292,7 +292,7 @@ impl v1::workspaces_server::Workspaces for WorkspaceService {
         let v1::WaitForFileRequest { path, wait_ns, .. } = request.into_inner();
         let Some(_space) = self.space.enter(caller.uid) else {
             return Err(Status::resource_exhausted(format!(
-                "too many files are waited for: there may be {WAITING_MAX}, and {WAITING_EACH_MAX} of one user; try again later"
+                "too many clients wait for files: at most {WAITING_MAX} may wait, and {WAITING_EACH_MAX} of one user; try again later"
             )));
         };
         let until = Instant::now() + Duration::from_nanos(wait_ns).min(WAIT_MAX);
@@ -300,7 +300,7 @@ impl v1::workspaces_server::Workspaces for WorkspaceService {
         let nobody = |_| {
             let path = String::from_utf8_lossy(&path);
             Status::deadline_exceeded(format!(
-                "{path}: nobody has put it within the time that was given"
+                "{path}: the file did not appear within the time limit"
             ))
         };
         awaited.await.map_err(nobody)?.map(Response::new)
@@ -322,7 +322,7 @@ pub(crate) async fn run(names: Arc<SqliteNames>) {
     let mut last = None;
     loop {
         if let Err(fault) = once(&names, &mut last).await {
-            fault.put_off("workspaces that are to end stay for now");
+            fault.put_off("ended workspaces are kept for now");
         }
         tokio::time::sleep(PERIOD).await;
     }
@@ -495,7 +495,10 @@ mod tests {
         assert_eq!(make(7, "a", 60), Ok(()));
         for too_much in [0, 41, u64::MAX] {
             let why = make(7, "b", too_much).unwrap_err();
-            assert!(why.contains("100 bytes together, and come to 60"), "{why}");
+            assert!(
+                why.contains("add up to 100 bytes, and add up to 60"),
+                "{why}"
+            );
         }
         assert_eq!(make(7, "b", 40), Ok(()));
         assert!(make(7, "c", 1).is_err());
@@ -581,14 +584,14 @@ mod tests {
         while sweep(&names, 1) {
             pieces += 1;
         }
-        assert_eq!(pieces, 4, "no commit removes more than may be");
+        assert_eq!(pieces, 4, "no commit removes more than the maximum");
         at(&names, 1, |tx| {
             assert!(tx.resolve(b"/workspaces/r", true).is_err());
             let left = "SELECT (SELECT count(*) FROM inode), (SELECT count(*) FROM workspace)";
             let left: (u32, u32) = tx
                 .db
                 .query_row(left, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
-            assert_eq!(left, (2, 0), "the root, and /workspaces");
+            assert_eq!(left, (2, 0), "the root and /workspaces");
             Ok(())
         });
     }
@@ -616,7 +619,7 @@ mod tests {
         assert_eq!(workspaces(&names, 20), ["r"]);
     }
 
-    /// The name service slept, or the server was offline: no lease holder is removed while the server did not listen.
+    /// The removal of lease holders paused, or the server was offline: no lease holder is removed for a time in which the server did not listen.
     #[tokio::test]
     async fn members_stay_while_server_does_not_listen() {
         let directory = tempfile::tempdir().unwrap();

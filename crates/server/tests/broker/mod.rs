@@ -5,7 +5,7 @@
     missing_docs,
     missing_debug_implementations,
     clippy::unwrap_used,
-    reason = "shared by tests, each of which uses a part"
+    reason = "shared by tests, and each test uses a part"
 )]
 
 use rustix::process::{Pid, Signal, kill_process};

@@ -5,7 +5,7 @@
     missing_docs,
     unreachable_pub,
     missing_debug_implementations,
-    reason = "shared by tests, each of which uses a part"
+    reason = "shared by tests, and each test uses a part"
 )]
 
 pub mod replicas;
@@ -488,7 +488,7 @@ pub async fn mount(client: &Client) -> (u64, Streaming<v1::Invalidation>) {
 async fn within<T>(what: impl Future<Output = T>) -> T {
     let patience = std::time::Duration::from_secs(60);
     let came = tokio::time::timeout(patience, what).await;
-    came.expect("nothing has come in a minute")
+    came.expect("nothing has arrived within a minute")
 }
 
 /// Waits until a job has ended. Returns the job with its tasks.

@@ -298,7 +298,7 @@ impl World {
         let left = self.ask("SELECT * FROM publication");
         assert!(left.is_empty(), "published, and never sealed: {left:?}");
         let open = self.ask("SELECT ino FROM inode WHERE writing != 0");
-        assert!(open.is_empty(), "written by nobody: {open:?}");
+        assert!(open.is_empty(), "extents without a writer: {open:?}");
         assert!(multi_writer.asked.is_empty(), "requests wait for ever");
     }
 }

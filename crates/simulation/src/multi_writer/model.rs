@@ -69,7 +69,7 @@ impl Model {
         self.openings.len() as u64 - 1
     }
 
-    /// Sets the begin of an opening to now.
+    /// Sets the beginning of an opening to now.
     pub(crate) fn reopen(&mut self, opening: Opening) -> u64 {
         let now = self.tick();
         self.openings[usize::try_from(opening).unwrap_or(0)] = now;

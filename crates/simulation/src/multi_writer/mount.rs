@@ -448,7 +448,7 @@ impl SimulatedMount {
                 // The writes were reported with the seal.
                 Err(STALE | NOENT) if written.phase.get() == WritePhase::Sealing => {}
                 other => panic!(
-                    "what was written to {} can't be published: {other:?}",
+                    "the bytes written to {} can't be published: {other:?}",
                     written.ino
                 ),
             }

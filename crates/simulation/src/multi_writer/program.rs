@@ -379,7 +379,7 @@ impl SimulatedMount {
             }
             // The file was removed, or the seal was repeated and later versions have replaced this one.
             Err(NOENT | STALE) => {}
-            other => panic!("what was written to {ino} is not sealed: {other:?}"),
+            other => panic!("the bytes written to {ino} are not sealed: {other:?}"),
         }
         if let Some(shared) = &*written.shared.borrow() {
             shared.sealed.set(true);

@@ -44,7 +44,7 @@ pub(crate) async fn run(args: Args, _context: &CommandContext) -> anyhow::Result
         detach(&args)?;
     } else {
         serve::check(args.listen)?;
-        // The application that started it may be ended with all of its session.
+        // The whole session of the application that started this process may be killed.
         let _ = rustix::process::setsid();
         let mut served = Ok(());
         let begins = |directory: &Path| {
@@ -68,7 +68,7 @@ fn detach(args: &Args) -> anyhow::Result<()> {
     let mut how = OpenOptions::new();
     let opened = how.create(true).append(true).mode(0o600).open(&log);
     let file = opened.with_context(|| log.display().to_string())?;
-    let program = std::env::current_exe().context("where this program is")?;
+    let program = std::env::current_exe().context("can't find the path of this program")?;
     let mut command = Command::new(program);
     command
         .args(["async", "agent", "--data-dir"])

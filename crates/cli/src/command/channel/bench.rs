@@ -19,7 +19,7 @@ const EXAMPLES: &str = "Examples:
 
 The command creates a channel `bench` in the workspace, and deletes it at the end.";
 
-/// The channel that it uses.
+/// Name of the channel.
 const NAME: &str = "bench";
 /// Capacity of the channel.
 const CAPACITY_BYTES: u64 = 64 << 20;
@@ -85,7 +85,7 @@ pub(super) async fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The time of each turn, and of all messages of the second part.
+/// Returns the time of each turn, and the time of all messages of the second test.
 async fn measure(
     args: &Args,
     server: &Server,

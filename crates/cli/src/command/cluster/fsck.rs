@@ -1,4 +1,4 @@
-//! `tidemill cluster fsck`: compares the namespace with what nodes hold.
+//! `tidemill cluster fsck`: compares the namespace with the objects on nodes.
 
 use crate::context::CommandContext;
 use crate::format::{self, TimeLength};

@@ -21,7 +21,7 @@ another replica, if one exists; `tidemill cluster health` lists objects that cou
 
 Exit codes: 0 no corruption (or without --wait), 1 corruption was found, repaired or not, or not all objects could be read.";
 
-/// How often the command asks for the progress.
+/// Interval at which the command asks for the progress.
 const PERIOD: Duration = Duration::from_millis(300);
 
 /// Have nodes read their objects and compare them with the sealed content (administrators only)

@@ -7,27 +7,27 @@ use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes of a script's first line at most.
+/// Maximum number of bytes of a script's first line.
 const LINE_BYTES_MAX: u64 = 256;
-/// Interpreters of interpreters at most.
+/// Maximum depth of interpreters of interpreters.
 const DEPTH_MAX: u32 = 4;
-/// Entries of a table of a program that are read at most.
+/// Maximum number of entries that are read of a program's table.
 const TABLE_MAX: u16 = 4096;
-/// Bytes of the names of a program's sections at most.
+/// Maximum number of bytes of the names of a program's sections.
 const NAMES_BYTES_MAX: u64 = 1 << 20;
 /// Set-user-id and set-group-id.
 const PRIVILEGES: u32 = 0o6000;
-/// An entry of the table of segments that names the loader.
+/// Kind of the entry of the segment table that names the loader.
 const INTERPRETER: u32 = 3;
 
-/// A program's file.
+/// File of a program.
 #[derive(Debug)]
 pub(super) struct ProgramFile {
     path: PathBuf,
 }
 
 impl ProgramFile {
-    /// Where the program is that is called so.
+    /// Returns the path of the program with this name.
     pub(super) fn find(name: &OsStr) -> anyhow::Result<Self> {
         let given = Path::new(name);
         if given.components().count() > 1 || given.is_absolute() {
@@ -44,7 +44,7 @@ impl ProgramFile {
         Ok(Self { path })
     }
 
-    /// Fails if it is one that does not use the C library's functions, or is not let use a library.
+    /// Fails if the program does not use the functions of the C library, or may not load a library.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         self.check_at(0)
     }
@@ -81,7 +81,7 @@ impl ProgramFile {
         if head.starts_with(b"\x7fELF") {
             return Elf { file: &file }.check(&self.path);
         }
-        // A script without a first line, or what only the system knows.
+        // A script without a first line, or a kind of program that only the system knows.
         Ok(())
     }
 }
@@ -139,7 +139,7 @@ impl Elf<'_> {
         }
     }
 
-    /// The loader that it names, if it does.
+    /// Returns the loader that the program names, if any.
     fn loader(&self, head: &[u8]) -> Option<String> {
         let (at, size) = (number(head, 32, 8)?, number(head, 54, 2)?);
         let count = number(head, 56, 2)?.min(TABLE_MAX.into());
@@ -152,7 +152,7 @@ impl Elf<'_> {
         Some(String::from_utf8_lossy(&name).into_owned())
     }
 
-    /// Whether one of its sections is one that only Go's linker makes.
+    /// Returns whether one of its sections is one that only Go's linker makes.
     fn is_go(&self, head: &[u8]) -> Option<bool> {
         let (at, size) = (number(head, 40, 8)?, number(head, 58, 2)?);
         let count = number(head, 60, 2)?.min(TABLE_MAX.into());

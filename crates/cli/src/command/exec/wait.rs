@@ -13,11 +13,11 @@ use std::time::Duration;
 use tidemill_core::display;
 use tidemill_mount::preload::{self, HandoverState, NotStored};
 
-/// Pause between two questions, doubled up to [`PAUSE_MAX`].
+/// Pause between two requests, doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// Waits for all file systems of these directories; one that has ended and left something is started by `start`.
+/// Waits for all file systems of these directories; `start` starts a file system that has ended and has files left.
 pub(super) fn run(
     context: &CommandContext,
     directories: &[PathBuf],
@@ -45,7 +45,7 @@ pub(super) fn run(
     Ok(ExitCode::from(u8::from(failed > 0)))
 }
 
-/// What could not be stored, when nothing is on its way any more.
+/// Reports the files that could not be stored, when no file is on its way any more.
 fn stored(connection: &OwnedFd) -> anyhow::Result<HandoverState> {
     let mut pause = PAUSE_MIN;
     let (mut warned, mut again) = (false, true);
@@ -83,7 +83,7 @@ fn text_of(failed: u64, all: &[NotStored]) -> String {
     }
     let more = failed.saturating_sub(all.len() as u64);
     if more > 0 {
-        let _ = writeln!(text, "and {more} files more");
+        let _ = writeln!(text, "and {more} more files");
     }
     text
 }

@@ -21,7 +21,7 @@ const EXAMPLES: &str = "Examples:
 Exit code 0 if the job succeeded, 1 if it failed or was cancelled. Ctrl-C ends the command, not the job.
 `tidemill events` follows new files.";
 
-/// How often a lost server is tried again, once a second.
+/// Maximum number of attempts to reach a lost server, one per second.
 const RECONNECTS_MAX: u32 = 60;
 
 /// Follow a job until it ends
@@ -38,7 +38,7 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     follow(&server, job, context).await
 }
 
-/// Shows a job until it ends; the exit code tells the outcome.
+/// Shows a job until it ends; the exit code reports the outcome.
 ///
 /// # Errors
 /// If the job does not exist, or the server stays offline.
@@ -75,7 +75,7 @@ pub(crate) async fn follow(
     }
 }
 
-/// Gives the job once it has ended, or nothing if the server closed the stream before.
+/// Returns the job once it has ended; `None` if the server closed the stream before.
 async fn follow_stream(
     server: &Server,
     job: u64,
@@ -147,7 +147,7 @@ impl ShownJob {
         }
     }
 
-    /// Remembers the tasks of one message; gives those that changed since the last.
+    /// Stores the tasks of one message; returns those that changed since the last message.
     fn take(&mut self, job: &v1::Job, changed: Vec<v1::Task>) -> Vec<v1::Task> {
         let mut news = Vec::new();
         for task in job.tasks.iter().cloned().chain(changed) {
@@ -190,7 +190,7 @@ impl ShownJob {
     }
 }
 
-/// A bar for every kernel, in the order of the script, and a line with what runs.
+/// A bar for every kernel, in the order of the script, and a line with the running tasks.
 struct Bars {
     multi: MultiProgress,
     kernels: Vec<(String, ProgressBar)>,
@@ -278,7 +278,7 @@ impl Bars {
     }
 }
 
-/// A style; the template is one of ours, and a wrong one would show the plain bar.
+/// Returns a style. The templates are constants of this program; an invalid one would show the plain bar.
 fn plain(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

@@ -28,13 +28,13 @@ const EXAMPLES: &str = "Examples:
 
 Input is generated from a seed and is in the page cache. The file keeps earlier results of other kernels.";
 
-/// Least size of an input: less says nothing.
+/// Minimum size of an input: results of smaller inputs mean nothing.
 const SIZE_BYTES_MIN: u64 = 1 << 20;
 
-/// Greatest size of an input that is chosen here: each node gets a copy.
+/// Maximum size of an input that is chosen here: each node gets a copy.
 const SIZE_BYTES_MAX: u64 = 256 << 20;
 
-/// How long the work of a run should take: long against the scatter of its start.
+/// Time that the work of a run should take: long compared with the variation of its start.
 const WORK: Duration = Duration::from_millis(200);
 
 /// Measure kernels on this machine and on nodes, for `tidemill plan offload`, and store the rates in a calibration file
@@ -70,7 +70,7 @@ pub(super) struct Args {
     args: Vec<String>,
 }
 
-/// Input files by kind and size, made when they are asked for first.
+/// Input files by kind and size, made on first use.
 #[derive(Debug)]
 struct Inputs {
     directory: tempfile::TempDir,
@@ -79,7 +79,7 @@ struct Inputs {
 }
 
 impl Inputs {
-    /// The file of a kind and size.
+    /// Returns the file of a kind and size.
     ///
     /// # Errors
     /// If it can't be made.
@@ -91,7 +91,7 @@ impl Inputs {
         Ok(path)
     }
 
-    /// Its name.
+    /// Returns its name.
     fn name(data: BenchData, bytes: u64) -> String {
         format!("{}-{bytes}", data.name())
     }
@@ -149,11 +149,11 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     }
     all.save(&path)?;
     context.output.show(&MeasuredRates(&measured))?;
-    context.note(format_args!("kept in {}", path.display()));
+    context.note(format_args!("stored in {}", path.display()));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Calibration that the file already has, if it is from this machine.
+/// Returns the calibration that the file already has, if it is from this machine.
 fn before(path: &Path, context: &CommandContext) -> anyhow::Result<Calibration> {
     let host = rustix::system::uname();
     let host = host.nodename().to_string_lossy().into_owned();
@@ -188,7 +188,7 @@ fn subjects(args: &Args, launcher: &Launcher) -> anyhow::Result<Vec<Subject>> {
         .collect()
 }
 
-/// A size of input that takes about [`WORK`], found by trying larger ones.
+/// Returns a size of input that takes about [`WORK`], found by trying larger sizes.
 fn suitable(subject: &Subject, inputs: &Inputs, launcher: &Launcher) -> anyhow::Result<u64> {
     let time = |bytes: u64| Ok(at_once(subject, inputs, launcher, bytes, 1)?.0);
     time(SMALL_BYTES)?;
@@ -204,7 +204,7 @@ fn suitable(subject: &Subject, inputs: &Inputs, launcher: &Launcher) -> anyhow::
     }
 }
 
-/// The next size to try after a size with less than half of [`WORK`]: a multiple of it, 2 to 16.
+/// Returns the next size to try after a size with less than half of [`WORK`]: a multiple of it, 2 to 16.
 fn larger(bytes: u64, work: Duration) -> u64 {
     let times = WORK.as_nanos() / work.as_nanos().max(1);
     let times = u64::try_from(times).unwrap_or(u64::MAX).clamp(2, 16);
@@ -244,7 +244,7 @@ fn here(
     Ok(speed)
 }
 
-/// A run over next to nothing by a launcher that is just made, as a command does it.
+/// Returns the time of a run over almost no bytes by a new launcher, as a command does it.
 fn cold(subject: &Subject, inputs: &Inputs) -> anyhow::Result<Duration> {
     let start = Instant::now();
     let launcher = Launcher::new(LauncherSettings::default())?;
@@ -252,7 +252,7 @@ fn cold(subject: &Subject, inputs: &Inputs) -> anyhow::Result<Duration> {
     Ok(made + at_once(subject, inputs, &launcher, SMALL_BYTES, 1)?.0)
 }
 
-/// Overhead of a command: the time of `kernel test` in a new process, minus the same run in this process.
+/// Returns the overhead of a command: the time of `kernel test` in a new process, minus the same run in this process.
 fn command(inputs: &Inputs, launcher: &Launcher) -> anyhow::Result<Duration> {
     let program = std::env::current_exe()?;
     let subject = Subject::new("count", &[], None, launcher)?;
@@ -273,7 +273,7 @@ fn command(inputs: &Inputs, launcher: &Launcher) -> anyhow::Result<Duration> {
     Ok(median(&mut outside).saturating_sub(median(&mut inside)))
 }
 
-/// Runs a kernel `count` times at once: how long until the last has ended, and the size of the result.
+/// Runs a kernel `count` times at once. Returns the time until the last run has ended, and the size of the result.
 fn at_once(
     subject: &Subject,
     inputs: &Inputs,
@@ -329,7 +329,7 @@ impl RunTimes {
         let work = least(&self.large).checked_sub(least(&self.small));
         let work = work
             .filter(|work| !work.is_zero())
-            .context("the large input took no longer than next to nothing; give a larger --size")?;
+            .context("the large input took no longer than almost no input; give a larger --size")?;
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let bytes = (subject.bytes - SMALL_BYTES) as f64;
@@ -350,7 +350,7 @@ impl RunTimes {
     }
 }
 
-/// The middle one; of an even number the lower of the two.
+/// Returns the middle value; of an even number of values the lower of the two.
 fn median(times: &mut [Duration]) -> Duration {
     times.sort_unstable();
     let middle = times.len().saturating_sub(1) / 2;
@@ -420,7 +420,7 @@ fn row(kernel: &KernelSpeed, place: String, ratio: Option<f64>) -> [String; 6] {
     ]
 }
 
-/// A result of a few bytes is none for each byte of input.
+/// Returns the ratio as text. A result of a few bytes counts as 0 bytes per byte of input.
 fn ratio_text(ratio: f64) -> String {
     match ratio {
         0.0..1e-4 => "0".to_owned(),

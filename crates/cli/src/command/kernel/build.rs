@@ -14,7 +14,7 @@ use tidemill_kernel::{
     CodeSource, InputsAs, Launcher, LauncherSettings, Run, RunInput, RunLimits, find_program,
 };
 
-/// What kernels in C include.
+/// Header that kernels in C include.
 pub(super) const HEADER: &str = include_str!("../../../../kernel/include/tidemill_kernel.h");
 pub(super) const HEADER_NAME: &str = "tidemill_kernel.h";
 
@@ -31,16 +31,16 @@ pub(super) const API: &[(&str, &str)] = &[
 /// Directory of the API, next to the source.
 const API_DIRECTORY: &str = "tidemill-kernel-api";
 
-/// What Rust calls it, and modules' machine.
+/// Rust's name of that crate, and the target of modules.
 const API_NAME: &str = "tidemill_kernel_api";
 const WASM: &str = "wasm32-unknown-unknown";
 
-/// Bounds on one compiler.
+/// Limits of one compiler.
 const TIME_MAX: Duration = Duration::from_secs(300);
 const MEMORY_BYTES_MAX: u64 = 4 << 30;
 const OUTPUT_BYTES_MAX: u64 = 1 << 30;
 
-/// Files of a source directory that are looked at.
+/// Maximum number of files of a source directory.
 const FILES_MAX: usize = 1000;
 
 const EXAMPLES: &str = "Examples:
@@ -68,9 +68,9 @@ enum BuildLanguage {
 struct KernelSource {
     name: String,
     language: BuildLanguage,
-    /// Names as the compiler sees them.
+    /// Names of the main files, as the compiler sees them.
     main: Vec<String>,
-    /// All files it may read, by those names.
+    /// All files that the compiler may read, by those names.
     files: BTreeMap<String, PathBuf>,
     directory: PathBuf,
 }
@@ -202,7 +202,7 @@ impl KernelSource {
     }
 }
 
-/// C, or C++ if there is any of it, in the directory itself.
+/// Returns the files in C in the directory itself, or those in C++ if there are any.
 fn sources_in(files: &BTreeMap<String, PathBuf>) -> Option<(BuildLanguage, Vec<String>)> {
     let all: Vec<_> = files
         .iter()
@@ -250,7 +250,7 @@ fn collect(
     Ok(())
 }
 
-/// Where compilers run.
+/// Directory and launcher in which compilers run.
 struct Workshop<'a> {
     launcher: Launcher,
     directory: PathBuf,
@@ -296,7 +296,7 @@ impl Workshop<'_> {
         self.run(program, &args, &[], Vec::new(), file)
     }
 
-    /// First the crate that kernels use, then the kernel.
+    /// Compiles the crate that kernels use, then the kernel.
     fn rust(&self, wasm: bool, file: &str) -> anyhow::Result<Built> {
         let Some(sysroot) = sysroot() else {
             return Ok(Built::Failed("rustc is not installed".into()));
@@ -402,7 +402,7 @@ impl Workshop<'_> {
     }
 }
 
-/// Where Rust is installed: what `rustc` on the PATH may only be a pointer to.
+/// Returns the directories in which Rust is installed, as `rustc` on the PATH may only be a wrapper.
 fn sysroot() -> Option<PathBuf> {
     let asked = Command::new("rustc")
         .args(["--print", "sysroot"])

@@ -13,10 +13,10 @@ use std::process::ExitCode;
 use tidemill_kernel::child::PIECE_ALIGN;
 use tidemill_kernel::{CodeSource, Launcher, Run, RunInput, RunPart};
 
-/// Cuts that are tried.
+/// Number of cuts that are tried.
 const CUTS: u64 = 8;
 
-/// Pieces that an input is cut into at most.
+/// Maximum number of pieces of an input.
 const PIECES_MAX: u64 = 6;
 
 /// Name of the one output of all runs.
@@ -55,7 +55,7 @@ pub(super) fn run(
         ),
         Some((seed, pieces)) => format!(
             "merge invariance is violated: cut {seed}, of {pieces} pieces, gave another result than the whole; the result must \
-             not depend on how the input is cut, in which order pieces come, nor on what is merged with what"
+             not depend on how the input is cut, on the order of the pieces, or on the order of merging"
         ),
     };
     let json = json!({ "holds": broken.is_none(), "cuts": CUTS });
@@ -88,7 +88,7 @@ impl KernelTrial<'_> {
         Ok(prepared.run().directory.join(OUTPUT))
     }
 
-    /// The result of one cut, and the number of its pieces.
+    /// Returns the result of one cut, and the number of its pieces.
     fn in_pieces(&mut self, seed: u64) -> anyhow::Result<(PathBuf, usize)> {
         let mut chance = StdRng::seed_from_u64(seed);
         let mut states = Vec::new();
@@ -131,7 +131,7 @@ fn all_named(paths: Vec<PathBuf>) -> Vec<RunInput> {
     paths.map(|(number, path)| named(number, path)).collect()
 }
 
-/// Cuts an input at places by chance that pieces may begin at.
+/// Cuts an input at random places at which pieces may begin.
 fn cut(size: u64, chance: &mut StdRng) -> Vec<(u64, u64)> {
     let steps = size.div_ceil(PIECE_ALIGN);
     let count = chance.random_range(1..=PIECES_MAX);

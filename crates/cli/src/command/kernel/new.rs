@@ -77,7 +77,7 @@ fn write(directory: &Path, name: &str, text: &str) -> anyhow::Result<()> {
     fs::write(&path, text).with_context(|| path.display().to_string())
 }
 
-/// With manifests, so that editors and cargo know it too.
+/// Writes manifests too, so that editors and cargo know the directory.
 fn rust(directory: &Path, name: &str) -> anyhow::Result<()> {
     let manifest = format!(
         "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[lib]\ncrate-type = [\"cdylib\"]\n\n\

@@ -1,4 +1,4 @@
-//! `tidemill kernel add`, `list` and `delete`: kernels of one's own in the cluster, see `tidemill_core::job::own`.
+//! `tidemill kernel add`, `list` and `delete`: kernels of one's own in the cluster, see `tidemill_core::job::user_kernels`.
 
 use super::NO_WASM;
 use crate::context::{CommandContext, credentials};
@@ -20,7 +20,7 @@ use tidemill_core::job::user_kernels::{self, OwnName};
 use tidemill_kernel::hash_file;
 use tidemill_wire::v1::{self, name_op::Op};
 
-/// Modes of a kernel that only its owner may use, and of one for everybody.
+/// Modes of a kernel that only its owner may use, and of a kernel for all users.
 const PRIVATE: u32 = 0o700;
 const SHARED: u32 = 0o755;
 
@@ -46,7 +46,7 @@ pub(crate) struct DeleteKernels {
     names: Vec<String>,
 }
 
-/// A version of somebody's kernel.
+/// A version of a user's kernel.
 pub(crate) struct StoredKernel {
     uid: u32,
     file: String,
@@ -89,7 +89,7 @@ pub(crate) fn described(kept: &[StoredKernel]) -> String {
         .collect()
 }
 
-/// The kernels that users keep: the caller's, or everybody's.
+/// Returns the kernels that users have stored: the caller's, or those of all users.
 pub(crate) async fn kept(context: &CommandContext, all: bool) -> anyhow::Result<Vec<StoredKernel>> {
     let server = context.connect().await?;
     let me = credentials().uid;
@@ -105,7 +105,7 @@ pub(crate) async fn kept(context: &CommandContext, all: bool) -> anyhow::Result<
     for uid in uids {
         for mut one in of_user(&server, uid).await? {
             let copy = scratch.path().join("kernel");
-            // What may not be read may still be seen.
+            // A kernel that may not be read may still be listed.
             if transfer.get(&one.path(), &copy, |_| ()).await.is_ok() {
                 one.hash = Some(hash_file(&copy)?);
             }
@@ -115,7 +115,7 @@ pub(crate) async fn kept(context: &CommandContext, all: bool) -> anyhow::Result<
     Ok(kept)
 }
 
-/// The kernels in a user's directory, in the order of names and versions.
+/// Returns the kernels in a user's directory, in the order of names and versions.
 async fn of_user(server: &Server, uid: u32) -> anyhow::Result<Vec<StoredKernel>> {
     let directory = match files::inode(server, &format!("{}/{uid}", user_kernels::DIRECTORY)).await
     {
@@ -163,8 +163,7 @@ pub(crate) async fn add(add: AddKernel, context: &CommandContext) -> anyhow::Res
     }
     anyhow::ensure!(
         name.is_valid() && name.version.is_none(),
-        "bad name: {text}; a kernel's name is no path, does not begin with a dot and has no version, which is \
-         counted by the cluster"
+        "bad name: {text}; a kernel's name is no path, does not begin with a dot and has no version, because the cluster numbers the versions"
     );
     anyhow::ensure!(source.is_file(), "not a file: {file_name}");
     anyhow::ensure!(
@@ -200,7 +199,7 @@ pub(crate) async fn add(add: AddKernel, context: &CommandContext) -> anyhow::Res
     Ok(ExitCode::SUCCESS)
 }
 
-/// The inode of the caller's directory of kernels, which is made if it is not there.
+/// Returns the inode of the caller's directory of kernels, and makes the directory if it is missing.
 async fn make_directory(server: &Server) -> anyhow::Result<u64> {
     let me = credentials();
     let path = format!("{}/{}", user_kernels::DIRECTORY, me.uid);
@@ -210,7 +209,7 @@ async fn make_directory(server: &Server) -> anyhow::Result<u64> {
             let create = v1::Create {
                 name: path.as_bytes().to_vec(),
                 kind: v1::Kind::Directory.into(),
-                // Whatever the caller's mask is: a directory that others can write to is not trusted.
+                // The mode does not depend on the caller's umask: a directory that others can write to is not trusted.
                 mode: SHARED,
                 ino: ino.0,
                 uid: me.uid,
@@ -225,8 +224,8 @@ async fn make_directory(server: &Server) -> anyhow::Result<u64> {
     let attr = found.attr.unwrap_or_default();
     anyhow::ensure!(
         attr.kind() == v1::Kind::Directory && attr.uid == me.uid && attr.mode & 0o022 == 0,
-        "{path} is not a directory that is yours and that only you can write to, so kernels in it are not used; take \
-         others' rights to write away, or have the administrator remove it"
+        "{path} is not a directory that you own and that only you can write to, so kernels in it are not used; remove the write \
+         permission of others, or have the administrator remove the directory"
     );
     Ok(attr.ino)
 }
@@ -240,11 +239,11 @@ struct KernelUpload {
 }
 
 impl KernelUpload {
-    /// The path that the kernel has, and whether that is a new version.
+    /// Returns the path of the kernel, and whether it is a new version.
     async fn add(&self, name: &OwnName<'_>, local: &Path) -> anyhow::Result<(String, bool)> {
         let uid = credentials().uid;
         let path = |file: &str| format!("{}/{uid}/{file}", user_kernels::DIRECTORY);
-        // It gets its name when it is whole, and never that of another.
+        // The file gets its name when it is complete, and never replaces another file.
         let new = format!(".new-{}-{}", std::process::id(), by_chance());
         let mut sent = false;
         for _ in 0..TRIES {
@@ -318,7 +317,7 @@ impl KernelUpload {
     }
 }
 
-/// Something that no other call of this moment has.
+/// Returns a name that no other call uses at this moment.
 fn by_chance() -> u64 {
     StdRng::from_os_rng().random()
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tidemill_mount::stores::{self, Content, MountStore, MountStores, StoreFailure, StoreFuture};
 use tidemill_remote::{Error, Remote, RemoteAddress, StoreFile};
 
-/// Which file of keys it was, and as it was then.
+/// A file of keys, and its state when it was read.
 type KeysAre = Option<(u64, u64, i64, i64, u32)>;
 
 #[derive(Debug, Default)]

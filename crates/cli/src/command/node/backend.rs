@@ -17,7 +17,7 @@ use tidemill_remote::{Error, Keys, Remote, RemoteAddress, StoreFile};
 /// Largest file that is written at once, from memory.
 const WHOLE_BYTES_MAX: u64 = 32 << 20;
 
-/// Where a node's files stay, if somebody says so.
+/// Returns the backend of a node, if flags or the configuration name one.
 pub(super) fn place(
     args: &Args,
     file: &config::NodeSection,
@@ -35,7 +35,7 @@ pub(super) fn place(
     };
     anyhow::ensure!(
         !uri.starts_with("hdfs://"),
-        "a node can't have its files at hdfs://: give webhdfs://HOST:9870/DIRECTORY, by which it can"
+        "a node can't have its files at hdfs://: give webhdfs://HOST:9870/DIRECTORY instead"
     );
     let opened = open(uri, keys.map(std::path::PathBuf::as_path));
     let remote = opened.with_context(|| format!("can't have files in {uri}"))?;
@@ -61,18 +61,18 @@ pub(super) fn remote(
     .transpose()
 }
 
-/// Goes to a store that can be written to.
+/// Opens a store that can be written to.
 pub(crate) fn open(uri: &str, keys: Option<&Path>) -> anyhow::Result<Remote> {
     let place = RemoteAddress::parse(uri)?;
     anyhow::ensure!(
         !place.is_plain_http(),
-        "HTTP can't be written to: give file:///DIRECTORY, s3://BUCKET/…, sftp://HOST/… or another store that can be"
+        "HTTP is read-only: give file:///DIRECTORY, s3://BUCKET/…, sftp://HOST/… or another writable store"
     );
     let keys = keys.map(Keys::read).transpose()?.unwrap_or_default();
     Ok(Remote::open(&place, &keys)?)
 }
 
-/// The store, and whether it has reported that it does not know conditions of writes.
+/// A store, and whether it has reported that it does not support conditional writes.
 #[derive(Debug)]
 pub(super) struct Backend(Remote, AtomicBool);
 
@@ -82,11 +82,11 @@ impl Backend {
     }
 }
 
-/// Why something was not written.
+/// Reason why a file was not written.
 enum Unwritten {
-    /// The store did not take it.
+    /// The store refused it.
     Far(Error),
-    /// It could not be read here.
+    /// Its bytes could not be read on this node.
     Near(BackendFailure),
 }
 
@@ -96,7 +96,7 @@ impl From<Error> for Unwritten {
     }
 }
 
-/// Whether the store answers that the object does not exist.
+/// Returns whether the store answers that it does not support conditional writes.
 fn is_unknown(error: &Error) -> bool {
     matches!(error, Error::Store { reason, .. } if reason.contains("NotImplemented"))
 }
@@ -203,7 +203,7 @@ impl Far for Backend {
             let written = self.written(path, size, pieces, over).await;
             let written = written.map_err(|unwritten| match unwritten {
                 Unwritten::Far(error) => {
-                    // It is tried again, as it was before there were any.
+                    // The retry has no condition.
                     let unknown = conditional && is_unknown(&error);
                     self.1.fetch_or(unknown, Ordering::Relaxed);
                     failure(&error)

@@ -21,7 +21,7 @@ The node takes no new files, outputs of tasks or replicas. Open files are finish
 continue. Bytes with readers are removed after the last reader has closed them. The drain continues after a restart of the
 server. `tidemill node undrain 3` stops it.";
 
-/// How often the command asks for the progress.
+/// Interval at which the command asks for the progress.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Move all data of a node to other nodes (administrators only)

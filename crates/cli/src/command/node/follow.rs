@@ -1,6 +1,5 @@
-//! Scans the external store of a node for attached directories of the cluster: a new or changed object becomes a version, and the file
-//! of
-//! a deleted object is removed. `core::follow` decides about each object.
+//! Scans the external store of a node for attached directories of the cluster: a new or changed object becomes a version, and the file of a
+//! deleted object is removed. `core::follow` decides about each object.
 
 mod files;
 
@@ -16,13 +15,13 @@ use tidemill_remote::{ListedItem, Remote, RemoteAddress, StoreFile};
 use tidemill_wire::v1;
 use tokio::task::JoinSet;
 
-/// How often it is asked what there is to look at.
+/// Interval at which the server is asked for due scans.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Number of objects that are compared with known files at once.
 const PAGE: usize = 1000;
-/// Files that are made at once.
+/// Number of files that are made at once.
 const AT_ONCE: usize = 8;
-/// How soon a store is looked at again where something could not be decided yet.
+/// Pause before another scan of a store in which something could not be decided yet.
 const SOON: Duration = Duration::from_secs(2);
 
 /// A store, and the task that scans it.
@@ -35,7 +34,7 @@ struct Looker {
     server: Server,
 }
 
-/// When each remote is looked at next; never, if no time is known. One that is not here was not looked at by this process.
+/// Time of the next scan of each remote; `None` if no time is known. This process has not scanned a remote that is missing here.
 #[derive(Debug, Default)]
 struct Dues(BTreeMap<String, Option<Instant>>);
 
@@ -50,7 +49,7 @@ impl Dues {
     }
 }
 
-/// A look under way.
+/// A scan in progress.
 #[derive(Debug)]
 struct DirectoryScan {
     remote: String,
@@ -62,11 +61,11 @@ struct DirectoryScan {
     found: u64,
     passed: u64,
     example: String,
-    /// Something was not decided.
+    /// Whether something could not be decided.
     again: bool,
 }
 
-/// Looks for ever.
+/// Scans forever.
 pub(super) async fn stay(
     known: Follower,
     (remote, place): (Remote, RemoteAddress),
@@ -74,7 +73,7 @@ pub(super) async fn stay(
 ) {
     let mut dues = Dues::default();
     loop {
-        // The node itself says in its log that the server can't be reached.
+        // The node itself logs that the server can't be reached.
         if let Ok(server) = Server::connect(&endpoint, credential.as_ref()).await {
             let looker = Looker {
                 known: known.clone(),
@@ -84,7 +83,7 @@ pub(super) async fn stay(
                 server,
             };
             let ended = looker.serve(&mut dues).await;
-            tracing::debug!("not looking at the store: {ended:#}");
+            tracing::debug!("the scans of the store have ended: {ended:#}");
         }
         tokio::time::sleep(PERIOD).await;
     }
@@ -97,7 +96,7 @@ fn number() -> u64 {
 }
 
 impl Looker {
-    /// Looks until the server can't be asked any more; gives why.
+    /// Scans until the server can't be reached any more; returns the reason.
     async fn serve(&self, dues: &mut Dues) -> anyhow::Error {
         let mut after = ObjectId(0);
         loop {
@@ -163,7 +162,7 @@ impl Looker {
         Ok(looked)
     }
 
-    /// Where the directory of a remote is in the node's store.
+    /// Returns the path of a remote's directory in the node's store.
     fn attached(&self, remote: &v1::Remote) -> anyhow::Result<AttachedDirectory> {
         let place = RemoteAddress::parse(&remote.uri)?;
         let prefix = place
@@ -216,7 +215,7 @@ impl Looker {
             },
         };
         if !trouble.is_empty() {
-            tracing::warn!(trouble, "files stay as they are; it is looked again");
+            tracing::warn!(trouble, "files stay as they are; the scan is repeated");
         }
         self.known.say(&remote.name, &trouble);
         let looked = v1::LookedRequest {
@@ -328,7 +327,7 @@ impl Looker {
             let reply = reply.into_inner();
             ensure!(
                 look.found > 0 || reply.missing.is_empty(),
-                "nothing is there any more: files stay; remove the files if that is right, or detach the remote"
+                "the store has no objects any more: files stay; remove the files if that is right, or detach the remote"
             );
             if !reply.missing.is_empty() {
                 self.known.is_there().await?;
@@ -359,7 +358,7 @@ impl Looker {
     }
 }
 
-/// Whether there is no file of that name for sure.
+/// Returns whether it is certain that no file has this name.
 fn is_deleted(error: &tidemill_remote::Error) -> bool {
     error.is_missing() || matches!(error, tidemill_remote::Error::NoFile { .. })
 }

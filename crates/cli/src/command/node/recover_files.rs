@@ -1,4 +1,4 @@
-//! `tidemill node recover-files`: files of a store whose node is lost, out of the packs that it has left there.
+//! `tidemill node recover-files`: recovers files from the packs in the store of a lost node.
 
 use super::backend;
 use crate::context::CommandContext;
@@ -75,7 +75,7 @@ fn exit(failed: bool) -> ExitCode {
     }
 }
 
-/// What all packs say that they have, and how many say nothing.
+/// Returns the records of all packs, and the number of packs without valid records.
 async fn contents(
     remote: &Remote,
     far: &dyn Far,
@@ -90,13 +90,13 @@ async fn contents(
         let path = pack.path.clone();
         if let Err(error) = contents.add(far, backend::placed(pack)).await {
             unreadable += 1;
-            context.note(format!("passed by: {path}: {error}"));
+            context.note(format!("skipped: {path}: {error}"));
         }
     }
     Ok((contents, unreadable))
 }
 
-/// Of each name the newest version that is whole, else the newest.
+/// Returns the newest complete version of each name, else the newest.
 fn newest(files: Vec<Recovered>) -> Vec<Recovered> {
     let mut newest: Vec<Recovered> = Vec::new();
     for file in files {
@@ -118,7 +118,7 @@ async fn copy(
 ) -> anyhow::Result<bool> {
     std::fs::create_dir_all(into).with_context(|| into.display().to_string())?;
     let into = std::path::absolute(into)?;
-    // By it, nothing outside of the directory is written, whatever names there are.
+    // Names in packs can't reach a path outside of this directory.
     let directory = backend::open(&format!("file://{}", into.display()), None)?;
     let (mut copied, mut bytes, mut same, mut failed) = (0_u64, 0, 0_u64, 0_u64);
     for file in files {

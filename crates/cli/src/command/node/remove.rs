@@ -55,9 +55,9 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         .into_inner()
         .files_lost;
     let text = match lost {
-        0 => format!("node {} is the cluster's no more", args.node),
+        0 => format!("node {} is removed from the cluster", args.node),
         lost => format!(
-            "node {} is the cluster's no more; {} lost: `tidemill status` names some",
+            "node {} is removed from the cluster; {} lost: `tidemill status` names some",
             args.node,
             format::count(lost, "file")
         ),

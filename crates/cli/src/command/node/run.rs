@@ -39,7 +39,7 @@ const SUSPENDED: &str = "TIDEMILL_NODE_SUSPENDED";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Number in the cluster, below 1000. Its directory belongs to this number for ever [default: 0]
+    /// Number in the cluster, below 1000. Its directory belongs to this number forever [default: 0]
     #[arg(
         long,
         help_heading = "Process",
@@ -141,8 +141,8 @@ pub(crate) struct Args {
         env = "TIDEMILL_NODE_KERNELS_ENVIRONMENT"
     )]
     kernels_environment: Option<Vec<String>>,
-    /// Tier: capacity (files stay), burst (takes new files first, and stages them out to the capacity tier) or memory. Memory is lost with this machine, and only takes files of directories that ask for it
-    /// (user.tidemill.tier) [default: capacity]
+    /// Tier: capacity (files stay), burst (takes new files first, and stages them out to the capacity tier) or memory. Memory is lost with
+    /// this machine, and only takes files of directories that ask for it (user.tidemill.tier) [default: capacity]
     #[arg(
         long,
         help_heading = "Storage",
@@ -270,9 +270,8 @@ pub(crate) struct Args {
         env = "TIDEMILL_NODE_BACKEND_KEYS"
     )]
     pub(super) backend_keys: Option<PathBuf>,
-    /// Format of files in that store: files (each file as it is, under its name), dedup (chunks in packs; a chunk that is stored
-    /// already
-    /// is not sent again) or "dedup | zstd" (the same, compressed) [default: files]
+    /// Format of files in that store: files (each file as it is, under its name), dedup (chunks in packs; a chunk that is stored already is
+    /// not sent again) or "dedup | zstd" (the same, compressed) [default: files]
     #[arg(
         long,
         help_heading = "Backend",
@@ -344,7 +343,7 @@ fn config(args: &Args, context: &CommandContext) -> anyhow::Result<tidemill_node
     config.url = args.url.clone().or_else(|| file.url.clone());
     if args.tier.or(file.tier) == Some(config::NodeTier::Memory) {
         config.memory_tier = true;
-        // What tasks made there would lie in memory unasked.
+        // Outputs of tasks there would be in memory although nobody asked for it.
         config.cores = 0;
     }
     set_place(&mut config, args, file)?;
@@ -371,7 +370,7 @@ fn config(args: &Args, context: &CommandContext) -> anyhow::Result<tidemill_node
     config.hidden = context.private();
     config.capacity_bytes = args.capacity.or(file.capacity).map(|ByteSize(bytes)| bytes);
     let intermediate = args.intermediate_memory.or(file.intermediate_memory);
-    // One that is in memory has it all there.
+    // A node of the memory tier has all files in memory.
     let intermediate = intermediate.filter(|_| !config.memory_tier);
     config.intermediate_bytes = intermediate.map(|ByteSize(bytes)| bytes);
     config.link_bytes_per_sec = args.link.or(file.link).map(|ByteSize(rate)| rate);
@@ -388,7 +387,7 @@ fn config(args: &Args, context: &CommandContext) -> anyhow::Result<tidemill_node
     Ok(config)
 }
 
-/// Of which tier it is, and whether its files stay in its directory.
+/// Sets the tier, and the backend if files do not stay in the directory.
 fn set_place(
     config: &mut tidemill_node::NodeConfig,
     args: &Args,
@@ -403,7 +402,8 @@ fn set_place(
     config.backend = backend::place(args, file)?;
     anyhow::ensure!(
         config.backend.is_none() || stores && !config.burst,
-        "--backend: what only lends cores, is in memory or of the burst tier keeps no files in a backend; leave out --role and --tier"
+        "--backend: a node that only lends cores, or is of the memory tier or the burst tier, keeps no files in a backend; \
+         leave out --role and --tier"
     );
     Ok(())
 }
@@ -421,11 +421,11 @@ fn set_power(config: &mut tidemill_node::NodeConfig, args: &Args, file: &config:
     });
 }
 
-/// In thousandths of a watt.
+/// Converts a power to thousandths of a watt.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "a power is not negative, and one that is too large becomes the largest number"
+    reason = "a power is not negative, and a too large one becomes the largest number"
 )]
 fn watts_milli(power: Watts) -> u64 {
     (power.get() * 1000.0).round() as u64
@@ -437,7 +437,7 @@ fn absolute(setting: &str, directories: Option<&Vec<PathBuf>>) -> anyhow::Result
         let shown = directory.display();
         anyhow::ensure!(
             directory.is_absolute() && !shown.to_string().contains(':'),
-            "{setting}: {shown} is no directory's path from / on, without ':'"
+            "{setting}: {shown} is not an absolute path of a directory, without ':'"
         );
     }
     Ok(directories)

@@ -121,13 +121,13 @@ impl Args {
     }
 }
 
-/// All that is known, and where from.
+/// Case of a hook, and the sources of its numbers.
 #[derive(Debug)]
 struct HookFacts {
     map: String,
     inputs: String,
     case: HookCase,
-    /// One sentence each.
+    /// One sentence for each source.
     sources: Vec<String>,
 }
 
@@ -212,7 +212,7 @@ fn gather(
     })
 }
 
-/// How many nodes, and the cores of the one with the fewest.
+/// Returns the number of nodes, and the cores of the node with the fewest.
 fn shape(args: &Args, tier: &Tier) -> anyhow::Result<(u32, u32)> {
     let there = u32::try_from(tier.nodes.len()).unwrap_or(u32::MAX);
     let cores = tier.nodes.iter().map(|node| node.cores).min();
@@ -292,7 +292,7 @@ fn rate(
     let rate = bytes(read) / nanos(took);
     let open = match on {
         "write" => {
-            ", in which those that read a file as it was written waited for it: --kernel-rate may say better"
+            ", in which maps that read a file as it was written waited for the writer: --kernel-rate may be more exact"
         }
         _ => "",
     };
@@ -344,7 +344,7 @@ fn bytes(count: u64) -> Bytes {
     Bytes::new(count as f64)
 }
 
-/// The answer.
+/// Advice for a hook, as it is shown.
 struct AdvisedHook {
     name: String,
     known: HookFacts,
@@ -352,7 +352,7 @@ struct AdvisedHook {
 }
 
 impl AdvisedHook {
-    /// Why it does not keep up, one sentence each.
+    /// Reasons why the tier does not keep up, one sentence each.
     fn lacks(&self) -> Vec<String> {
         let (case, advice) = (&self.known.case, &self.advice);
         let why = advice.lacks.iter().map(|lack| match lack {
@@ -391,7 +391,7 @@ impl View for AdvisedHook {
         writeln!(out, "a burst takes       {}", advice.burst_seconds)?;
         writeln!(
             out,
-            "maps of a node      {} of one core, {} of these while it goes on",
+            "maps of a node      {} of one core, {} of these during the burst",
             advice.work_seconds, advice.done_in_burst_seconds
         )?;
         writeln!(

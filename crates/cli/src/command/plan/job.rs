@@ -36,7 +36,7 @@ fn placements() -> impl TypedValueParser<Value = Placement> {
     })
 }
 
-/// What [`SimulationArgs`] names, read.
+/// Contents of the files that [`SimulationArgs`] names.
 #[derive(Debug)]
 pub(crate) struct SimulationInputs {
     pub(crate) workflow: Workflow,
@@ -53,7 +53,7 @@ impl SimulationInputs {
 }
 
 impl SimulationArgs {
-    /// The placement that was asked for.
+    /// Requested placement.
     pub(crate) fn placement(&self) -> Option<Placement> {
         self.placement
     }
@@ -119,7 +119,7 @@ pub(crate) fn trace(path: &Path) -> anyhow::Result<Trace> {
     Ok(Trace::parse(&path.display().to_string(), &text(path)?)?)
 }
 
-/// Writes something that was drawn or recorded.
+/// Writes a drawing or a record.
 ///
 /// # Errors
 /// If it can't be written.
@@ -130,7 +130,7 @@ pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 fn text(path: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(path);
     let text = text.with_context(|| format!("can't read {}", path.display()))?;
-    // Some editors put it before everything.
+    // Some editors write a byte-order mark first.
     Ok(text
         .strip_prefix('\u{feff}')
         .map_or(text.clone(), str::to_owned))

@@ -121,7 +121,7 @@ fn text(parts: &[ReportPart]) -> anyhow::Result<String> {
     Ok(String::from_utf8(out)?)
 }
 
-/// The report without the sections that were not asked for.
+/// Returns the report with the requested sections only.
 fn json(report: &SiteReport, sections: &[ReportSection]) -> anyhow::Result<Value> {
     let mut json = serde_json::to_value(report)?;
     if let Some(fields) = json.as_object_mut() {

@@ -64,11 +64,11 @@ pub(super) struct Args {
     /// Treat the kernel as splittable: results of parts make the result of the whole [default: known of built-in kernels, else not]
     #[arg(long)]
     splittable: bool,
-    /// Assume that both sides are idle
+    /// Assume that client and node are idle
     #[arg(long)]
     no_load: bool,
-    /// Power of a core of the node, busy and waiting, such as 0.75 W,22.5 mW. The command reports energy if you give the power
-    /// of both sides
+    /// Power of a core of the node, busy and waiting, such as 0.75 W,22.5 mW. The command reports energy if you give the power of both node
+    /// and client
     #[arg(long, value_name = "BUSY,IDLE", value_parser = power, requires = "client_power")]
     node_power: Option<CorePower>,
     /// Power of a core of this machine, busy and waiting, such as 23.75 W,7.875 W
@@ -117,7 +117,7 @@ fn power(text: &str) -> Result<CorePower, String> {
     Ok(CorePower { busy, idle })
 }
 
-/// Returns the power of both sides, if the flags give it.
+/// Returns the power of client and node, if the flags give it.
 fn powers(args: &Args) -> Option<Powers> {
     Some(Powers {
         node: args.node_power?,
@@ -167,7 +167,7 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// The cluster, if one is needed or there.
+/// Returns the cluster, if one is needed or available.
 async fn cluster(args: &Args, context: &CommandContext) -> anyhow::Result<Option<ClusterNode>> {
     if let Some(file) = &args.file {
         return Ok(Some(ClusterNode::of_file(context, file).await?));
@@ -183,7 +183,7 @@ async fn cluster(args: &Args, context: &CommandContext) -> anyhow::Result<Option
     );
     match found {
         Err(error) if args.node.is_some() => Err(error),
-        // Without a cluster the calibration has to do.
+        // Without a cluster, the calibration must suffice.
         other => Ok(other.unwrap_or(None)),
     }
 }
@@ -203,7 +203,7 @@ pub(super) fn per_second(rate: BytesPerSecond) -> String {
     format!("{}/s", size(Bytes::new(rate.get())))
 }
 
-/// The answer.
+/// Advice for a kernel, as it is shown.
 struct AdvisedKernel<'a> {
     kernel: &'a str,
     case: &'a Case,
@@ -243,7 +243,7 @@ impl View for AdvisedKernel<'_> {
                             .map_or_else(|| "?".to_owned(), |energy| energy.to_string()),
                     ]),
                 ),
-                Err(why) => notes.push(format!("{choice}: can't be had: {why}")),
+                Err(why) => notes.push(format!("{choice}: not possible: {why}")),
             }
         }
         write_table(out, &rows)?;

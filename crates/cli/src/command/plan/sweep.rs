@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitC
     } else {
         args.policies.clone()
     };
-    // Where a trace recorded files may be on nodes that a smaller cluster lacks.
+    // A trace may have recorded files on nodes that a smaller cluster lacks.
     let placement = args.of.placement().unwrap_or(usual.placement);
     let shapes = Shapes {
         nodes: args.nodes.clone(),

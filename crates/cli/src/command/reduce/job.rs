@@ -73,7 +73,7 @@ pub(super) async fn run(
     watch::follow(&server, reply.job, context).await
 }
 
-/// The arguments of the kernel `reduce`.
+/// Returns the arguments of the kernel `reduce`.
 fn arguments(args: &Args, variables: &str, to: &str) -> Vec<String> {
     let list = |all: &[String]| all.join(",");
     let text = |one: &Option<String>| one.clone().unwrap_or_default();
@@ -105,7 +105,7 @@ fn arguments(args: &Args, variables: &str, to: &str) -> Vec<String> {
     all.map(|(key, value)| format!("{key}={value}")).collect()
 }
 
-/// A job script of one task.
+/// Returns a job script of one task.
 fn script(arguments: &[String], inputs: &[String], to: &str) -> String {
     let list = |all: &[String]| {
         let all: Vec<String> = all.iter().map(|one| quoted(one)).collect();
@@ -121,7 +121,7 @@ fn script(arguments: &[String], inputs: &[String], to: &str) -> String {
     )
 }
 
-/// A string of a job script.
+/// Returns a string of a job script.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for letter in text.chars() {

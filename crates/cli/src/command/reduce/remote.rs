@@ -29,15 +29,15 @@ use tidemill_wire::v1;
 use tokio::runtime::Handle;
 use tokio::task::block_in_place;
 
-/// Batches that are under way at once.
+/// Maximum number of batches that are under way at once.
 const AT_ONCE: usize = 16;
-/// Stored bytes of a batch, those that they decode to, and its pieces.
+/// Limits of a batch: stored bytes, decoded bytes, and number of pieces.
 const BATCH_BYTES: u64 = 64 << 20;
 const RAW_BYTES: u64 = 512 << 20;
 const ITEMS_MAX: usize = 4096;
-/// Bytes that are sent with a batch before it is full.
+/// Number of sent bytes with which a batch is full.
 const SENT_BYTES: u64 = 16 << 20;
-/// Ranges on other nodes that are fetched at once.
+/// Maximum number of ranges on other nodes that are fetched at once.
 const FETCHED_AT_ONCE: usize = 4;
 
 pub(super) async fn reduce(
@@ -63,7 +63,7 @@ pub(super) async fn reduce(
         },
     };
     let (places, mut notes) = having(query, (&names, &by_pattern), &headers);
-    // Of each input, where its file is.
+    // For each input, the location of its file.
     let opened: Vec<&ClusterInput<'_>> = places.iter().map(|place| &opened[*place]).collect();
     let inputs: Vec<ReductionInput<'_>> = places.into_iter().map(input).collect();
     let plan = block_in_place(|| plan(query, &inputs))?;
@@ -106,7 +106,7 @@ pub(super) async fn inputs(
     places.into_iter().map(input).collect()
 }
 
-/// All files that names and patterns stand for, with whether a pattern does.
+/// Returns all files that names and patterns stand for, each with whether a pattern does.
 type AllOpened<'a> = (Vec<String>, Vec<bool>, Vec<ClusterInput<'a>>);
 
 async fn opened<'a>(
@@ -158,7 +158,7 @@ async fn found(
     }
 }
 
-/// The path of the cluster that a text stands for.
+/// Returns the path of the cluster that a text stands for.
 fn path(text: &str) -> anyhow::Result<files::ClusterPath> {
     files::path(super::path(text))
 }
@@ -222,7 +222,7 @@ async fn folded<'a>(
     Ok(all)
 }
 
-/// Where the file is that has pieces.
+/// File or directory that contains the pieces.
 #[derive(Clone)]
 enum RemoteInput<'a> {
     File(RangedFile<'a>),
@@ -240,15 +240,15 @@ struct NodeReduction<'a> {
 
 #[derive(Default)]
 struct PendingPart {
-    /// The file in a directory.
+    /// Path of the file, if the input is a directory.
     path: Option<String>,
     part: usize,
     items: Vec<ReductionItem>,
     cells: (Vec<u64>, Vec<u64>),
     bytes: u64,
-    /// Bytes once they are decoded.
+    /// Number of bytes after decoding.
     raw: u64,
-    /// Bytes of the file that are sent along.
+    /// Ranges of the file that are sent along.
     sent: Vec<Range<u64>>,
 }
 
@@ -338,10 +338,10 @@ impl NodeReduction<'_> {
     }
 }
 
-/// Bytes of a file, and how they come to the node that folds them.
+/// Bytes of a file, and how the node that folds them gets them.
 type StoredRange = (Range<u64>, Stored);
 
-/// The part that has most of some bytes, and where all of them are.
+/// Returns the part that has most of some bytes, and the locations of all of them.
 fn placed(layout: &Layout, range: Range<u64>) -> (usize, Vec<StoredRange>) {
     let mut held = BTreeMap::<usize, u64>::new();
     for piece in layout.segments(range.clone()) {
@@ -392,7 +392,7 @@ fn split(places: Vec<StoredRange>) -> (Vec<Stored>, Vec<Range<u64>>) {
     (places.into_iter().map(|(_, stored)| stored).collect(), sent)
 }
 
-/// The pieces of a file, put together by the part that has them.
+/// The pieces of a file, grouped by the part that has them.
 struct Batches<'a> {
     pass: &'a Pass<'a>,
     file: &'a FilePlan,
@@ -440,7 +440,7 @@ impl<'a> Batches<'a> {
         };
         anyhow::ensure!(
             span.size <= STORED_BYTES_MAX,
-            "{}: a chunk of {} bytes is larger than may be",
+            "{}: a chunk of {} bytes is larger than the maximum",
             self.name,
             span.size
         );
@@ -500,7 +500,7 @@ impl<'a> Batches<'a> {
         };
         anyhow::ensure!(
             length(&sent) <= SENT_BYTES_MAX as u64,
-            "{}: chunk {} is on several nodes and is larger than may be sent",
+            "{}: chunk {} is on several nodes and is too large to be sent",
             self.name,
             one.chunk
         );
@@ -547,7 +547,7 @@ impl<'a> Batches<'a> {
         Ok(())
     }
 
-    /// What nobody wrote.
+    /// Folds the fill values of a piece that nobody wrote.
     fn fill(&mut self, piece: &VariableExtent) -> anyhow::Result<()> {
         let one = item(piece, Vec::new());
         let cells = self.file.task.cells(&one);

@@ -134,7 +134,7 @@ async fn looked(
     );
     if attachment.passed > 0 {
         let (passed, example) = (attachment.passed, line(&attachment.example));
-        text.push_str(&format!("; {passed} passed by, such as {example}"));
+        text.push_str(&format!("; {passed} skipped, such as {example}"));
     }
     context
         .output

@@ -1,10 +1,10 @@
-//! A file of a store as something to be read: its end is only its end if the store has reported it.
+//! A file of a store as a stream: the end of the stream is the end of the file only if the store has reported it.
 
 use bytes::Bytes;
 use std::io::{Error, Read};
 use tokio::sync::mpsc;
 
-/// Pieces that wait.
+/// Maximum number of pieces that wait.
 const PIECES: usize = 2;
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Read for IncomingBytes {
             match self.pieces.blocking_recv() {
                 Some(IncomingChunk::Bytes(bytes)) => self.left = bytes,
                 Some(IncomingChunk::End) => self.ended = true,
-                None => return Err(Error::other("the store gave only a part of it")),
+                None => return Err(Error::other("the store sent only a part of the file")),
             }
         }
         let count = buffer.len().min(self.left.len());

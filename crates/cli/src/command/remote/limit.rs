@@ -1,4 +1,4 @@
-//! A bound on bytes per second, of all files together.
+//! A limit of bytes per second, for all files together.
 
 use std::time::Duration;
 use tokio::sync::Mutex;
@@ -6,9 +6,9 @@ use tokio::time::Instant;
 
 #[derive(Debug)]
 pub(super) struct TransferLimit {
-    /// Bytes a second; 0 is no bound.
+    /// Bytes per second; 0 means no limit.
     rate: u64,
-    /// Time at which the bytes so far are paid for.
+    /// Time until which the bytes so far use the rate up.
     free: Mutex<Instant>,
 }
 
@@ -20,7 +20,7 @@ impl TransferLimit {
         }
     }
 
-    /// Waits until so many bytes may have passed.
+    /// Waits until this number of bytes may be transferred.
     pub(super) async fn take(&self, bytes: usize) {
         if self.rate == 0 {
             return;

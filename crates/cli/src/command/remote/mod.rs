@@ -101,7 +101,7 @@ pub(super) struct ConnectedRemote {
 }
 
 impl KeysFile {
-    /// The keys of a remote; none if there is no file and none was named.
+    /// Returns the keys of a remote; none if there is no file and none was named.
     fn read(&self, name: &str) -> anyhow::Result<Keys> {
         if let Some(named) = &self.keys {
             return Ok(Keys::read(named)?);
@@ -109,12 +109,12 @@ impl KeysFile {
         Ok(Self::of_remote(name)?)
     }
 
-    /// Where this user's keys of a remote are, if there are any.
+    /// Returns the path of this user's keys of a remote, if the file exists.
     pub(crate) fn usual(name: &str) -> Option<PathBuf> {
         own_token_file().map(|token| token.with_file_name("remotes").join(name))
     }
 
-    /// This user's keys of a remote; none if there is no file of them.
+    /// Returns this user's keys of a remote; none if the file does not exist.
     pub(crate) fn of_remote(name: &str) -> Result<Keys, tidemill_remote::Error> {
         match Self::usual(name).filter(|path| path.exists()) {
             Some(path) => Keys::read(&path),
@@ -122,7 +122,7 @@ impl KeysFile {
         }
     }
 
-    /// Goes to a remote of this name.
+    /// Opens the remote with this name.
     pub(super) async fn open(
         &self,
         server: &Server,
@@ -157,7 +157,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             uri,
             read_only,
         } => {
-            // Nothing that may have a key in it is sent.
+            // An address that may contain a key is not sent.
             let place = RemoteAddress::parse(&uri)?;
             let request = v1::AddRemoteRequest {
                 name,

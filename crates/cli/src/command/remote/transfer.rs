@@ -38,13 +38,13 @@ pub(in crate::command) struct RemoteTransfer {
     pub(in crate::command) dry_run: bool,
 }
 
-/// The attribute `user.remote.NAME` of a file: it and that object are the same.
+/// Attribute `user.remote.NAME` of a file: the file and this object have the same content.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Note {
     path: String,
     tag: String,
     size: u64,
-    /// The file's version.
+    /// Version of the file.
     object: u64,
 }
 
@@ -193,9 +193,9 @@ impl RemoteTransfer {
         let put = self
             .transfer
             .put_from(incoming, path, (mode, PutOptions::default()), |_| {});
-        let (fed, put) = tokio::join!(self.feed(reader, sender), put);
+        let (sent_all, put) = tokio::join!(self.send_file(reader, sender), put);
         // The error of the store explains more than an early end of its data.
-        fed?;
+        sent_all?;
         let (size, version) = put?;
         let attr = self.attr(path).await?;
         if attr.object == version {
@@ -224,7 +224,7 @@ impl RemoteTransfer {
         Ok(FileOutcome::Copied(size))
     }
 
-    async fn feed(
+    async fn send_file(
         &self,
         mut reader: FileReader,
         sender: mpsc::Sender<IncomingChunk>,
@@ -233,7 +233,7 @@ impl RemoteTransfer {
             self.limit.take(bytes.len()).await;
             self.progress.add(bytes.len() as u64);
             if sender.send(IncomingChunk::Bytes(bytes)).await.is_err() {
-                // It could not be put, which says why.
+                // The upload has failed, and reports the reason.
                 return Ok(());
             }
         }
@@ -326,7 +326,7 @@ mod made {
     pub(super) struct CreatedDirectories(Mutex<HashSet<files::ClusterPath>>);
 
     impl CreatedDirectories {
-        /// Makes one with those above it, once.
+        /// Makes a directory with its parents, each once.
         pub(super) async fn make(
             &self,
             server: &Server,

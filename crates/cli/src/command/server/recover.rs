@@ -1,4 +1,4 @@
-//! `tidemill server recover`: makes a lost server database again from the nodes.
+//! `tidemill server recover`: recovers a lost server database from the nodes.
 
 use crate::context::CommandContext;
 use crate::format;
@@ -21,7 +21,7 @@ Records that only the server has are lost: lifetimes, job scripts, and unfinishe
 
 Exit codes: 0 all files that nodes know of were found, 1 some were not found, or the database could not be made.";
 
-/// Files that are named in the text; all are in the JSON.
+/// Maximum number of files that the text names; JSON names all.
 const SHOWN_MAX: usize = 20;
 
 /// Recover a lost server database from the records of the nodes
@@ -79,7 +79,7 @@ fn summary(rebuilt: &Rebuilt) -> Printed {
     let lists = [
         ("files have lost their bytes", shown(&rebuilt.missing)),
         (
-            "files are as they were when they were sealed, with version 1: nothing newer was noted of them",
+            "files are as they were when they were sealed, with version 1: nodes have no newer record of them",
             shown(&rebuilt.unnoted),
         ),
         (
@@ -87,7 +87,7 @@ fn summary(rebuilt: &Rebuilt) -> Printed {
             rebuilt.apart.iter().map(apart).collect(),
         ),
         (
-            "rules are lost: the directories that had them as an attribute are not there, or have another one",
+            "rules are lost: the directories that had them as an attribute do not exist, or have another rule",
             rebuilt.rules_left.clone(),
         ),
     ];
@@ -137,28 +137,28 @@ fn numbers(nodes: &[u32]) -> String {
     numbers.join(", ")
 }
 
-/// What an administrator must know before the database is used.
+/// Returns the facts that an administrator must know before using the database.
 fn warnings(rebuilt: &Rebuilt) -> String {
     let mut text = String::new();
     if !rebuilt.removed.is_empty() {
         let _ = write!(
             text,
-            "\ntaken out of the cluster before, and left out: {}",
+            "\nremoved from the cluster before, and left out: {}",
             numbers(&rebuilt.removed)
         );
     }
     for node in &rebuilt.absent {
         let _ = write!(
             text,
-            "\nnode {node} was not given: its files are unknown. If it was taken out of the cluster it is a member again \
-             when it runs: stop it, or take it out again (`tidemill node remove {node}`)"
+            "\nnode {node} was not given: its files are unknown. If it was removed from the cluster, it is a member again when \
+             it runs: stop it, or remove it again (`tidemill node remove {node}`)"
         );
     }
     if rebuilt.less {
         let _ = write!(
             text,
-            "\nless was found than there was: {} without their bytes, {} that their nodes know nothing of. Don't use this \
-             database if there are better copies: move it away and run this command again. No object is removed as nobody's for a week",
+            "\nless was found than existed: {} without their bytes, {} that their nodes do not know. Don't use this database if \
+             there are better copies: move it elsewhere and run this command again. For a week, no object is removed because it lacks a file",
             format::count(rebuilt.missing.len() as u64, "file"),
             format::count(rebuilt.unknown, "object")
         );
@@ -170,7 +170,7 @@ fn paths(paths: &[PathBuf]) -> Vec<String> {
     paths.iter().map(exact).collect()
 }
 
-/// Paths for people.
+/// Writes paths for people.
 fn shown(paths: &[PathBuf]) -> Vec<String> {
     paths.iter().map(|path| readable(path)).collect()
 }

@@ -27,16 +27,15 @@ The directory holds the database, the socket `server.sock`, `token` (copy it to 
 hosts, nobody else), `ca.pem` (copy it nowhere) and `address`, the TCP address. The server ends on SIGTERM; jobs continue
 after its next start.";
 
-/// The environment's word for the queue.
+/// Name of the queue's environment variable.
 pub(crate) const QUEUE: &str = "TIDEMILL_SERVER_QUEUE";
 
 /// Place of waiting labels, for all commands that start a server.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct QueueArg {
-    /// Place where labels wait for their nodes: journal (the server's database), or NATS servers with `JetStream`, as
-    /// <nats://HOST:PORT>, several separated by commas; ?replicas=3 at the end stores each label on three servers. An address with
-    /// a
-    /// password belongs into the configuration or the environment, which other users don't see [default: journal]
+    /// Place where labels wait for their nodes: journal (the server's database), or NATS servers with `JetStream`, as <nats://HOST:PORT>,
+    /// several separated by commas; ?replicas=3 at the end stores each label on three servers. An address with a password belongs into the
+    /// configuration or the environment, which other users don't see [default: journal]
     #[arg(long, value_name = "journal|NATS", env = QUEUE, hide_env_values = true)]
     pub(crate) queue: Option<QueueText>,
 }
@@ -178,9 +177,8 @@ pub(crate) struct Args {
         env = "TIDEMILL_SERVER_SUSPEND_AFTER"
     )]
     suspend_after: Option<OrOff<TimeLength>>,
-    /// Command to run after a node was suspended, with its number in $TIDEMILL_NODE, such as "ssh node$TIDEMILL_NODE
-    /// systemctl
-    /// suspend" [default: none, only its process ends]
+    /// Command to run after a node was suspended, with its number in $TIDEMILL_NODE, such as "ssh node$TIDEMILL_NODE systemctl suspend"
+    /// [default: none, only its process ends]
     #[arg(
         long,
         help_heading = "Power",
@@ -230,8 +228,7 @@ struct BurstLimits {
     /// Time from the close of a file to its copy from the burst tier to nodes of the capacity tier, such as 5m [default: 30s]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_STAGE_OUT_AFTER")]
     stage_out_after: Option<TimeLength>,
-    /// Fill level of a node of the burst tier, in percent of its capacity, above which stored files are evicted from it, the
-    /// oldest first
+    /// Fill level of a node of the burst tier, in percent of its capacity, above which stored files are evicted from it, the oldest first
     /// [default: 80]
     #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_EVICT_ABOVE")]
     evict_above: Option<u8>,
@@ -242,14 +239,12 @@ struct BurstLimits {
     /// capacity tier) [default: wait]
     #[arg(long, value_name = "WAY", env = "TIDEMILL_SERVER_BURST_FULL")]
     burst_full: Option<BurstFull>,
-    /// Percentage of the capacity of a node of the burst tier for the reservations of all users together (`tidemill stage
-    /// reserve`); reservations
-    /// of root may exceed it [default: 50]
+    /// Percentage of the capacity of a node of the burst tier for the reservations of all users together (`tidemill stage reserve`);
+    /// reservations of root may exceed it [default: 50]
     #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_RESERVE_MAX")]
     reserve_max: Option<u8>,
-    /// Percentage of a node's processors that maps of hooks leave to programs that write into the burst tier there, 0 to 99;
-    /// with 0
-    /// maps begin at once, without a wait [default: 90]
+    /// Percentage of a node's processors that maps of hooks leave to programs that write into the burst tier there, 0 to 99; with 0 maps
+    /// begin at once, without a wait [default: 90]
     #[arg(long, value_name = "PERCENT", env = "TIDEMILL_SERVER_BURST_SHARE")]
     burst_share: Option<u8>,
 }
@@ -409,7 +404,7 @@ fn commands(suspend: Option<String>, resume: Option<String>) -> Commands {
     }
 }
 
-/// Leaves the TCP address where people and scripts find it, since the port may be one that was free.
+/// Writes the TCP address to a file where people and scripts find it, since the port may have been chosen by the system.
 fn note_address(directory: &Path, tls: bool, address: SocketAddr) -> anyhow::Result<()> {
     let file = directory.join("address");
     let scheme = if tls { "https" } else { "http" };
@@ -417,13 +412,13 @@ fn note_address(directory: &Path, tls: bool, address: SocketAddr) -> anyhow::Res
         .with_context(|| file.display().to_string())
 }
 
-/// Runs the node of the server cores until we are asked to end. If the node fails, the server continues.
+/// Runs the node of the server cores until this process is asked to end. If the node fails, the server continues.
 async fn serve_with_server_cores(config: tidemill_node::NodeConfig) -> anyhow::Result<()> {
     let mut server_cores = node::run::start(config).await?;
     let ended = tokio::select! {
         ended = process::asked_to_end() => ended,
         error = server_cores.failed() => {
-            tracing::error!(%error, "the server cores are lost; the cluster goes on without them");
+            tracing::error!(%error, "the server cores are lost; the cluster continues without them");
             process::asked_to_end().await
         }
     };

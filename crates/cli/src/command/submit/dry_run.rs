@@ -27,9 +27,9 @@ use tidemill_plan::sim::{
 use tidemill_plan::units::{Joules, Watts};
 use tidemill_wire::v1;
 
-/// Tasks that people are shown; programs are shown all.
+/// Maximum number of tasks in the text; JSON has all.
 const SHOWN_MAX: usize = 100;
-/// The kernel of all that nodes do for other jobs.
+/// Name of the kernel that stands for all work of nodes for other jobs.
 const OTHER: &str = "(other jobs)";
 
 /// Shows the plan of a job that the server would accept.
@@ -56,14 +56,14 @@ pub(super) fn show(
 struct PlannedTask {
     name: String,
     kernel: String,
-    /// Where it would go; `None`: no node is up.
+    /// Predicted node; `None`: no node is up.
     node: Option<u32>,
     start_ns: u64,
     end_ns: u64,
     transferred_bytes: u64,
     /// Whether the time of its run is known.
     known: bool,
-    /// The job whose result it would be given.
+    /// Job whose cached result the task would get.
     reused_job: Option<u64>,
     awaited: Vec<String>,
 }
@@ -74,11 +74,11 @@ struct PlannedJob {
     job: String,
     policy: String,
     steps: Vec<PlannedTask>,
-    /// Of all tasks whose times are known.
+    /// Makespan of all tasks with known times.
     makespan_ns: u64,
     energy: Option<Joules>,
     cost: Option<String>,
-    /// Kernels that nobody ran, with how many tasks have them.
+    /// Kernels that nobody ran, with the number of tasks of each.
     unknown: BTreeMap<String, usize>,
     notes: Vec<String>,
     waits: Value,
@@ -94,7 +94,7 @@ impl PlannedJob {
         let job = planned
             .job
             .as_mut()
-            .context("the server's answer is not whole")?;
+            .context("the server's answer is incomplete")?;
         let tasks = std::mem::take(&mut job.tasks);
         let (name, policy) = (job.name.clone(), job.policy.clone());
         let history = history(&planned.nodes);
@@ -150,7 +150,7 @@ impl PlannedJob {
         Ok(plan)
     }
 
-    /// Lets the job go as it should.
+    /// Simulates the job.
     fn simulate(
         &mut self,
         mut planned: v1::JobTrace,
@@ -194,7 +194,7 @@ impl PlannedJob {
         Ok(())
     }
 
-    /// Files and tasks of nodes that are down, and files that are not there yet, are put on another.
+    /// Moves files and tasks of nodes that are down, and files that do not exist yet, to another node.
     fn place(&mut self, planned: &mut v1::JobTrace, up: &BTreeSet<u32>, first: u32) {
         for file in &mut planned.files {
             if up.contains(&file.node) {
@@ -270,7 +270,7 @@ impl PlannedJob {
     }
 }
 
-/// What all nodes have learned of each kernel.
+/// Returns the run times of each kernel that all nodes have learned.
 fn history(nodes: &[v1::Node]) -> BTreeMap<String, History> {
     let mut all: BTreeMap<String, History> = BTreeMap::new();
     for (kernel, known) in nodes.iter().flat_map(|one| &one.history) {
@@ -282,7 +282,7 @@ fn history(nodes: &[v1::Node]) -> BTreeMap<String, History> {
     all
 }
 
-/// Sizes of all files, by path; none where nobody knows.
+/// Returns the sizes of all files, by path; none for files whose size nobody knows.
 fn sizes<'a>(planned: &'a v1::JobTrace, tasks: &'a [v1::Task]) -> BTreeMap<&'a str, Option<u64>> {
     let there = planned.files.iter();
     let there = there.map(|file| {
@@ -298,7 +298,7 @@ fn sizes<'a>(planned: &'a v1::JobTrace, tasks: &'a [v1::Task]) -> BTreeMap<&'a s
     there.chain(made).collect()
 }
 
-/// What nodes do for other jobs: which of them, for how long.
+/// Returns the work of nodes for other jobs: the nodes, and the time of each.
 fn loads(nodes: &[v1::Node], notes: &mut Vec<String>) -> Vec<(u32, u32, Span)> {
     let mut loads = Vec::new();
     for one in nodes.iter().filter(|one| one.running + one.queued > 0) {

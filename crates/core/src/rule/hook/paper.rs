@@ -123,7 +123,7 @@ impl PaperSection {
     fn option(&mut self, text: &str) -> Result<(), String> {
         let (key, value) = text
             .split_once(':')
-            .ok_or_else(|| format!("{text:?} is no option: write \"name: value\""))?;
+            .ok_or_else(|| format!("{text:?} is not an option: write \"name: value\""))?;
         let (key, value) = (key.trim(), value.trim());
         if value.is_empty() {
             return Err(format!("{key} has no value"));
@@ -166,7 +166,7 @@ impl PaperSection {
             }
             _ => {
                 return Err(format!(
-                    "there is no option {key:?}; there are op, lib_path, output, cache times, name, reduce, parts, group, marker, on, inputs, mpi, time and size"
+                    "option {key:?} does not exist; the options are op, lib_path, output, cache times, name, reduce, parts, group, marker, on, inputs, mpi, time and size"
                 ));
             }
         }

@@ -125,7 +125,7 @@ fn invalid_hooks_are_refused() {
     }
     let text = spec(On::Seal).rule_text() + "task = { kernel = \"x\"; output = [ \"y\" ]; };";
     let reported = Rule::read("hook", &text).unwrap_err().to_string();
-    assert!(reported.contains("made of its hook"), "{reported}");
+    assert!(reported.contains("its hook defines them"), "{reported}");
 }
 
 /// Invalid hooks, and the errors about them.
@@ -189,7 +189,7 @@ fn hook_parses_format_of_the_paper() {
         ("<a>\nop: map\nlib_path: x\n</a>", 4, "no output"),
         ("<a>\nlib_path:\n</a>", 2, "no value"),
         ("<a>\ncache times: 0\n</a>", 2, "from 1 to"),
-        ("<a>\ncolour: red\n</a>", 2, "no option"),
+        ("<a>\ncolour: red\n</a>", 2, "does not exist"),
         (
             "<a>\nop: reduce\nlib_path: x\noutput: y\n</a>",
             5,

@@ -237,7 +237,7 @@ impl Frames {
         if mark == 0 {
             let wanted = self.header.content_bytes;
             if wanted.is_some_and(|bytes| bytes != self.given) {
-                return Err(self.wrong("the content has another length than the header says"));
+                return Err(self.wrong("the length of the content differs from the header"));
             }
             if self.header.flags & CONTENT_SUM != 0 {
                 return Ok(FrameItem::Sum);
@@ -246,7 +246,7 @@ impl Frames {
             return Ok(FrameItem::Start);
         }
         if (mark & !PLAIN) as usize > self.header.block_bytes {
-            return Err(self.wrong("a block is larger than the header says"));
+            return Err(self.wrong("a block is larger than the header allows"));
         }
         Ok(FrameItem::Block(mark))
     }

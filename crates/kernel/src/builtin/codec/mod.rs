@@ -44,9 +44,12 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
             Ok(Box::new(Packer::new(Gzip::new(level), options.threads()?)))
         }
     ),
-    kernel!("gunzip", "what gzip compressed", &[], |_| {
-        Ok(Box::new(Unpacker::new(Gunzip::new())))
-    }),
+    kernel!(
+        "gunzip",
+        "the decompressed input, in the format of gzip",
+        &[],
+        |_| { Ok(Box::new(Unpacker::new(Gunzip::new()))) }
+    ),
     kernel!(
         "zstd",
         "all inputs as one, compressed in the format of zstd",
@@ -56,10 +59,15 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
             Ok(Box::new(stream.map_err(BuiltinError::Write)?))
         }
     ),
-    kernel!("unzstd", "what zstd compressed", &[], |_| {
-        let decoder = Unzstd::new().map_err(BuiltinError::Write)?;
-        Ok(Box::new(Unpacker::new(decoder)))
-    }),
+    kernel!(
+        "unzstd",
+        "the decompressed input, in the format of zstd",
+        &[],
+        |_| {
+            let decoder = Unzstd::new().map_err(BuiltinError::Write)?;
+            Ok(Box::new(Unpacker::new(decoder)))
+        }
+    ),
     kernel!(
         "lz4",
         "all inputs as one, compressed in the frame format of lz4",
@@ -69,9 +77,12 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
             Ok(Box::new(Packer::new(blocks, options.threads()?)))
         }
     ),
-    kernel!("unlz4", "what lz4 compressed", &[], |_| {
-        Ok(Box::new(lz4::Frames::default()))
-    }),
+    kernel!(
+        "unlz4",
+        "the decompressed input, in the frame format of lz4",
+        &[],
+        |_| { Ok(Box::new(lz4::Frames::default())) }
+    ),
     kernel!(
         "bzip2",
         "all inputs as one, compressed in the format of bzip2",
@@ -81,9 +92,12 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
             Ok(Box::new(Packer::new(Bzip2::new(level), options.threads()?)))
         }
     ),
-    kernel!("bunzip2", "what bzip2 compressed", &[], |_| {
-        Ok(Box::new(Unpacker::new(Bunzip2::new())))
-    }),
+    kernel!(
+        "bunzip2",
+        "the decompressed input, in the format of bzip2",
+        &[],
+        |_| { Ok(Box::new(Unpacker::new(Bunzip2::new()))) }
+    ),
 ];
 
 const LEVEL_GZIP: &[KernelArgument] = &[KernelArgument {

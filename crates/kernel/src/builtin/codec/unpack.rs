@@ -83,7 +83,7 @@ impl<D: Decode> Unpacker<D> {
                 return Err(corrupt(
                     D::FORMAT,
                     self.taken,
-                    "there is more behind its end",
+                    "there is more data after its end",
                 ));
             }
         }
@@ -118,7 +118,7 @@ impl<D: Decode> Stream for Unpacker<D> {
             if step.ended {
                 self.place = DecoderPhase::Between;
             } else if step.read == 0 && step.written == 0 && !bytes.is_empty() {
-                return Err(corrupt(D::FORMAT, self.taken, "it does not go on"));
+                return Err(corrupt(D::FORMAT, self.taken, "it does not continue"));
             }
         }
         Ok(())
@@ -135,7 +135,7 @@ impl<D: Decode> Stream for Unpacker<D> {
 }
 
 fn length(count: u64) -> usize {
-    usize::try_from(count).expect("no more is taken or given at a time than is in memory")
+    usize::try_from(count).expect("counts of bytes in memory fit")
 }
 
 /// Members of gzip; checks their checksums and lengths.

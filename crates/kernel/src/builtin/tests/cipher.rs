@@ -99,7 +99,7 @@ fn decrypt_refuses_changed_bytes() {
         assert!(content.starts_with(&given), "{what}");
     }
     let error = stream("decrypt", &[&arg], &[&secret[..HEADER - 1]]).unwrap_err();
-    assert!(error.contains("is it whole?"), "{error}");
+    assert!(error.contains("is it complete?"), "{error}");
     let error = stream("decrypt", &[&arg], &[&[0; 100]]).unwrap_err();
     assert!(error.contains("encrypt did not write it"), "{error}");
 }

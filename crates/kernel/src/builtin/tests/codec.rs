@@ -119,11 +119,11 @@ fn decompressor_errors_name_cause() {
         let cut = &fixtures[0][..fixtures[0].len() / 2];
         let error = stream(unpack, &[], &[cut]).unwrap_err();
         assert!(
-            error.contains("is it whole?") && error.contains(pack),
+            error.contains("is it complete?") && error.contains(pack),
             "{unpack}: {error}"
         );
         let error = stream(unpack, &[], &[]).unwrap_err();
-        assert!(error.contains("is it whole?"), "{unpack}: {error}");
+        assert!(error.contains("is it complete?"), "{unpack}: {error}");
         let error = stream(unpack, &[], &[b"no such format at all"]).unwrap_err();
         assert!(error.contains("from byte 0"), "{unpack}: {error}");
         let mut more = stream(pack, &[], &[b"content"]).unwrap();

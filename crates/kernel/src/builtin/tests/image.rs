@@ -45,12 +45,20 @@ fn edges_keep_form_of_image() {
             .all(|pixel| [0, 255].contains(pixel))
     );
     for (args, part, words) in [
-        (vec![], b"P6 1 1 255\n...".to_vec(), "no binary PGM"),
-        (vec![], b"P5 2 2 255\n...".to_vec(), "not whole"),
+        (
+            vec![],
+            b"P6 1 1 255\n...".to_vec(),
+            "no complete binary PGM",
+        ),
+        (
+            vec![],
+            b"P5 2 2 255\n...".to_vec(),
+            "no complete binary PGM",
+        ),
         (
             vec![],
             b"P5 99999999999 99999999999 255\n".to_vec(),
-            "no binary PGM",
+            "no complete binary PGM",
         ),
         (vec!["width=5"], vec![0; 6], "divisor of 6"),
         (vec!["width=0"], vec![0; 6], "divisor of 6"),

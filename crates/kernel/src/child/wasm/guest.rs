@@ -206,7 +206,7 @@ impl WasmGuest {
     fn place(&mut self, at: u32, bytes: &[u8]) -> Result<(), WasmError> {
         let placed = self.memory.write(&mut self.store, at as usize, bytes);
         placed.map_err(|_| WasmError::Trap {
-            reason: "tidemill_alloc gave an address outside of the module's memory".into(),
+            reason: "tidemill_alloc returned an address outside of the module's memory".into(),
         })
     }
 

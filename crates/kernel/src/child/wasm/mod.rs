@@ -41,8 +41,8 @@ pub enum WasmError {
     },
     /// The module imports a function that kernels do not get.
     #[error(
-        "it imports {module}.{name}, which kernels are not offered; there are tidemill.write and tidemill.error \
-         (a module for WASI does not do: build it for wasm32-unknown-unknown)"
+        "it imports {module}.{name}, which kernels don't get; they get tidemill.write and tidemill.error (a module for WASI \
+         does not work: build it for wasm32-unknown-unknown)"
     )]
     Import {
         /// Module of the import.
@@ -65,7 +65,7 @@ pub enum WasmError {
         reason: String,
     },
     /// The module has no memory left for data from the program.
-    #[error("out of memory: the module could not give {bytes} bytes for {what}")]
+    #[error("out of memory: the module could not allocate {bytes} bytes for {what}")]
     Memory {
         /// Requested size, in bytes.
         bytes: usize,

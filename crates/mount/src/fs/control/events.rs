@@ -1,10 +1,10 @@
-//! Arriving files, for programs that only know the cluster's mount: `<user>/events`. A write to the file is a question, and a read waits
-//! for the answer, which the server gives (next: `server/src`). Labels that wait for files use it.
+//! File events, for programs that only know the cluster's mount: `<user>/events`. A write to the file is a question, and a read waits for the answer,
+//! which the server gives (next: `server/src`). Labels that wait for files use it.
 //!
-//! A question is one write: the maximum number of file events (0: as many as fit), a cursor (empty: the answer is the present cursor) and a
-//! pattern, separated by zero bytes. The answer is the cursor to continue with, then `1` if an earlier file event is not known any more, else
-//! `0`. Path, cursor, version and size of each file event follow. A zero byte ends each field. The answer may have no file events after [`WAIT`]:
-//! then the program asks again.
+//! A question is one write: the maximum number of file events (0: as many as fit), a cursor (empty: the answer is the present cursor) and a pattern,
+//! separated by zero bytes. The answer is the cursor to continue with, then `1` if earlier file events were discarded, else `0`. Path, cursor,
+//! version and size of each file event follow. A zero byte ends each field. The answer may have no file events after [`WAIT`]: then the program asks
+//! again.
 
 use super::super::Fs;
 use super::submit::OpenerProcess;

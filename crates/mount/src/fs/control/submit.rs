@@ -126,7 +126,7 @@ impl Fs {
     fn cancel(&self, opener: &OpenerProcess, handle: &str) -> Result<(), ControlRefusal> {
         let job = handle
             .parse()
-            .map_err(|_| format!("{handle}: not the handle of a job; joblist has them"))?;
+            .map_err(|_| format!("{handle}: not the handle of a job; joblist lists the handles"))?;
         let request = v1::GetJobRequest {
             credentials: Some(opener.credentials()),
             job,
@@ -144,7 +144,7 @@ impl Fs {
         self.drain(SEAL_PATIENCE).map_err(|left| ControlRefusal {
             errno: Errno::BUSY,
             why: format!(
-                "{} files that were closed are not sealed yet, so that a job might read what was before ({}); \
+                "{} files that were closed are not sealed yet, so that a job might read their previous content ({}); \
                  submit again when .tidemill/status shows none",
                 left.versions, left.why
             ),

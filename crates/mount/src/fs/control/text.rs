@@ -104,7 +104,7 @@ pub(super) fn node_status(node: &v1::Node) -> String {
         if node.up { "up" } else { "down" }
     );
     let _ = writeln!(text, "url            {}", node.url);
-    let _ = writeln!(text, "directory         {}", node.directory);
+    let _ = writeln!(text, "directory      {}", node.directory);
     let _ = writeln!(text, "cores          {}", node.cores);
     let _ = writeln!(text, "memory         {} bytes", node.memory_bytes);
     for (name, amount) in &node.resources {

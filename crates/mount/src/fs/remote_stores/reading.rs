@@ -184,7 +184,7 @@ impl RemoteStores {
             let turn = tokio::time::timeout(self.patience * TURN_PATIENCES, store.turns.acquire());
             let _turn = turn.await.map_err(|_| StoreFailure {
                 errno: Errno::IO,
-                reason: "too many wait for it".into(),
+                reason: "too many reads wait for the remote".into(),
             })?;
             let read = store.store.read(&file.path, &file.content, (from, count));
             let bytes = self.bounded(&file.remote, read).await?;
@@ -192,7 +192,7 @@ impl RemoteStores {
                 true => Ok(bytes),
                 false => Err(StoreFailure {
                     errno: Errno::IO,
-                    reason: format!("{} bytes came, not {count}", bytes.len()),
+                    reason: format!("received {} bytes, expected {count}", bytes.len()),
                 }),
             }
         };

@@ -2,7 +2,7 @@
 //! every value is checked against the actual data before it is used.
 //!
 //! ```text
-//!    magic, nonce | frame | frame | … | directory (zstd) | where that is, its hash, magic
+//!    magic, nonce | frame | frame | … | directory (zstd) | location and hash of the directory, magic
 //! ```
 //!
 //! A frame holds chunks, one after the other. The directory lists the chunks and the files that they are parts of.
@@ -39,7 +39,7 @@ pub(super) type Hash = [u8; 32];
 
 /// Reason why bytes are not a valid pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it is no pack, or a corrupt one: {0}")]
+#[error("the file is not a pack, or is corrupt: {0}")]
 pub struct Malformed(pub(super) &'static str);
 
 /// Location of a chunk in its pack.
@@ -121,7 +121,7 @@ impl ManifestPart {
         let part = Self::read(&mut left)?;
         match left.0 {
             [] => Ok(part),
-            _ => Err(Malformed("a part of a file is longer than it says")),
+            _ => Err(Malformed("a part of a manifest is longer than its content")),
         }
     }
 
@@ -131,13 +131,13 @@ impl ManifestPart {
         let hash = left.array()?;
         let length = left.count(NAME_BYTES_MAX, 1)?;
         let name = String::from_utf8(left.take(length)?.to_vec());
-        let name = name.map_err(|_| Malformed("a name is no UTF-8"))?;
+        let name = name.map_err(|_| Malformed("a name is not UTF-8"))?;
         let count = left.count(PART_CHUNKS_MAX, 36)?;
         let mut chunks = Vec::with_capacity(count);
         for _ in 0..count {
             let chunk = (left.array()?, left.u32()?);
             if chunk.1 == 0 || chunk.1 as usize > CHUNK_BYTES_MAX {
-                return Err(Malformed("a chunk has a length that none has"));
+                return Err(Malformed("the length of a chunk is invalid"));
             }
             chunks.push(chunk);
         }
@@ -152,7 +152,7 @@ impl ManifestPart {
         };
         match part.end() <= size {
             true => Ok(part),
-            false => Err(Malformed("a file is longer than it says")),
+            false => Err(Malformed("chunks are beyond the end of their file")),
         }
     }
 }
@@ -191,7 +191,7 @@ impl<'a> Remaining<'a> {
         let count = self.u32()? as usize;
         match count <= max && count.saturating_mul(bytes_each) <= self.0.len() {
             true => Ok(count),
-            false => Err(Malformed("it says that it has more than it can")),
+            false => Err(Malformed("a count is too large")),
         }
     }
 }
@@ -236,7 +236,7 @@ impl Directory {
         }
         match left.0 {
             [] => Ok(directory),
-            _ => Err(Malformed("its directory is longer than it says")),
+            _ => Err(Malformed("its directory is longer than its content")),
         }
     }
 
@@ -260,7 +260,7 @@ impl Directory {
                 .checked_add(u64::from(stored))
                 .is_some_and(|end| end <= frames_end);
         if !within || plain > CHUNK_BYTES_MAX || stored > frame.plain {
-            return Err(Malformed("a frame is not where one can be"));
+            return Err(Malformed("the location of a frame is invalid"));
         }
         for (hash, at, size) in chunks {
             let at = u32::try_from(at).unwrap_or(u32::MAX);
@@ -289,15 +289,15 @@ impl PackTail {
         let (stored, plain) = (left.u32()?, left.u32()?);
         let hash = left.array()?;
         if left.0 != MAGIC {
-            return Err(Malformed("it does not end as one"));
+            return Err(Malformed("its last bytes are not those of a pack"));
         }
         let behind = u64::from(stored) + TAIL_BYTES as u64;
         let at = size
             .checked_sub(behind)
             .filter(|at| *at >= HEAD_BYTES as u64);
-        let at = at.ok_or(Malformed("its directory is longer than it"))?;
+        let at = at.ok_or(Malformed("its directory is longer than the pack"))?;
         if plain as usize > DIRECTORY_BYTES_MAX || stored as usize > DIRECTORY_BYTES_MAX {
-            return Err(Malformed("its directory is longer than any"));
+            return Err(Malformed("its directory exceeds the maximum length"));
         }
         Ok(Self {
             at,
@@ -313,7 +313,7 @@ impl PackTail {
     /// If the bytes are not the directory.
     pub(super) fn directory(&self, bytes: &[u8]) -> Result<Directory, Malformed> {
         if blake3::hash(bytes) != self.hash {
-            return Err(Malformed("its directory has another content"));
+            return Err(Malformed("the hash of its directory is wrong"));
         }
         Directory::decoded(&plain(bytes, self.plain as usize)?, self.at)
     }
@@ -322,10 +322,10 @@ impl PackTail {
 /// Decompresses bytes to exactly `size` bytes.
 fn plain(bytes: &[u8], size: usize) -> Result<Vec<u8>, Malformed> {
     let plain = zstd::bulk::decompress(bytes, size);
-    let plain = plain.map_err(|_| Malformed("what is compressed can't be read"))?;
+    let plain = plain.map_err(|_| Malformed("compressed data is invalid"))?;
     match plain.len() == size {
         true => Ok(plain),
-        false => Err(Malformed("what is compressed has another length")),
+        false => Err(Malformed("decompressed data has the wrong length")),
     }
 }
 
@@ -336,7 +336,7 @@ impl Frame {
     /// If these bytes are not the frame's.
     pub(super) fn opened(&self, bytes: bytes::Bytes) -> Result<bytes::Bytes, Malformed> {
         if bytes.len() != self.stored as usize || self.plain as usize > CHUNK_BYTES_MAX {
-            return Err(Malformed("a frame has another length"));
+            return Err(Malformed("a frame has the wrong length"));
         }
         match self.stored == self.plain {
             true => Ok(bytes),

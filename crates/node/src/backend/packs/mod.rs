@@ -6,7 +6,7 @@
 //! files again (`recovery`). The tables `pack`, `chunk` and `manifest` hold the same information, and the use counts of the chunks.
 //!
 //! ```text
-//!    upload ──► queue ──► one at a time: cut, look up, fill packs ──► far ──► note: chunks, parts, objects that are whole
+//!    upload ──► queue ──► one at a time: cut, look up, fill packs ──► external store ──► record: chunks, parts, complete objects
 //!    read   ──► manifest ──► chunks ──► ranges of packs ──► each chunk is hashed
 //! ```
 //!
@@ -58,7 +58,7 @@ pub enum Packing {
 
 /// Error: the text names no storage format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no format of a backend: give files, dedup or \"dedup | zstd\"")]
+#[error("{0:?} is not a storage format of a backend: give files, dedup or \"dedup | zstd\"")]
 pub struct NoPacking(String);
 
 impl std::str::FromStr for Packing {

@@ -51,7 +51,7 @@ impl PackError {
             StoreError::NotFound { .. } => Self::NotFound,
             StoreError::Backend { path, why } => Self::Failed { path, why },
             error => Self::Failed {
-                path: "what is here".into(),
+                path: "an object of this node".into(),
                 why: BackendFailure::Other(error.to_string()),
             },
         }
@@ -210,7 +210,7 @@ impl<'a> PackBatch<'a> {
         if named.hash.is_some_and(|sealed| sealed != hash) {
             return Err(PackError::Failed {
                 path: manifest.part.name,
-                why: BackendFailure::Other("it is not what was sealed".into()),
+                why: BackendFailure::Other("its content differs from the sealed content".into()),
             });
         }
         manifest.part.hash = hash;
@@ -418,7 +418,7 @@ impl<'a> PackBatch<'a> {
 
 fn made(error: std::io::Error) -> PackError {
     PackError::Failed {
-        path: "a pack".into(),
+        path: "new pack".into(),
         why: BackendFailure::Other(error.to_string()),
     }
 }

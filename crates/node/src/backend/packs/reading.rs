@@ -136,7 +136,7 @@ impl Reach {
         tracing::warn!(
             pack,
             at = at.1.frame.at,
-            "a pack in the backend has another content here"
+            "a pack in the backend is corrupt at this place"
         );
         // A later read of the chunk finds the corruption again.
         self.db
@@ -241,7 +241,7 @@ impl Backend {
         if !there {
             tracing::warn!(
                 pack = placed.path,
-                "a pack in the backend is missing, or another file now"
+                "a pack in the backend is missing or was replaced"
             );
         }
         self.packs

@@ -273,10 +273,13 @@ fn changed_byte_is_corruption_and_resend_repairs_all() {
     };
     assert!(
         matches!(store.vouch(one.0), Some(Ok(()))),
-        "nothing was read"
+        "no byte was read"
     );
     assert!(read(&store, one.0).is_err());
-    assert!(is_loss(store.vouch(one.0)), "what was read is known");
+    assert!(
+        is_loss(store.vouch(one.0)),
+        "the corruption that the read found is recorded"
+    );
     assert!(store.open(one.0).is_err());
     // Another file has the same content.
     let two = bench.version(&store, 0x102, "/two", &content);

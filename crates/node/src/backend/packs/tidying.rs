@@ -42,7 +42,7 @@ impl Backend {
             }
             Err(error) => {
                 if !*logged {
-                    tracing::warn!(%error, "packs in the backend can't be tidied; it is tried again");
+                    tracing::warn!(%error, "packs in the backend can't be cleaned up now; the node retries");
                 }
                 *logged = true;
                 None
@@ -88,7 +88,7 @@ impl Backend {
                 Err(PackError::Failed { path, why })
                     if why.is_loss() && batch.goes_on().is_ok() =>
                 {
-                    tracing::warn!(path, %why, "a pack can't be rewritten, it stays as it is");
+                    tracing::warn!(path, %why, "a pack can't be rewritten and stays unchanged");
                     self.packs.stuck.lock().insert(*pack);
                 }
                 Err(other) => {

@@ -1,4 +1,4 @@
-//! Failures of runs in the simulation, and reports of nodes whose devices have a bound.
+//! Failures of runs in the simulation, and reports of nodes whose devices have a capacity limit.
 
 use super::{Engine, EngineMessage, id_of, node_at, view};
 use tidemill_core::event::{Event, NodeView};
@@ -7,7 +7,7 @@ use tidemill_core::label::{Failure, FailureKind, Outcome};
 use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_core::time::Span;
 
-/// Interval of reports of free space by nodes whose devices have a bound.
+/// Interval of reports of free space by nodes whose devices have a capacity limit.
 const STATUS_PERIOD: Span = Span::from_secs(1);
 
 impl Engine<'_> {
@@ -47,7 +47,7 @@ impl Engine<'_> {
         self.begin(station);
     }
 
-    /// Returns a node's report of its device, if the device has a bound.
+    /// Returns a node's report of its device, if the device has a capacity limit.
     pub(super) fn status(&self, station: u32) -> Option<Event> {
         let free = self.stations[station as usize].free()?;
         let (node, role) = id_of(self.platform, station as usize);

@@ -111,7 +111,7 @@ pub(in crate::jobs) fn map(
     let (kind, name) = mapper.split_once(':').unwrap_or((mapper, ""));
     if kind != "zarr" {
         return Err(format!(
-            "{mapper}: {root} is a directory: of those only a Zarr has variables, as \"zarr:ARRAY\""
+            "{mapper}: {root} is a directory: only a directory that is a Zarr has variables, as \"zarr:ARRAY\""
         ));
     }
     let tree = DirectorySnapshot {
@@ -121,15 +121,15 @@ pub(in crate::jobs) fn map(
     };
     let reported = |why: &dyn std::fmt::Display| format!("{mapper}: {root}: {why}");
     if !zarr::is(&tree).map_err(|error| reported(&error))? {
-        let why = "the directory is no Zarr: it has neither zarr.json, .zgroup nor .zarray";
+        let why = "the directory is not a Zarr: it has neither zarr.json, .zgroup nor .zarray";
         return Err(reported(&why));
     }
     let header = zarr::read(&tree).map_err(|error| reported(&whole(&error)))?;
     let variable = chosen(&header, (kind, name)).map_err(|why| reported(&why))?;
-    let handed = numbers::handed(mapping.kernels, variable, header.format);
-    let handed = handed.map_err(|why| reported(&why))?;
+    let form = numbers::input_form(mapping.kernels, variable, header.format);
+    let form = form.map_err(|why| reported(&why))?;
     let mut found = ChunkedVariable::new(variable, &tree).map_err(|why| reported(&why))?;
-    found.held.absent = handed.absent;
+    found.held.absent = form.absent;
     let instances = match mapping.per_part {
         true => found.parts(),
         false => found.chunks.iter().map(|chunk| vec![chunk]).collect(),
@@ -139,7 +139,7 @@ pub(in crate::jobs) fn map(
         instances: files
             .collect::<Result<_, _>>()
             .map_err(|why| reported(&why))?,
-        args: handed.args,
+        args: form.args,
     })
 }
 
@@ -155,7 +155,7 @@ impl ChunkedVariable {
     fn new(variable: &Variable, tree: &DirectorySnapshot<'_>) -> Result<Self, String> {
         let (dtype, swap) = dtype(&variable.data_type)?;
         let Storage::Chunked(chunked) = &variable.storage else {
-            return Err("it is in no chunks, which can't be read".to_owned());
+            return Err("it is not stored in chunks, and can't be read".to_owned());
         };
         let mut found = Self {
             held: VariablePart {
@@ -180,15 +180,15 @@ impl ChunkedVariable {
             // Most chunks of a sparse variable may never have been written.
             if looked >= 16 * CHUNKS_MAX || found.chunks.len() >= CHUNKS_MAX {
                 return Err(format!(
-                    "it has more than {CHUNKS_MAX} chunks, or {} that may be there: store it in larger ones",
+                    "it has more than {CHUNKS_MAX} chunks, or {} possible chunks: store it in larger chunks",
                     16 * CHUNKS_MAX
                 ));
             }
             let chunk = chunk.map_err(|error| whole(&error))?;
             let Some(span) = chunk.span else { continue };
-            let file = span.file.ok_or("its chunks are in no files")?;
+            let file = span.file.ok_or("its chunks are not in files")?;
             if span.size == 0 {
-                return Err(format!("{file} is empty: it was cut off or is corrupt"));
+                return Err(format!("{file} is empty: it was truncated or is corrupt"));
             }
             let made = tree.made(&file).map_err(|error| error.to_string())?;
             let made = made.ok_or_else(|| format!("{file} was deleted during the submission"))?;
@@ -210,7 +210,7 @@ impl ChunkedVariable {
             });
         }
         match found.chunks.is_empty() {
-            true => Err("none of its chunks are there, so there is nothing to read".to_owned()),
+            true => Err("none of its chunks exist, so there is nothing to read".to_owned()),
             false => Ok(found),
         }
     }
@@ -299,7 +299,7 @@ impl ChunkedVariable {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{expected, fixtures, lies, plain};
+    use super::super::tests::{expected, file_layout, fixtures, plain};
     use super::*;
     use serde_json::Value as Json;
     use std::path::PathBuf;
@@ -341,7 +341,7 @@ mod tests {
                 .fold(0_u32, |sum, byte| sum.wrapping_mul(31) + u32::from(byte));
             let object = ObjectId(u64::from(number) + 1);
             let layout = match self.striped {
-                true => lies(size.len(), 16, 2),
+                true => file_layout(size.len(), 16, 2),
                 false => Layout::Whole(Part::on(object, size.len(), NodeId(number % 3))),
             };
             Ok(Some(ExternalInput { object, layout }))
@@ -493,7 +493,7 @@ mod tests {
             root: fixtures().join("three.zarr/tas/c"),
             ..here("", false)
         };
-        assert!(reported(&none, "zarr:tas").contains("is no Zarr"));
+        assert!(reported(&none, "zarr:tas").contains("is not a Zarr"));
         for denied in ["tas/zarr.json", "tas/c/0/1"] {
             let here = LocalTree {
                 denied: Some(denied),
@@ -535,7 +535,7 @@ mod tests {
         assert_eq!(
             put_together(&here, &instances, &mut found),
             1500,
-            "what is missing is in no chunk"
+            "missing values are in no chunk"
         );
         std::fs::write(at("3"), b"").unwrap();
         assert!(

@@ -14,11 +14,11 @@ pub(super) struct ValueForm {
     pub(super) args: Vec<String>,
 }
 
-/// Returns how kernels that form a pipeline receive the values of a variable.
+/// Returns the form in which the kernels of a pipeline receive the values of a variable.
 ///
 /// # Errors
 /// The kernel would read other values; the text is for the author of the task, and names the argument that helps.
-pub(super) fn handed(
+pub(super) fn input_form(
     kernels: &[Vec<String>],
     variable: &Variable,
     format: Format,
@@ -55,7 +55,7 @@ pub(super) fn handed(
     }
 }
 
-/// Does the same as [`handed`], for values without attributes, with at most one `missing` value.
+/// Does the same as [`input_form`], for values without attributes, with at most one `missing` value.
 pub(super) fn of_type(
     kernels: &[Vec<String>],
     dtype: Dtype,
@@ -84,12 +84,12 @@ fn first(kernels: &[Vec<String>]) -> Option<(String, KernelInputFormat)> {
 fn typed(name: &str, reads: &KernelInputFormat, known: &[&str]) -> Result<ValueForm, String> {
     let [first, ..] = known else {
         return Err(format!(
-            "its values are no numbers of 8 to 64 bits, which {name} reads"
+            "its values are not numbers of 8 to 64 bits, as {name} needs them"
         ));
     };
     if !known.contains(&reads.dtype.as_str()) {
         return Err(format!(
-            "its values are {first}, and {name} would read {}: say dtype={first}",
+            "its values are {first}, and {name} would read {}: set dtype={first}",
             reads.dtype
         ));
     }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     fn args(text: &str, variable: &Variable) -> Result<Vec<String>, String> {
-        handed(&stages(text), variable, Format::Netcdf4).map(|handed| handed.args)
+        input_form(&stages(text), variable, Format::Netcdf4).map(|form| form.args)
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
         let fill = ("_FillValue", Value::Int(vec![-9]));
         let also = ("missing_value", Value::Int(vec![-8]));
         let ints = variable(DataKind::Int, 4, &[fill, also]);
-        let found = handed(&stages("mean dtype=i32"), &ints, Format::Netcdf4).unwrap();
+        let found = input_form(&stages("mean dtype=i32"), &ints, Format::Netcdf4).unwrap();
         assert_eq!(found.args, ["missing=-9"]);
         assert!(found.absent.is_some());
         let floats = variable(
@@ -181,7 +181,10 @@ mod tests {
             4,
             &[("_FillValue", Value::Float(vec![1e20]))],
         );
-        assert!(args("mean dtype=f32", &floats).is_err(), "1e20 is no f32");
+        assert!(
+            args("mean dtype=f32", &floats).is_err(),
+            "1e20 is not an f32"
+        );
         let floats = variable(
             DataKind::Float,
             8,
@@ -209,16 +212,16 @@ mod tests {
             refused.contains("missing_value") && refused.contains("missing=-9999"),
             "{refused}"
         );
-        let found = handed(&stages("mean dtype=i16 missing=7"), &ints, Format::Netcdf4);
+        let found = input_form(&stages("mean dtype=i16 missing=7"), &ints, Format::Netcdf4);
         assert_eq!(found, Ok(ValueForm::default()));
         let fill = variable(DataKind::Int, 2, &[("_FillValue", Value::Int(vec![-9]))]);
-        let found = handed(&stages("mean dtype=i16 missing=7"), &fill, Format::Netcdf4);
+        let found = input_form(&stages("mean dtype=i16 missing=7"), &fill, Format::Netcdf4);
         assert_eq!(found, Ok(ValueForm::default()));
         let refused = args("scale dtype=i16 a=2 | mean dtype=i16", &fill).unwrap_err();
         assert!(refused.contains("each kernel"), "{refused}");
         // Programs and kernels of bytes receive values as they are stored.
         for text in ["fingerprint", "mine.so dtype=f64", ""] {
-            let found = handed(&stages(text), &fill, Format::Netcdf4);
+            let found = input_form(&stages(text), &fill, Format::Netcdf4);
             assert_eq!(found, Ok(ValueForm::default()), "{text}");
         }
     }

@@ -65,7 +65,7 @@ pub(in crate::jobs) fn map(
     let printed: Printed = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if printed.version != VERSION {
         return Err(format!(
-            "it is of version {}, and {VERSION} is known here",
+            "it has version {}, and this release knows version {VERSION}",
             printed.version
         ));
     }
@@ -73,7 +73,7 @@ pub(in crate::jobs) fn map(
         0 => return Err("it has no chunks".to_owned()),
         count if count > CHUNKS_MAX => {
             return Err(format!(
-                "it has {count} chunks, and there may be {CHUNKS_MAX}"
+                "it has {count} chunks, and at most {CHUNKS_MAX} are allowed"
             ));
         }
         _ => {}
@@ -102,7 +102,7 @@ fn within(chunk: &PrintedChunk, size: u64) -> Result<(), String> {
     for Range { start, end } in chunk.spans() {
         if start >= end {
             return Err(format!(
-                "[{start}, {end}] are no bytes: give begin and end, with the end not included"
+                "[{start}, {end}] is not a range of bytes: give begin and end, with the end not included"
             ));
         }
         if end > size {
@@ -112,7 +112,7 @@ fn within(chunk: &PrintedChunk, size: u64) -> Result<(), String> {
         }
         if start < before {
             return Err(format!(
-                "its bytes from {start} on are not behind those before, which end at {before}"
+                "its bytes from {start} on overlap the range before, which ends at {before}"
             ));
         }
         before = end;
@@ -132,7 +132,7 @@ fn apart(chunks: &[PrintedChunk]) -> Result<(), String> {
     spans.sort_unstable();
     match spans.windows(2).find(|pair| pair[1].0 < pair[0].1) {
         Some(pair) => Err(format!(
-            "chunks {} and {} both have byte {}: say \"overlap\": true if that is meant",
+            "chunks {} and {} both have byte {}: set \"overlap\": true if that is intended",
             pair[0].2, pair[1].2, pair[1].0
         )),
         None => Ok(()),
@@ -150,7 +150,7 @@ fn bytes(printed: &Printed, layout: &Layout, per_part: bool) -> Result<MapperRes
         || printed.codecs.is_some()
         || printed.chunks.iter().any(of_values)
     {
-        return Err("\"order\", \"shape\", \"chunk_shape\", \"start\" and \"codecs\" are of values: say which by \"dtype\"".to_owned());
+        return Err("\"order\", \"shape\", \"chunk_shape\", \"start\" and \"codecs\" need values: set their type by \"dtype\"".to_owned());
     }
     let mapped = |(number, ranges): (usize, Vec<Range<u64>>)| {
         let selection = Selection::ranges(None, &ranges).map_err(|error| error.to_string())?;
@@ -195,7 +195,7 @@ fn bytes(printed: &Printed, layout: &Layout, per_part: bool) -> Result<MapperRes
 /// Returns a map with chunks of values.
 fn values(printed: &Printed, dtype: &str) -> Result<MappedVariable, String> {
     let (element, number) = sizes(dtype).ok_or_else(|| {
-        format!("{dtype:?} is no type of values here: give one as \"float32\", \"uint8\", \"complex64\", \"bool\" or \"S8\"")
+        format!("{dtype:?} is not a type of values: give a type such as \"float32\", \"uint8\", \"complex64\", \"bool\" or \"S8\"")
     })?;
     let native = match cfg!(target_endian = "big") {
         true => NumberOrder::Big,
@@ -261,7 +261,7 @@ fn placed(
     (element, counted): (u32, &mut u64),
 ) -> Result<(Vec<u64>, Vec<u64>), String> {
     let [[begin, end]] = chunk.bytes[..] else {
-        return Err("values lie in one range of bytes".to_owned());
+        return Err("a chunk of values has one range of bytes".to_owned());
     };
     let count = |shape: &[u64]| {
         shape
@@ -275,7 +275,7 @@ fn placed(
         (None, None) => vec![held],
     };
     let values = count(&shape).filter(|values| *values > 0);
-    let values = values.ok_or("its shape is of no values")?;
+    let values = values.ok_or("its shape has no values")?;
     match &printed.chunk_shape {
         None if values.checked_mul(element.into()) != Some(end - begin) => {
             return Err(format!(
@@ -304,7 +304,8 @@ fn placed(
         return match start.len() {
             1 if shape.len() == 1 => Ok((start, shape)),
             _ => Err(
-                "its indices have several dimensions: say the \"shape\" of the variable".to_owned(),
+                "its indices have several dimensions: give the \"shape\" of the variable"
+                    .to_owned(),
             ),
         };
     };
@@ -321,7 +322,7 @@ fn placed(
     match inside && ends && whole.len() <= DIMENSIONS_MAX {
         true => Ok((start, shape)),
         false => Err(format!(
-            "from {start:?} on, {shape:?} are not within the variable's shape {whole:?}"
+            "from {start:?} on, its values {shape:?} are not within the variable's shape {whole:?}"
         )),
     }
 }
@@ -377,7 +378,7 @@ fn codec(name: &str) -> Result<Codec, String> {
                 .and_then(|size| size.parse().ok());
             let size = size.filter(|size| *size > 0).ok_or_else(|| {
                 format!(
-                    "{other:?} is not decoded here: there are gzip, zlib, zstd, blosc, blosc2, lzf, lz4, bzip2, fletcher32, crc32c and shuffle:BYTES"
+                    "{other:?} can't be decoded: the codecs are gzip, zlib, zstd, blosc, blosc2, lzf, lz4, bzip2, fletcher32, crc32c and shuffle:BYTES"
                 )
             })?;
             Codec::Shuffle(size)

@@ -19,7 +19,7 @@ pub(super) fn map(
     let args = args(&csv, mapping.kernels)?;
     let begin = csv.begin;
     if begin >= layout.size() {
-        return Err("there is no line behind its header".to_owned());
+        return Err("there is no line after its header".to_owned());
     }
     let how = serde_json::to_string(&Encoded::Text { csv }).map_err(|error| error.to_string())?;
     let lines = Records::until(b"\n").map_err(|error| error.to_string())?;
@@ -104,7 +104,7 @@ fn striped(layout: &Layout) -> Option<&StripedLayout> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{lies, plain};
+    use super::super::tests::{file_layout, plain};
     use super::*;
     use std::fmt::Write as _;
 
@@ -138,7 +138,7 @@ mod tests {
             (7, 3),
             (5, 200),
         ] {
-            let layout = lies(text.len() as u64, unit, width);
+            let layout = file_layout(text.len() as u64, unit, width);
             for per_part in [true, false] {
                 let mapping = plain("", per_part);
                 let map = map(&text, &layout, ("x,skip=1,type=i8", &mapping)).unwrap();
@@ -167,10 +167,10 @@ mod tests {
 
     #[test]
     fn map_of_missing_csv_variable_reports_reason() {
-        let layout = |text: &[u8]| lies(text.len() as u64, 4096, 3);
+        let layout = |text: &[u8]| file_layout(text.len() as u64, 4096, 3);
         for (text, spec, why) in [
             (&b"a,b\n1,2\n"[..], "c", "no variable c; there are a, b"),
-            (b"a,b\n", "a", "no line behind its header"),
+            (b"a,b\n", "a", "no line after its header"),
             (b"", "a", "no header line"),
             (b"a,b\n1,2\n", "a,sep=;", "is none of"),
         ] {

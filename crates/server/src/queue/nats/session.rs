@@ -114,7 +114,7 @@ impl NatsSession {
             let batch = self.consumer.batch().max_messages(count).expires(ANSWER);
             let batch = within(WHAT, async { batch.messages().await.map_err(failed(WHAT)) });
             if self.take(batch.await?).await? == 0 {
-                return Err(format!("{WHAT}: some that were taken do not come back"));
+                return Err(format!("{WHAT}: some stored labels were not received"));
             }
         }
         self.tell_foreign();
@@ -285,7 +285,7 @@ async fn find_stream(place: &QueueIdentity, context: &Context) -> Result<Stream,
         Ok(found) => found,
         Err(error) if is_gone(&error.kind()) => {
             let made = context.create_stream(wanted).await;
-            return made.map_err(failed("making the stream"));
+            return made.map_err(failed("creating the stream"));
         }
         Err(error) => return Err(failed("looking for the stream")(error)),
     };
@@ -293,7 +293,7 @@ async fn find_stream(place: &QueueIdentity, context: &Context) -> Result<Stream,
     if is.retention != wanted.retention || is.subjects != wanted.subjects || is.no_ack {
         let name = &wanted.name;
         return Err(format!(
-            "stream {name} is not as Tidemill makes it; remove it, and it is recreated"
+            "stream {name} has other settings than Tidemill uses; remove it, and Tidemill recreates it"
         ));
     }
     if is.num_replicas != wanted.num_replicas {
@@ -330,5 +330,5 @@ async fn take_over(stream: &Stream) -> Result<Consumer<pull::Config>, CallError>
     stream
         .create_consumer(config)
         .await
-        .map_err(failed("making a consumer"))
+        .map_err(failed("creating a consumer"))
 }

@@ -1,4 +1,4 @@
-//! The gRPC service of labels: an application of each client that has registered, as the C library has one of its process.
+//! The gRPC service of labels: each registered client has an application of its own, as each process has with the C library.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,30 +17,30 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// How long one wait takes at most.
+/// Maximum duration of one wait.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// Pause before it is looked for space again.
+/// Pause before another check for free space.
 const SPACE_PAUSE: Duration = Duration::from_millis(2);
 /// Interval at which a waiting call checks that its application still runs.
 const SLICE: Duration = Duration::from_secs(1);
-/// File events that wait for a client to read them.
+/// Maximum number of file events that wait for a client.
 const EVENTS_AHEAD: usize = 64;
 /// Maximum number of concurrent waiting, publishing or subscribing calls. Each call holds a thread.
 const BUSY_MAX: usize = 256;
-/// Applications of clients at once.
+/// Maximum number of registered applications of clients.
 const APPS_MAX: usize = 256;
-/// Labels that one request may name.
+/// Maximum number of labels that one request may name.
 const NAMED_MAX: usize = 65_536;
-/// Bytes that are read, or results, in one answer, unless one alone has more.
+/// Maximum number of bytes of data or results in one answer. A single label with more bytes is answered alone.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 /// Maximum size in bytes of a file that one request carries whole. The agent holds such a file in memory.
 const WHOLE_BYTES_MAX: usize = 64 << 20;
-/// Bytes of a file in one answer.
+/// Maximum number of bytes of a file in one answer.
 const BLOCK_BYTES: usize = 1 << 20;
-/// Mode bits that files do not have if the client does not say.
+/// Mode bits that new files do not have, unless the client gives a mask.
 const UMASK: u32 = 0o022;
 
-/// See the module.
+/// The service; see the module.
 #[derive(Clone, Debug)]
 pub(super) struct AgentLabels {
     directory: PathBuf,
@@ -52,14 +52,14 @@ pub(super) struct AgentLabels {
 #[derive(Debug)]
 struct AppClient {
     app: App,
-    /// Labels that it may ask for.
+    /// Labels whose outcomes the client may request.
     tickets: Mutex<HashMap<u64, Arc<Ticket>>>,
-    /// One publishes at a time.
+    /// Lock of publishing: one call at a time.
     publishes: Mutex<()>,
-    gone: AtomicBool,
+    disconnected: AtomicBool,
 }
 
-/// Ends an application with the call that has registered it.
+/// Ends an application with the call that registered it.
 #[derive(Debug)]
 struct Registration {
     labels: AgentLabels,
@@ -69,7 +69,7 @@ struct Registration {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What panics has changed nothing by halves.
+    // A panic leaves no data half changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -85,7 +85,7 @@ fn refused(error: &Error) -> Status {
     }
 }
 
-/// Whether it is a file that is not there.
+/// Returns whether the cause is a missing file.
 fn is_missing(error: &Error) -> bool {
     error.errno() == rustix::io::Errno::NOENT.raw_os_error()
 }
@@ -106,14 +106,14 @@ impl AgentLabels {
         })
     }
 
-    /// Does what may take long on a thread for it.
+    /// Runs blocking work on a thread of its own.
     async fn apart<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
         let Ok(place) = self.busy.clone().try_acquire_owned() else {
             return Err(Status::resource_exhausted(format!(
-                "{BUSY_MAX} wait, publish or subscribe, as many as may: try again later"
+                "{BUSY_MAX} calls wait, publish or subscribe, which is the maximum: try again later"
             )));
         };
         let done = tokio::task::spawn_blocking(move || {
@@ -134,12 +134,12 @@ impl AgentLabels {
             directory: Some(self.directory.clone()),
             intent: intent.ok_or_else(unknown)?,
             umask: Some(request.umask.unwrap_or(UMASK)),
-            // This is it.
+            // This process is the agent.
             no_agent: true,
         };
         // The earlier holder of the key is the same client, after its connection broke.
         if let Some(before) = lock(&self.apps).remove(&request.key) {
-            before.gone.store(true, Ordering::Relaxed);
+            before.disconnected.store(true, Ordering::Relaxed);
         }
         let app = App::register_by_key(&request.name, &request.key, &settings);
         let app = app.map_err(|error| refused(&error))?;
@@ -149,12 +149,12 @@ impl AgentLabels {
             tickets: Mutex::new(tickets.collect()),
             app,
             publishes: Mutex::default(),
-            gone: AtomicBool::new(false),
+            disconnected: AtomicBool::new(false),
         });
         let mut apps = lock(&self.apps);
         if apps.len() >= APPS_MAX {
             return Err(Status::resource_exhausted(format!(
-                "{APPS_MAX} applications have registered, as many as may"
+                "{APPS_MAX} applications have registered, which is the maximum"
             )));
         }
         apps.insert(request.key.clone(), client.clone());
@@ -170,11 +170,11 @@ impl Registration {
                 () = self.sends.closed() => break,
                 () = tokio::time::sleep(SLICE) => {}
             }
-            if self.client.gone.load(Ordering::Relaxed) {
+            if self.client.disconnected.load(Ordering::Relaxed) {
                 break;
             }
         }
-        self.client.gone.store(true, Ordering::Relaxed);
+        self.client.disconnected.store(true, Ordering::Relaxed);
         let mut apps = lock(&self.labels.apps);
         if apps
             .get(&self.key)
@@ -194,7 +194,7 @@ impl AppClient {
         lock(&self.tickets).get(&number).cloned()
     }
 
-    /// Publishes a batch; gives the last number that is kept.
+    /// Publishes a batch. Returns the number of the last published label.
     fn publish(&self, batch: &api::Batch) -> Result<u64, Status> {
         let _alone = lock(&self.publishes);
         for label in &batch.labels {
@@ -219,7 +219,7 @@ impl AppClient {
         let most = self.app.label_max();
         if label.data.len() as u64 > most || label.r#type() == Type::Read && label.size > most {
             return Err(invalid(&format!(
-                "it is of more than {most} bytes: make it several"
+                "it has more than {most} bytes: split it into several labels"
             )));
         }
         let analysis = label.analysis.clone().unwrap_or_default();
@@ -242,9 +242,7 @@ impl AppClient {
             (Some(after), true, false) => asked.if_done(after),
             (Some(after), false, true) => asked.if_failed(after),
             _ => {
-                return Err(invalid(
-                    "if_done, or if_failed, needs a label that it is after",
-                ));
+                return Err(invalid("if_done and if_failed need a label in `after`"));
             }
         };
         if label.durable {
@@ -268,7 +266,7 @@ impl AppClient {
         loop {
             match self.app.publish(asked) {
                 Err(Error::Full { needed, capacity }) if !nowait && needed <= capacity => {
-                    if self.gone.load(Ordering::Relaxed) {
+                    if self.disconnected.load(Ordering::Relaxed) {
                         return Err(Status::cancelled("the application has ended"));
                     }
                     std::thread::sleep(SPACE_PAUSE);
@@ -278,7 +276,7 @@ impl AppClient {
         }
     }
 
-    /// The label that another is after, if it has to wait for it.
+    /// Returns the label in `after`, if this label has to wait for it.
     fn after(&self, label: &api::Label) -> Result<Option<Arc<Ticket>>, Status> {
         if label.after == 0 {
             return Ok(None);
@@ -289,7 +287,7 @@ impl AppClient {
             Some(known) => Ok(Some(known)),
             None if label.after < label.number && !label.if_done && !label.if_failed => Ok(None),
             None => Err(Status::invalid_argument(format!(
-                "label {}: there is no label {} before it, or what became of it was asked for and is not kept",
+                "label {}: label {} does not exist before it, or its outcome was returned already and is not kept",
                 label.number, label.after
             ))),
         }
@@ -305,14 +303,14 @@ impl AppClient {
         let found = labels.iter().map(|number| {
             self.ticket(*number).ok_or_else(|| {
                 Status::not_found(format!(
-                    "label {number} was not published, or was asked for, or forgotten"
+                    "label {number} was not published, or its outcome was returned already or dropped"
                 ))
             })
         });
         found.collect()
     }
 
-    /// Waits for a file, and gives it as a whole.
+    /// Waits for a file, and returns the whole file.
     fn get(&self, request: &api::GetRequest) -> Result<Vec<u8>, Status> {
         let until = Instant::now() + Duration::from_nanos(request.wait_ns).min(WAIT_MAX);
         // Linux commits only the pages that the read fills.
@@ -323,14 +321,14 @@ impl AppClient {
                 .app
                 .get_into(&request.path, &mut bytes, left.min(SLICE))
             {
-                Err(_) if self.gone.load(Ordering::Relaxed) => {
+                Err(_) if self.disconnected.load(Ordering::Relaxed) => {
                     return Err(Status::cancelled("the application has ended"));
                 }
                 Err(error) if is_missing(&error) && left > SLICE => {}
                 Err(error) => return Err(refused(&error)),
                 Ok(size) if size > WHOLE_BYTES_MAX as u64 => {
                     return Err(Status::out_of_range(format!(
-                        "{} has {size} bytes, and {WHOLE_BYTES_MAX} can be got at once: read it by labels",
+                        "{} has {size} bytes, and at most {WHOLE_BYTES_MAX} can be read at once: read it by labels",
                         request.path
                     )));
                 }
@@ -349,7 +347,7 @@ impl AppClient {
         loop {
             let slice = until.min(Instant::now() + SLICE);
             match tidemill_label::wait_some(&tickets, !request.any, Some(slice)) {
-                Err(Error::Timeout) if self.gone.load(Ordering::Relaxed) => {
+                Err(Error::Timeout) if self.disconnected.load(Ordering::Relaxed) => {
                     return Err(Status::cancelled("the application has ended"));
                 }
                 Err(Error::Timeout) if slice < until => {}
@@ -392,12 +390,12 @@ fn pass_on(
         let next = loop {
             match files.next(Some(SLICE)) {
                 Err(Error::Timeout) if sends.is_closed() => return,
-                Err(Error::Timeout) if !client.gone.load(Ordering::Relaxed) => {}
+                Err(Error::Timeout) if !client.disconnected.load(Ordering::Relaxed) => {}
                 next => break next,
             }
         };
         event = match next {
-            _ if client.gone.load(Ordering::Relaxed) => {
+            _ if client.disconnected.load(Ordering::Relaxed) => {
                 Err(Status::cancelled("the application has ended"))
             }
             Ok(FileEvent {
@@ -483,7 +481,7 @@ impl labels_server::Labels for AgentLabels {
             published: client.app.last(),
             mount: client.app.mount().display().to_string(),
         };
-        // There is space for one.
+        // The channel has space for one message.
         let _ = sends.send(Ok(registered)).await;
         let labels = self.clone();
         let registration = Registration {

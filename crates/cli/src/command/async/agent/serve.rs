@@ -1,4 +1,4 @@
-//! Where the agent serves labels to programs in any language: a socket of the user's, and a port of this host if one is asked for.
+//! Serves labels to programs in any language: at a socket of the user, and at a port of this host if --listen names one.
 
 use super::labels::AgentLabels;
 use anyhow::Context as _;
@@ -21,14 +21,14 @@ use tonic::{Request, Status};
 /// The socket, and the token for TCP clients, in the directory of labels.
 const SOCKET: &str = "agent.sock";
 const TOKEN: &str = "agent.token";
-/// Largest message that is taken, in bytes.
+/// Maximum size of a received message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Requests of one connection at once, and streams among them.
+/// Maximum number of requests of one connection at once, and of streams among them.
 const REQUESTS_MAX: u32 = 256;
-/// Random bytes of a token.
+/// Number of random bytes of a token.
 const TOKEN_BYTES: usize = 32;
 
-/// Refuses to serve anybody but this host.
+/// Refuses an address that other hosts can reach.
 pub(super) fn check(listen: Option<SocketAddr>) -> anyhow::Result<()> {
     let own = listen.is_none_or(|address| address.ip().is_loopback());
     anyhow::ensure!(
@@ -76,7 +76,7 @@ pub(super) fn start(directory: &Path, listen: Option<SocketAddr>) -> anyhow::Res
         runtime.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
     }
     drop(guard);
-    // It lives as long as the process does.
+    // The service lives as long as the process.
     std::mem::forget(runtime);
     Ok(())
 }
@@ -87,7 +87,7 @@ fn service(labels: AgentLabels) -> LabelsServer<AgentLabels> {
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
-/// A socket for this user alone, in place of that of an agent that has ended.
+/// Makes a socket for this user alone, in place of the socket of an agent that has ended.
 fn bind(path: &PathBuf) -> anyhow::Result<UnixListener> {
     let at = || path.display().to_string();
     match std::fs::remove_file(path) {
@@ -96,7 +96,7 @@ fn bind(path: &PathBuf) -> anyhow::Result<UnixListener> {
         }
         _ => {}
     }
-    // The directory is closed to all others; so is the socket, from its first moment on.
+    // The directory is closed to all others; so is the socket, from its creation on.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let bound = ShortPath::of(path).and_then(UnixListener::bind);
     rustix::process::umask(before);
@@ -105,10 +105,10 @@ fn bind(path: &PathBuf) -> anyhow::Result<UnixListener> {
     Ok(socket)
 }
 
-/// A token that only this user can read.
+/// Makes a token that only this user can read.
 fn new_token(path: &PathBuf) -> anyhow::Result<String> {
     let mut bytes = [0_u8; TOKEN_BYTES];
-    // So few come at once.
+    // One call returns so few bytes completely.
     getrandom(&mut bytes, GetRandomFlags::empty()).context("no random bytes")?;
     let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let at = || path.display().to_string();
@@ -142,7 +142,7 @@ fn with_token(token: &str, request: Request<()>) -> Result<Request<()>, Status> 
     }
 }
 
-/// Compares in a time that does not say where the first difference is.
+/// Compares two texts in a time that does not depend on the position of the first difference.
 fn same(given: &[u8], is: &[u8]) -> bool {
     let differs = given.iter().zip(is).fold(0, |all, (a, b)| all | (a ^ b));
     given.len() == is.len() && differs == 0

@@ -1,5 +1,5 @@
-//! Measuring on nodes: data is put on each, jobs of one task that are pinned to it run one after the other, the data
-//! is read back, and everything is removed.
+//! Measurements on nodes: data is written to each node, jobs of one task that are pinned to it run one after the other, the data is read
+//! back, and everything is removed.
 
 use super::subject::{BenchData, SMALL_BYTES, Subject};
 use super::{Inputs, RunTimes, median};
@@ -57,9 +57,9 @@ struct NodeBench<'a> {
 
 /// A job of one task.
 struct MeasuredJob {
-    /// From submission until it is known to have ended.
+    /// Time from the submission until its end is known.
     job: Duration,
-    /// The kernel alone.
+    /// Time of the kernel alone.
     kernel: Duration,
     output_bytes: u64,
 }
@@ -89,7 +89,7 @@ impl NodeBench<'_> {
         Ok(measured)
     }
 
-    /// Until a command is connected with the cluster.
+    /// Returns the time until a command is connected with the cluster.
     async fn connect(&self, context: &CommandContext) -> anyhow::Result<u64> {
         let mut times = Vec::new();
         for _ in 0..self.inputs.runs {
@@ -129,7 +129,7 @@ impl NodeBench<'_> {
         })
     }
 
-    /// The files that are needed: two of each subject, and two to measure the link with.
+    /// Returns the required files: two of each subject, and two for measuring the link.
     fn used(&self, subjects: &[Subject]) -> BTreeSet<(BenchData, u64)> {
         let small = subjects.iter().map(|one| (one.data, SMALL_BYTES));
         let large = subjects.iter().map(|one| (one.data, one.bytes));
@@ -165,7 +165,7 @@ impl NodeBench<'_> {
         Ok(speed)
     }
 
-    /// What share of a processor a kernel gets there now.
+    /// Returns the share of a processor that a kernel gets on the node now.
     async fn share(&self, node: u32) -> anyhow::Result<f64> {
         let request = v1::LoadRequest {
             credentials: Some(credentials()),
@@ -238,7 +238,7 @@ impl NodeBench<'_> {
         })
     }
 
-    /// Rate and latency of getting a file from a node.
+    /// Returns the rate and latency of reading a file from a node.
     async fn link(&self, id: u32) -> anyhow::Result<(f64, u64)> {
         let directory = tempfile::tempdir().context("can't make a directory for the data")?;
         let local = directory.path().join("got");

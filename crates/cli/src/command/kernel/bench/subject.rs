@@ -16,13 +16,13 @@ use tidemill_kernel::{
 pub(super) const DATA: &str = "data";
 pub(super) const RESULT: &str = "result";
 
-/// Input of a run that does next to nothing: its time is the start.
+/// Size of the input of a run that does almost nothing: its time is the start.
 pub(super) const SMALL_BYTES: u64 = 4096;
 
 /// Large pieces make large page-cache folios, as nodes have them.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// Words that text is made of; `grep` looks for the first.
+/// Words of generated text; `grep` searches for the first.
 const WORDS: [&str; 16] = [
     "tide", "mill", "pond", "and", "the", "of", "water", "wheel", "grinds", "flour", "storage",
     "burst", "drain", "node", "kernel", "analysis",
@@ -86,12 +86,12 @@ fn line(random: &mut StdRng) -> String {
 /// A kernel to be measured.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Subject {
-    /// Its name, as in a job script.
+    /// Name, as in a job script.
     pub(super) name: String,
     pub(super) args: Vec<String>,
     pub(super) data: BenchData,
     pub(super) hash: String,
-    /// Size of the input that it is measured over; not chosen yet if 0.
+    /// Size of its input; 0: not chosen yet.
     pub(super) bytes: u64,
     code: CodeSource,
 }
@@ -154,7 +154,7 @@ impl Subject {
         matches!(self.code, CodeSource::Program(_))
     }
 
-    /// A run over a local file.
+    /// Returns a run over a local file.
     pub(super) fn run(&self, data: &Path, directory: PathBuf) -> Run {
         let mut run = Run::new(self.code.clone(), directory);
         run.args.clone_from(&self.args);
@@ -171,7 +171,7 @@ impl Subject {
         run
     }
 
-    /// A job of one task over a file of `directory` in the cluster.
+    /// Returns a job of one task over a file of `directory` in the cluster.
     pub(super) fn script(&self, directory: &str, input: &str, node: u32) -> String {
         let quoted: Vec<String> = self.args.iter().map(|arg| quote(arg)).collect();
         let streams = if self.is_filter() {
@@ -190,7 +190,7 @@ impl Subject {
     }
 }
 
-/// A string of a job script.
+/// Returns a string of a job script.
 fn quote(text: &str) -> String {
     let mut quoted = String::from("\"");
     for character in text.chars() {

@@ -15,29 +15,29 @@ use tidemill_node::backend::{BackendFile, Follower};
 use tidemill_remote::{Remote, StoreFile};
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
-/// Directories whose numbers are remembered.
+/// Maximum number of directories whose inodes are remembered.
 const DIRECTORIES_MAX: usize = 10_000;
 /// Longest name of a file, in bytes.
 const NAME_BYTES_MAX: usize = 255;
-/// What names of the cluster's own begin with.
+/// Prefix of the cluster's own names.
 const OWN: &str = ".tidemill-";
 /// The attribute that places new files of a directory on a node.
 const NODE: &[u8] = b"user.tidemill.node";
 
-/// What became of a file of the store.
+/// Outcome for an object of the store.
 #[derive(Debug)]
 pub(super) enum FollowOutcome {
-    /// It is this version.
+    /// The object is this version.
     Is(ObjectId),
-    /// It is of no file.
+    /// The object belongs to no file.
     Own,
-    /// It could not be decided.
+    /// The decision has to wait.
     Later,
-    /// It is no file of the directory, and why.
+    /// The object can't be a file of the directory, for this reason.
     Passed(String),
 }
 
-/// See the module.
+/// Files of an attached directory; see the module.
 #[derive(Debug)]
 pub(super) struct FollowedFiles {
     server: Server,
@@ -49,7 +49,7 @@ pub(super) struct FollowedFiles {
     directories: Mutex<HashMap<String, u64>>,
 }
 
-/// A directory, or that there can't be one.
+/// A directory, or the reason why it can't exist.
 enum DirectoryState {
     Is(u64),
     No(&'static str),
@@ -139,7 +139,7 @@ impl FollowedFiles {
         }
     }
 
-    /// A directory below the attached one, which is made if it is not there.
+    /// Returns a directory below the attached directory, and makes it if it is missing.
     async fn directory(&self, path: &str) -> Result<DirectoryState, Error> {
         if let Some(&ino) = self.directories.lock().get(path) {
             return Ok(DirectoryState::Is(ino));
@@ -149,7 +149,7 @@ impl FollowedFiles {
         for name in above.filter(|name| !name.is_empty()) {
             let found = match self.look_up(ino, name).await? {
                 Some(attr) if attr.kind() == Kind::Directory => Some(attr.ino),
-                Some(_) => return Ok(DirectoryState::No("what is there above it is no directory")),
+                Some(_) => return Ok(DirectoryState::No("a path above it is not a directory")),
                 None => self.make_directory(ino, name).await?,
             };
             match found {
@@ -181,7 +181,7 @@ impl FollowedFiles {
         match self.one(Op::Create(create)).await {
             Ok(Answer::Entry(entry)) => Ok(entry.attr.map(|attr| attr.ino)),
             Ok(_) => Err(Error::Answer("Create")),
-            // Another file of this directory was quicker.
+            // Another file of this directory has made it first.
             Err(error) if error.is(rustix::io::Errno::EXIST) => Ok(self
                 .look_up(parent, name)
                 .await?
@@ -192,7 +192,7 @@ impl FollowedFiles {
         }
     }
 
-    /// Applies a step to the directory: makes the file or version of an object, unless that is not wanted any more.
+    /// Applies a step to the directory: makes the file or version of an object, unless the object has changed since.
     pub(super) async fn take(
         &self,
         name: &str,
@@ -205,7 +205,7 @@ impl FollowedFiles {
         }
         if !name.split('/').all(is_name) {
             return Ok(FollowOutcome::Passed(
-                "it can be no name of a file".to_owned(),
+                "its name can't be the name of a file".to_owned(),
             ));
         }
         let (known, asked) = (self.known.clone(), placed.clone());
@@ -315,9 +315,9 @@ impl FollowedFiles {
 fn reason(why: Passed) -> &'static str {
     match why {
         Passed::Directory => "a directory has its name in the cluster",
-        Passed::Other => "what has its name in the cluster is no file",
+        Passed::Other => "the entry of its name in the cluster is not a file",
         Passed::Both => {
-            "it was written in the cluster, too: the directory has that, and the store what it had"
+            "it was written in the cluster, too: the directory has the version of the cluster, and the store keeps its own"
         }
     }
 }

@@ -19,14 +19,14 @@ pub(super) struct ClusterNode {
     id: String,
     pub(super) server: Server,
     pub(super) node: v1::Node,
-    /// All of them.
+    /// All nodes of the cluster.
     pub(super) nodes: Vec<v1::Node>,
-    /// Size of the file, if one was named.
+    /// Size of the file, if a file was named.
     size: Option<u64>,
 }
 
 impl ClusterNode {
-    /// Of a file: the node that holds it.
+    /// Returns the node that holds a file.
     ///
     /// # Errors
     /// If the cluster can't be reached, there is no such file, or its node is down.
@@ -63,7 +63,7 @@ impl ClusterNode {
         })
     }
 
-    /// Of a node that was named, or the storage node with least to do; none if there is none.
+    /// Returns the named node, or else the storage node with the least work; `None` if there is none.
     ///
     /// # Errors
     /// If the cluster can't be reached.
@@ -87,18 +87,18 @@ impl ClusterNode {
         }))
     }
 
-    /// What people call it.
+    /// Returns the name of the node for people.
     pub(super) fn name(&self) -> String {
         format!("node {}", self.node.node)
     }
 
-    /// Whether it is on this machine.
+    /// Returns whether the node is on this machine.
     pub(super) fn is_here(&self) -> bool {
         self.node.host == tidemill_client::host_id::id()
     }
 
-    /// What its queue holds, as it reported last. A kernel is expected to take the mean of all that ran there, and those that
-    /// run are half done.
+    /// Returns the work in the node's queue, according to its last report. A kernel is expected to take the mean of all kernels that ran
+    /// there, and running kernels count as half done.
     pub(super) fn queue(&self) -> SideQueue {
         let (runs, total_ns) = self.node.history.values().fold((0, 0), |sum, history| {
             (sum.0 + history.runs, sum.1 + history.total_ns)
@@ -128,15 +128,15 @@ pub(super) struct CaseFacts {
     pub(super) node: SideFacts,
     pub(super) client: SideFacts,
     pub(super) link: Link,
-    /// One sentence each.
+    /// One sentence for each source.
     pub(super) sources: Vec<String>,
 }
 
 impl CaseFacts {
-    /// Looks everything up.
+    /// Looks up all numbers.
     ///
     /// # Errors
-    /// If nothing tells the rate of the link.
+    /// If the rate of the link is unknown.
     pub(super) fn gather(
         args: &Args,
         measured: &KernelSpeed,
@@ -156,10 +156,10 @@ impl CaseFacts {
         let mut link = link(args, calibration, cluster, &mut sources)?;
         (node.load, client.load) = (loads.node, loads.client);
         if cluster.is_some_and(ClusterNode::is_here) && args.node_speed.is_none() {
-            // The same processors: what two measurements of them differ by is chance, and real jobs tell more.
+            // Both use the same processors: a difference of the two measurements is chance, and real jobs give a better rate.
             client.rate = node.rate.or(client.rate);
         }
-        // On one machine copying is its processors' work.
+        // On one machine, its processors do the copying.
         link.bandwidth = link.bandwidth * loads.copying;
         sources.extend(loads.sources.iter().cloned());
         #[expect(clippy::cast_precision_loss, reason = "a ratio")]
@@ -219,7 +219,7 @@ fn node(
     let name = cluster.map_or_else(|| "node".to_owned(), ClusterNode::name);
     if cluster.is_some_and(ClusterNode::is_here) {
         sources.push(format!(
-            "{name} is on this machine: both sides share its cores"
+            "{name} is on this machine: client and node share its cores"
         ));
     }
     let known = known.and_then(|known| known.kernels.iter().find(|one| one.name == args.kernel));
@@ -271,9 +271,9 @@ fn link(
         ),
         (None, None, Some(rate)) => (
             bytes(rate) / Seconds::new(1.0),
-            "as the node tells of its fetches",
+            "as the node reports of its fetches",
         ),
-        (None, None, None) => anyhow::bail!("nothing tells the rate of the link: give --link"),
+        (None, None, None) => anyhow::bail!("the rate of the link is unknown: give --link"),
     };
     let measured = known.map_or(Seconds::ZERO, |known| {
         nanos(known.link_latency_ns) + nanos(known.connect_ns) + nanos(calibration.command_ns)
@@ -284,7 +284,7 @@ fn link(
     Ok(Link { bandwidth, latency })
 }
 
-/// Space for the input and the result where the user is.
+/// Returns the space for the input and the result on the user's machine.
 fn free_here() -> Option<Bytes> {
     let file_system = rustix::fs::statvfs(".").ok()?;
     Some(bytes(

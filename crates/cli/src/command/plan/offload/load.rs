@@ -1,7 +1,7 @@
-//! What client and node have to do at this moment: asked for at the cluster, and tried out on the processors.
+//! Present load of client and node: requested from the cluster, and measured on the processors.
 //!
-//! A kernel that only computes runs for a moment on either side, and where both sides are on one machine, on both at
-//! once: that tells what share of a processor a kernel gets, whatever it is that takes the rest.
+//! A kernel that only computes runs for a moment on either side. If both sides are on one machine, it also runs on both at once. Its time
+//! shows the share of a processor that a kernel gets, whatever uses the rest.
 
 use super::known::{ClusterNode, nanos};
 use crate::context::credentials;
@@ -10,19 +10,19 @@ use tidemill_plan::advisor::{Load, MachineLoad, SideQueue};
 use tidemill_plan::units::{Seconds, significant};
 use tidemill_wire::v1;
 
-/// What both sides have to do.
+/// Load of client and node.
 #[derive(Debug)]
 pub(super) struct Loads {
     pub(super) client: Load,
     pub(super) node: Load,
-    /// Share of a processor that copying between them gets, where both are on one machine.
+    /// Share of a processor that copying between them gets, if both are on one machine.
     pub(super) copying: f64,
-    /// One sentence each.
+    /// One sentence for each source.
     pub(super) sources: Vec<String>,
 }
 
 impl Loads {
-    /// Neither side has anything else to do.
+    /// Neither client nor node has any other work.
     pub(super) fn none(processors: u32, cluster: Option<&ClusterNode>) -> Self {
         let mut machine = MachineLoad::idle(processors);
         if cluster.is_some_and(ClusterNode::is_here) {
@@ -43,7 +43,7 @@ impl Loads {
         }
     }
 
-    /// Looks, which takes half a second.
+    /// Measures the load, which takes half a second.
     ///
     /// # Errors
     /// If the cluster can't be reached.
@@ -63,20 +63,20 @@ impl Loads {
             return Ok(loads);
         };
         let here = cluster.is_here();
-        // On one machine one after the other, and then both at once.
+        // On one machine, the kernels run one after the other, and then both at once.
         let before = if here {
             Some((try_here().await, ask(cluster).await?.share))
         } else {
             None
         };
-        let (beside, there) = tokio::join!(try_here(), ask(cluster));
+        let (concurrent, there) = tokio::join!(try_here(), ask(cluster));
         let there = there?;
-        let alone = before.unwrap_or((beside, there.share));
+        let alone = before.unwrap_or((concurrent, there.share));
         // Other load only ever reduces a share. A smaller share without it is a bad measurement.
-        let machine = |processors, share: f64, beside: f64, (running, left)| MachineLoad {
+        let machine = |processors, share: f64, concurrent: f64, (running, left)| MachineLoad {
             processors,
-            share: share.max(beside),
-            share_beside: beside,
+            share: share.max(concurrent),
+            share_beside: concurrent,
             running,
             left,
         };
@@ -87,7 +87,12 @@ impl Loads {
             there.of_machine(cluster, &cluster.node.host),
         );
         let own = tidemill_client::host_id::id();
-        let client = machine(processors, alone.0, beside, there.of_machine(cluster, &own));
+        let client = machine(
+            processors,
+            alone.0,
+            concurrent,
+            there.of_machine(cluster, &own),
+        );
         let queue = there.queue(cluster);
         loads.client = Load::of_client(&client);
         loads.node = Load::of_node(&queue, &node);
@@ -106,8 +111,7 @@ fn client_source(load: &Load) -> String {
     let first = percent(load.share);
     if load.share_later > load.share && load.crowded > Seconds::ZERO {
         return format!(
-            "client: one more kernel gets {first} % of a processor, and {} % when what nodes of this machine run has \
-             ended, in {}",
+            "client: one more kernel gets {first} % of a processor, and {} % when the kernels of nodes on this machine have ended, in {}",
             percent(load.share_later),
             load.crowded
         );
@@ -152,7 +156,7 @@ impl ReportedLoad {
         }
     }
 
-    /// Kernels that nodes of one machine run, and until when.
+    /// Number of kernels that nodes of one machine run, and the time until they end.
     fn of_machine(&self, cluster: &ClusterNode, host: &str) -> (u32, Seconds) {
         let there = self.nodes.iter().filter(|load| {
             let mut known = cluster.nodes.iter();
@@ -166,7 +170,7 @@ impl ReportedLoad {
     }
 }
 
-/// Asks the cluster what its nodes have to do, and has the node in question try.
+/// Asks the cluster for the work of its nodes, and lets the node in question measure.
 async fn ask(cluster: &ClusterNode) -> anyhow::Result<ReportedLoad> {
     let request = v1::LoadRequest {
         credentials: Some(credentials()),
@@ -187,8 +191,8 @@ async fn ask(cluster: &ClusterNode) -> anyhow::Result<ReportedLoad> {
     })
 }
 
-/// What share of a processor a kernel gets on this machine: a whole one where no kernel can be run, since nothing is
-/// known of it then.
+/// Returns the share of a processor that a kernel gets on this machine: a whole processor if no kernel can be run, because the share is
+/// then unknown.
 async fn try_here() -> f64 {
     match share_here().await {
         Ok(share) => share,

@@ -68,9 +68,9 @@ const JOBS: &[(&str, &str, &str)] = &[
 fn scripts(page: &Path) -> Vec<(String, String)> {
     let text = std::fs::read_to_string(page).unwrap();
     let blocks = text.split("\n```").skip(1).step_by(2);
-    // Rules are tested by `core` and in `rules.rs`; C is tested by its compiler.
+    // Rules and TOML are tested by `core` and in `rules.rs`; C is tested by its compiler.
     let others = |block: &&str| {
-        ["libconfig", "c\n"]
+        ["libconfig", "toml", "c\n"]
             .iter()
             .any(|one| block.starts_with(one))
     };

@@ -415,6 +415,13 @@ fn hooks_file_accepts_text_of_the_paper() {
     cluster.json(&["rule", "delete", "wordcount"]);
     std::fs::write(cluster.at(".tidemill/hooks"), &listed).unwrap();
     assert_eq!(cluster.sh("cat .tidemill/hooks"), listed);
+    // The file also takes a hook in TOML.
+    cluster.json(&["rule", "delete", "wordcount"]);
+    let toml = "[job]\nname = \"lines\"\nworkdir = \"/run\"\n[on]\nfiles = \"*.dat\"\n\
+                [hook]\nmap = \"wordcount\"\noutput = \"lines/${name}\"\n";
+    std::fs::write(cluster.at(".tidemill/hooks"), toml).unwrap();
+    let listed = cluster.sh("cat .tidemill/hooks");
+    assert!(listed.contains("name: lines\n"), "{listed}");
 }
 
 /// Maps that can't keep up run after their files are closed, and the lag is reported. A hook that is replaced while

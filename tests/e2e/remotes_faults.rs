@@ -228,11 +228,11 @@ fn node_killed_at_each_stage_out_step_leaves_files_whole() {
     });
     let mut struck = 0;
     for step in 0..STEPS {
-        let (reported, strikes) = std::sync::mpsc::channel();
+        let (sender, strikes) = std::sync::mpsc::channel();
         store.state().strike = Some(Strike {
             left: step,
             done: step % 2 == 1,
-            reported,
+            sender,
         });
         let large = format!("large-{step}");
         cluster.sh(&format!(

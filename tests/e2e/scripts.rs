@@ -69,11 +69,8 @@ fn bad_scripts_are_refused_with_file_line_and_task() {
             "{what}: {text}"
         );
     }
-    assert_eq!(
-        cluster.sh("ls w"),
-        "exists\nin\n",
-        "a refused script leaves nothing behind"
-    );
+    let left = cluster.sh("ls w");
+    assert_eq!(left, "exists\nin\n", "a refused script leaves files");
     let printed = cluster.try_sh("echo /no/such/script > .tidemill/root/submit");
     assert!(!printed.ok);
 }

@@ -18,6 +18,14 @@ pub fn nearest(name: &str, valid: &[&str]) -> Option<String> {
     (common && edits <= 1 + best.len() / 4).then(|| best.to_owned())
 }
 
+/// Returns the middle of an error about an unknown name, between the name and "may have: …".
+pub(crate) fn did_you_mean(nearest: Option<&str>) -> String {
+    match nearest {
+        Some(nearest) => format!("; did you mean \"{nearest}\"? It"),
+        None => "; it".to_owned(),
+    }
+}
+
 /// Returns the nearest name of a file like [`nearest`]: `part-2` is not `part-1` misspelt.
 #[must_use]
 pub fn nearest_file(name: &str, files: &[&str]) -> Option<String> {

@@ -1,6 +1,7 @@
-//! `tidemill job`: submits jobs, and shows, follows, cancels and deletes them.
+//! `tidemill job`: submits and converts jobs, and shows, follows, cancels and deletes them.
 
 mod cancel;
+mod convert;
 mod delete;
 mod explain;
 mod export_trace;
@@ -28,10 +29,11 @@ const EXAMPLES: &str = "Examples:
   tidemill job explain 3                   reasons for the placement of tasks
   tidemill job cancel 3
   tidemill job delete --older 30d          delete your jobs that ended over 30 days ago
+  tidemill job convert job.conf            print a job script as TOML
 
 `tidemill submit` is the same as `tidemill job submit`.";
 
-/// Submit, list, follow, explain, cancel and delete jobs
+/// Submit, list, follow, explain, cancel, delete and convert jobs
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -51,6 +53,7 @@ enum JobCommand {
     Cancel(cancel::Args),
     Delete(delete::Args),
     ExportTrace(export_trace::Args),
+    Convert(convert::Args),
 }
 
 pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
@@ -65,6 +68,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         JobCommand::Cancel(args) => cancel::run(args, context).await,
         JobCommand::Delete(args) => delete::run(args, context).await,
         JobCommand::ExportTrace(args) => export_trace::run(args, context).await,
+        JobCommand::Convert(args) => convert::run(&args, context),
     }
 }
 

@@ -5,6 +5,7 @@ use crate::id::{JobId, NodeId};
 use crate::layout::SelectionError;
 use crate::resources::{AMOUNT_MAX, NAME_BYTES_MAX};
 use crate::script::{self, Position};
+use crate::similar_names::did_you_mean;
 
 /// One error in a job: the file, the position, the task and the problem.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -95,7 +96,7 @@ impl Errors {
 /// Problem in a job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobProblem {
-    /// The script is not libconfig.
+    /// The script is not TOML or libconfig.
     #[error(transparent)]
     Script(script::ScriptProblem),
     /// A setting does not exist.
@@ -573,11 +574,4 @@ fn perhaps(nearest: Option<&str>) -> String {
     nearest.map_or_else(String::new, |nearest| {
         format!("; did you mean \"{nearest}\"?")
     })
-}
-
-fn did_you_mean(nearest: Option<&str>) -> String {
-    match nearest {
-        Some(nearest) => format!("; did you mean \"{nearest}\"? It"),
-        None => "; it".to_owned(),
-    }
 }

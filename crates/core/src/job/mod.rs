@@ -1,6 +1,6 @@
 //! Jobs: a script's settings with their types and meanings, and the graph of its tasks.
 //!
-//! [`Job::parse`] takes a script's text and finds all errors that can be found without access to the cluster. [`resolve`] accesses the cluster
+//! [`Job::parse`] takes a script's text, TOML or libconfig, and finds all errors that can be found without access to the cluster. [`resolve`] accesses the cluster
 //! through the trait [`Outside`] and returns the job that the dispatcher takes. Neither does any I/O. `docs/job-scripts.md` is the user's
 //! page about jobs.
 
@@ -15,6 +15,8 @@ pub(crate) mod pipeline;
 pub mod quantity;
 mod read;
 mod resolve;
+#[cfg(test)]
+mod schema;
 pub mod user_kernels;
 
 pub use error::{JobError, JobErrors, JobProblem, ProgramBy};

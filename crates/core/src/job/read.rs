@@ -24,7 +24,7 @@ use crate::time::Span;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-const JOB_SETTINGS: [&str; 18] = [
+pub(super) const JOB_SETTINGS: [&str; 18] = [
     "name",
     "workdir",
     "tasks",
@@ -44,7 +44,7 @@ const JOB_SETTINGS: [&str; 18] = [
     "path",
     "directories",
 ];
-const TASK_SETTINGS: [&str; 28] = [
+pub(super) const TASK_SETTINGS: [&str; 28] = [
     "name",
     "foreach",
     "per",
@@ -75,13 +75,13 @@ const TASK_SETTINGS: [&str; 28] = [
     "directories",
 ];
 /// Bytes of the inputs that a task may read: those that it has as files, which is the default, or all.
-const ACCESS: [&str; 2] = ["part", FULL];
+pub(super) const ACCESS: [&str; 2] = ["part", FULL];
 pub(super) const FULL: &str = "full";
-const INPUT_SETTINGS: [&str; 5] = ["file", "part", "bytes", "records", "name"];
+pub(super) const INPUT_SETTINGS: [&str; 5] = ["file", "part", "bytes", "records", "name"];
 /// Tiers for a job's intermediate files.
-const TIERS: [&str; 2] = ["disk", "memory"];
-const LIMIT_SETTINGS: [&str; 3] = ["time", "memory", "output"];
-const KERNEL_KINDS: [&str; 5] = ["builtin", "native", "program", "stored", "wasm"];
+pub(super) const TIERS: [&str; 2] = ["disk", "memory"];
+pub(super) const LIMIT_SETTINGS: [&str; 3] = ["time", "memory", "output"];
+pub(super) const KERNEL_KINDS: [&str; 5] = ["builtin", "native", "program", "stored", "wasm"];
 
 /// Reads a job. Adds an error for each fault and continues with the rest.
 pub(super) fn job(file: &str, group: &SettingGroup, errors: &mut Errors) -> Job {

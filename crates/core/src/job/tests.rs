@@ -1311,6 +1311,9 @@ fn documented_job_scripts_parse() {
     let tasks: Vec<usize> = jobs.iter().map(|job| job.tasks.len()).collect();
     assert_eq!(tasks, [3, 2, 2, 2, 3, 3, 3, 2, 2]);
     assert_eq!(jobs[7].dag.order, [0, 1]);
+    let (_, toml) = page.split_once("```toml\n").unwrap();
+    let (toml, _) = toml.split_once("```").unwrap();
+    assert_eq!(read(toml).tasks.len(), 1);
 }
 
 #[test]

@@ -21,6 +21,10 @@ const GATHERING: &str = "10s";
 pub const BATCH_FILES_MAX: u32 = 10_000;
 /// Number of closed and unmapped files beyond which maps count as late.
 pub const LAG_FILES: u64 = 16;
+/// Settings of a hook.
+pub(crate) const HOOK_SETTINGS: [&str; 9] = [
+    "map", "output", "reduce", "parts", "group", "marker", "on", "inputs", "mpi",
+];
 /// Placeholder for the names of all inputs in a kernel's arguments.
 const INPUTS: &str = "{inputs}";
 /// Placeholder for a batch's number in the output of a reduce.
@@ -185,10 +189,16 @@ impl HookSpec {
         }
     }
 
-    /// Returns the rule text of the hook. The directory of the rule contains all files, or is a parent of that directory if results are stored
-    /// elsewhere.
+    /// Returns the rule text of the hook.
     #[must_use]
     pub fn rule_text(&self) -> String {
+        self.rule_settings().to_string()
+    }
+
+    /// Returns the settings of the hook's rule. The directory of the rule contains all files, or is a parent of that directory if results are
+    /// stored elsewhere.
+    #[must_use]
+    pub fn rule_settings(&self) -> SettingGroup {
         let below = self.pattern.trim_matches('/');
         let directory = Pattern::new(below).map(|pattern| pattern.directory().to_owned());
         let directory = directory.unwrap_or_default();
@@ -254,7 +264,7 @@ impl HookSpec {
                 ValueData::Group(SettingGroup { settings: limits }),
             ));
         }
-        SettingGroup { settings }.to_string()
+        SettingGroup { settings }
     }
 
     /// Converts names to the form of the command line, where they are relative to the directory that contains all files.
@@ -465,11 +475,8 @@ impl HookReader<'_> {
     }
 
     fn hook(&mut self) -> Option<Hook> {
-        let known = [
-            "map", "output", "reduce", "parts", "group", "marker", "on", "inputs", "mpi",
-        ];
         for one in &self.settings.settings {
-            if !known.contains(&one.name.as_str()) {
+            if !HOOK_SETTINGS.contains(&one.name.as_str()) {
                 let (place, name) = ("\"hook\"", one.name.clone());
                 let advice = "it has map, output, reduce, parts, group, marker, on, inputs and mpi";
                 self.wrong.push((

@@ -1,14 +1,14 @@
 //! Rules: a pattern, and a task to run for every version of a file that matches it (active storage, §3; the smart directories of AnalyzeThis,
 //! §1).
 //!
-//! [`Rule::read`] finds all errors in a rule's text; [`Rule::script`] returns the job script that is submitted for files. Neither does any
+//! The text of a rule is TOML, libconfig or XML. [`Rule::read`] finds all errors in a rule's text; [`Rule::script`] returns the job script that is submitted for files. Neither does any
 //! I/O: the server finds the versions and triggers each rule once per version. `docs/rules.md` is the user's page about rules.
 
 mod fill;
 pub mod hook;
 pub mod mime;
 mod pattern;
-mod read;
+pub(crate) mod read;
 mod xml;
 
 pub use fill::FillError;
@@ -209,7 +209,7 @@ pub struct RuleError {
 /// Problem of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleProblem {
-    /// The text is not libconfig.
+    /// The text is not TOML or libconfig.
     #[error(transparent)]
     Script(ScriptProblem),
     /// The text is not the XML of rules.

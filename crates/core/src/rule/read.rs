@@ -12,16 +12,22 @@ use crate::job::{
     Mapping, duration, size,
 };
 use crate::layout::{Layout, Part, Selection};
-use crate::script::{self, Position, ScriptValue, Setting, SettingGroup, ValueData};
+use crate::script::{self, Position, ScriptValue, Setting, SettingGroup, TextForm, ValueData};
 use regex::Regex;
 
 /// Maximum number of users, types and attributes in conditions.
 const MAX_CONDITIONS: usize = 100;
 /// Settings of a rule that its jobs do not have.
-const OWN: [&str; 6] = ["pattern", "where", "when", "batch", "depth", "task"];
+pub(crate) const OWN: [&str; 6] = ["pattern", "where", "when", "batch", "depth", "task"];
+/// Conditions of a rule.
+#[cfg(test)]
+pub(crate) const CONDITIONS: [&str; 5] = ["size", "owner", "type", "content", "xattr"];
+/// Settings of a rule's batches.
+#[cfg(test)]
+pub(crate) const BATCH_SETTINGS: [&str; 2] = ["files", "after"];
 
 impl Rule {
-    /// Reads a rule in libconfig, or in the XML of the paper if it begins with `<`.
+    /// Reads a rule in TOML, in libconfig, or in the XML of the paper; [`TextForm`] tells them apart.
     ///
     /// `file` is the name used in errors.
     ///
@@ -29,6 +35,19 @@ impl Rule {
     /// All errors in the rule itself, or in the task that it generates.
     pub fn read(file: &str, text: &str) -> Result<Self, RuleErrors> {
         Self::read_of(file, text, None)
+    }
+
+    /// Reads the settings of a rule without a check of their names and values.
+    ///
+    /// `file` is the name used in errors.
+    ///
+    /// # Errors
+    /// The first position at which the text is not in its form.
+    pub fn settings(file: &str, text: &str) -> Result<SettingGroup, RuleErrors> {
+        settings(file, text).map_err(|(at, problem)| {
+            let file = file.to_owned();
+            RuleErrors::Rule(vec![RuleError { file, at, problem }])
+        })
     }
 
     /// Reads the rule of a directory. The directory is its `workdir`, and `name` is its name if the rule sets none.
@@ -119,6 +138,21 @@ impl DirectoryLookup for CompleteCluster {
     }
 }
 
+/// Reads the settings of a rule from its text.
+fn settings(file: &str, text: &str) -> Result<SettingGroup, (Position, RuleProblem)> {
+    if text.len() > MAX_RULE_BYTES {
+        return Err((Position::START, RuleProblem::Length(text.len())));
+    }
+    match TextForm::of(text) {
+        // Sections are no rule; the error of the XML reader names the element that it expects.
+        TextForm::Xml | TextForm::Sections => {
+            xml::read(text).map_err(|(at, what)| (at, RuleProblem::Xml(what)))
+        }
+        TextForm::Libconfig | TextForm::Toml => script::parse(file, text.as_bytes())
+            .map_err(|error| (error.at, RuleProblem::Script(error.problem))),
+    }
+}
+
 struct RuleReader<'a> {
     file: &'a str,
     errors: Vec<RuleError>,
@@ -134,14 +168,7 @@ impl RuleReader<'_> {
     }
 
     fn group(&mut self, text: &str) -> Option<SettingGroup> {
-        let found = if text.len() > MAX_RULE_BYTES {
-            Err((Position::START, RuleProblem::Length(text.len())))
-        } else if text.trim_start().starts_with('<') {
-            xml::read(text).map_err(|(at, what)| (at, RuleProblem::Xml(what)))
-        } else {
-            script::parse(self.file, text.as_bytes())
-                .map_err(|error| (error.at, RuleProblem::Script(error.problem)))
-        };
+        let found = settings(self.file, text);
         found.map_err(|(at, problem)| self.error(at, problem)).ok()
     }
 

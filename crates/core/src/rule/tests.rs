@@ -294,8 +294,8 @@ fn documented_rules_parse() {
         let (head, _) = whole.split_once("task =").unwrap();
         Rule::read("page", &format!("{head} {batch}\ntask = {task}")).unwrap();
     }
-    for xml in body("xml\n") {
-        Rule::read("page", xml).unwrap();
+    for text in [body("xml\n"), body("toml\n")].concat() {
+        Rule::read("page", text).unwrap();
     }
     Rule::read(
         "example",
@@ -476,5 +476,69 @@ fn content_head_determines_type_of_file() {
             .to_string()
             .contains("known here by the first bytes of files"),
         "{errors}"
+    );
+}
+
+#[test]
+fn rule_in_toml_creates_job_of_matching_file() {
+    let text = r#"
+        [job]
+        name = "monthly"
+        workdir = "/climate"
+
+        [on]
+        files = 'run-(?<n>\d+)/*.nc'
+
+        [task]
+        kernel = "wordcount"
+        output = ["out/${n}-${stem}.txt"]
+    "#;
+    let rule = Rule::read("r.toml", text).unwrap();
+    assert_eq!((rule.name.as_str(), rule.streaming), ("monthly", false));
+    let tasks = [("monthly-9".to_owned(), 9, vec!["/climate/run-07/a.nc"])];
+    let script = rule.script(3, &tasks).unwrap();
+    let same = Rule::read("r.conf", RULE).unwrap();
+    assert_eq!(script, same.script(3, &tasks).unwrap());
+    let wrong = text.replace("(?<n>", "(?<n");
+    let error = Rule::read("r.toml", &wrong).unwrap_err().to_string();
+    assert!(
+        error.starts_with("r.toml:7:") && error.contains("pattern: "),
+        "{error}"
+    );
+    let misspelt = text.replace("kernel", "kernle");
+    let error = Rule::read("r.toml", &misspelt).unwrap_err().to_string();
+    assert!(error.contains("did you mean \"kernel\""), "{error}");
+}
+
+#[test]
+fn hook_in_toml_equals_hook_in_libconfig() {
+    let toml = r#"
+        [job]
+        name = "extremes"
+        workdir = "/run"
+        limits = { time = "10m" }
+
+        [on]
+        files = "step-*.dat"
+
+        [hook]
+        map = "max dtype=f32"
+        reduce = "max dtype=text"
+        output = "all-${batch}.txt"
+        group = 10
+        on = "write"
+    "#;
+    let rule = Rule::read("h.toml", toml).unwrap();
+    let hook = rule.hook.unwrap();
+    assert_eq!((hook.spec.on, hook.spec.group), (hook::On::Write, Some(10)));
+    let text = Rule::settings("h.toml", toml).unwrap().to_string();
+    let same = Rule::read("h.conf", &text).unwrap();
+    assert_eq!(same.hook.unwrap().spec, hook.spec);
+    let wrong = Rule::read("h.toml", &toml.replace("map =", "mop =")).unwrap_err();
+    assert!(
+        wrong
+            .to_string()
+            .contains("h.toml:11:9: \"hook\" has no setting \"mop\""),
+        "{wrong}"
     );
 }

@@ -1,12 +1,18 @@
-//! Parser and printer of job scripts: converts libconfig text to a tree of values with their lines and columns.
+//! Parser and printer of job scripts: converts libconfig or TOML to a tree of values with their lines and columns.
 //!
-//! This module knows only the syntax; [`crate::job`] defines the meaning of settings. It reads no files: `@include` is refused, and the
+//! Both forms have the same tree, which is that of libconfig. [`TextForm`] tells them apart. This module knows only the syntax; [`crate::job`] defines the meaning of settings. It reads no files: `@include` is refused, and the
 //! caller passes the text with the name to use in errors.
 
+mod form;
+pub(crate) mod from_toml;
 mod parse;
+mod position;
 mod print;
+mod to_toml;
 
-pub use parse::parse;
+pub use form::{TextForm, parse};
+
+use crate::similar_names::did_you_mean;
 
 /// Maximum nesting depth of groups, lists and arrays.
 pub const MAX_DEPTH: u32 = 32;
@@ -75,6 +81,11 @@ impl ValueData {
             Self::Group(_) => "a group { … }",
         }
     }
+
+    /// Returns whether the value contains no other values.
+    fn is_plain(&self) -> bool {
+        !matches!(self, Self::Array(_) | Self::List(_) | Self::Group(_))
+    }
 }
 
 /// Settings in the order of the script, each name once.
@@ -103,7 +114,7 @@ pub struct Setting {
     pub value: ScriptValue,
 }
 
-/// Error of a script that is not libconfig.
+/// Error of a script that is not in its form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{at}: {problem}")]
 pub struct ScriptError {
@@ -183,6 +194,63 @@ pub enum ScriptProblem {
     /// The script is not text.
     #[error("the script is not UTF-8 text")]
     Encoding,
+    /// The script is not TOML.
+    #[error("the script is not TOML: {0}")]
+    Toml(String),
+    /// A table of a TOML script does not exist.
+    #[error("a job file has no \"{name}\" outside of its tables{} may have: {valid}", did_you_mean(.nearest.as_deref()))]
+    Table {
+        /// Name of the table or setting.
+        name: String,
+        /// Table that was probably meant.
+        nearest: Option<String>,
+        /// All valid tables.
+        valid: String,
+    },
+    /// A table of a TOML script has another type.
+    #[error("\"{name}\" should be a table [{name}]; its type is {found}")]
+    TableType {
+        /// Name of the table.
+        name: &'static str,
+        /// Type of the value.
+        found: &'static str,
+    },
+    /// The table `[on]` does not have this setting.
+    #[error("[on] has no setting \"{name}\"{} may have: {valid}", did_you_mean(.nearest.as_deref()))]
+    OnSetting {
+        /// Name of the setting.
+        name: String,
+        /// Setting that was probably meant.
+        nearest: Option<String>,
+        /// All valid settings.
+        valid: String,
+    },
+    /// The table `[on]` has no pattern of files.
+    #[error("[on] needs the setting \"files\", as in files = \"run-*/*.nc\"")]
+    OnFiles,
+    /// A rule has several tasks.
+    #[error("a rule has one task: leave out this one, or make it a rule of its own")]
+    RuleTasks,
+    /// The event of the table `[on]` does not exist.
+    #[error("event {0:?} does not exist; it may be \"closed\" or \"writing\"")]
+    Event(String),
+    /// The name of a setting can't be expressed in libconfig.
+    #[error(
+        "{0:?} can't be the name of a setting: give letters, digits, '-', '_', '*' or '.', and a letter or '*' first"
+    )]
+    Name(String),
+    /// The value is a date or a time.
+    #[error("no setting is a date or a time; write text in quotes")]
+    Date,
+}
+
+/// Returns whether values can be an array: plain values of one type.
+fn is_array(values: &[ScriptValue]) -> bool {
+    let Some(first) = values.first() else {
+        return false;
+    };
+    let kind = first.data.kind();
+    first.data.is_plain() && values.iter().all(|value| value.data.kind() == kind)
 }
 
 #[cfg(test)]

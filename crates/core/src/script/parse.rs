@@ -1,10 +1,7 @@
 //! Parser for the grammar of libconfig without `@include`. One character decides the next rule, so nothing is read twice and an error
 //! always refers to the position where it was found.
 
-use super::{
-    MAX_DEPTH, MAX_SCRIPT_BYTES, Position, ScriptError, ScriptProblem, ScriptValue, Setting,
-    SettingGroup, ValueData,
-};
+use super::{MAX_DEPTH, Position, ScriptProblem, ScriptValue, Setting, SettingGroup, ValueData};
 use std::collections::BTreeMap;
 use winnow::combinator::opt;
 use winnow::error::ParserError;
@@ -12,30 +9,11 @@ use winnow::stream::Location;
 use winnow::token::{any, take_until, take_while};
 use winnow::{LocatingSlice, Parser, Stateful};
 
-/// Parses a whole script.
-///
-/// `file` is the name used in errors.
+/// Parses a whole text in libconfig.
 ///
 /// # Errors
 /// The first position at which `text` is not libconfig.
-pub fn parse(file: &str, text: &[u8]) -> Result<SettingGroup, ScriptError> {
-    let error = |at, problem| ScriptError {
-        file: file.to_owned(),
-        at,
-        problem,
-    };
-    if text.len() > MAX_SCRIPT_BYTES {
-        return Err(error(Position::START, ScriptProblem::Length(text.len())));
-    }
-    let text = std::str::from_utf8(text).map_err(|e| {
-        let valid = std::str::from_utf8(&text[..e.valid_up_to()]).unwrap_or_default();
-        error(
-            TextCursor::new(valid).at(valid.len()),
-            ScriptProblem::Encoding,
-        )
-    })?;
-    // Some editors put a byte order mark before the text.
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+pub(super) fn libconfig(text: &str) -> Result<SettingGroup, (Position, ScriptProblem)> {
     let state = ParserState {
         cursor: TextCursor::new(text),
         depth: 0,
@@ -45,7 +23,12 @@ pub fn parse(file: &str, text: &[u8]) -> Result<SettingGroup, ScriptError> {
         state,
     };
     settings(&mut input, None)
-        .map_err(|failure| error(TextCursor::new(text).at(failure.offset), failure.problem))
+        .map_err(|failure| (TextCursor::new(text).at(failure.offset), failure.problem))
+}
+
+/// Returns whether libconfig can express the name of a setting.
+pub(super) fn is_name(name: &str) -> bool {
+    name.starts_with(starts_name) && name.chars().all(in_name)
 }
 
 type ParseInput<'s> = Stateful<LocatingSlice<&'s str>, ParserState<'s>>;
@@ -338,20 +321,14 @@ fn array(input: &mut ParseInput<'_>, open: usize) -> ParseResult<ValueData> {
     let Some(first) = values.first() else {
         return Ok(ValueData::Array(values));
     };
-    let plain = |data: &ValueData| {
-        !matches!(
-            data,
-            ValueData::Array(_) | ValueData::List(_) | ValueData::Group(_)
-        )
-    };
-    let expected = if plain(&first.data) {
+    let expected = if first.data.is_plain() {
         first.data.kind()
     } else {
         "a plain value"
     };
     let wrong = values
         .iter()
-        .find(|value| !plain(&value.data) || value.data.kind() != expected);
+        .find(|value| !value.data.is_plain() || value.data.kind() != expected);
     match wrong {
         None => Ok(ValueData::Array(values)),
         Some(value) => {

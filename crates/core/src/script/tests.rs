@@ -1,5 +1,7 @@
 //! Tests of the syntax, its errors word by word, and two properties: printing and parsing are inverse, and no input makes the parser panic.
 
+mod toml_form;
+
 use super::*;
 use proptest::prelude::*;
 

@@ -5,6 +5,7 @@ use super::json::JsonReader;
 use super::trace;
 use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
+use tidemill_core::script::TextForm;
 
 /// Kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +29,8 @@ pub fn source(file: &str, text: &str) -> Result<SourceKind, InputError> {
     if text.trim().is_empty() {
         return Err(reader.error(0, FileProblem::EmptyFile));
     }
-    // No job script begins like this, and none is a single word or number.
-    let is_json = text.trim_start().starts_with(['{', '[', '"'])
-        || serde_json::from_str::<IgnoredAny>(text).is_ok();
+    // No job script begins like this, except with the header of a table, and none is a single word or number.
+    let is_json = TextForm::of(text) != TextForm::Toml && is_json(text);
     if !is_json {
         return Ok(SourceKind::Script);
     }
@@ -55,6 +55,11 @@ pub fn source(file: &str, text: &str) -> Result<SourceKind, InputError> {
     Err(reader.error(1, FileProblem::NotPlanned(meant)))
 }
 
+fn is_json(text: &str) -> bool {
+    text.trim_start().starts_with(['{', '[', '"'])
+        || serde_json::from_str::<IgnoredAny>(text).is_ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,6 +69,7 @@ mod tests {
         for (text, expected) in [
             ("name = \"x\"; workdir = \"/\";", SourceKind::Script),
             ("# a comment only", SourceKind::Script),
+            ("[job]\nname = \"x\"", SourceKind::Script),
             ("", SourceKind::Script),
             (
                 "{ \"format\": \"tidemill-trace\", \"version\": 1,",

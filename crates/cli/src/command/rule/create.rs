@@ -32,8 +32,8 @@ results are relative to the directory at the start of the pattern; ${stem}, ${na
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// File with the rule's text, libconfig or XML; - for standard input. With --map, pattern of the hook's files from
-    /// the root of the cluster
+    /// File with the rule's text, TOML, libconfig or XML; - for standard input. With --map, pattern of the hook's files
+    /// from the root of the cluster
     #[arg(value_name = "FILE|PATTERN")]
     source: OsString,
     /// Replace the rule of the same name, and keep its log

@@ -286,6 +286,10 @@ fn documented_hooks_parse() {
         .iter()
         .find_map(|block| block.strip_prefix("libconfig\n"));
     let rule = Rule::read("page", rule.unwrap()).unwrap();
+    let mut toml = blocks
+        .iter()
+        .filter_map(|block| block.strip_prefix("toml\n"));
+    assert!(toml.all(|text| Rule::read("page", text).unwrap().hook.is_some()));
     let hook = rule.hook.as_ref().unwrap();
     assert!(
         matches!(hook.batches, Some(BatchEnd::Close)) && hook.spec.inputs == InputAction::Delete

@@ -1,5 +1,5 @@
 //! `.tidemill/hooks`: hooks in the paper's own format (Active Burst-Buffer, Fig. 4). A program that writes to the file creates hooks, or
-//! replaces those of the same names, as soon as sections are complete. A program that reads the file sees its user's hooks. Hooks are sent
+//! replaces those of the same names, as soon as sections are complete. The file also takes one hook in TOML when it is closed. A program that reads the file sees its user's hooks. Hooks are sent
 //! to the server (next: `server/src`).
 
 use super::submit::OpenerProcess;
@@ -10,10 +10,13 @@ use rustix::io::Errno;
 use std::fmt::Write as _;
 use tidemill_core::rule::hook::{HookSpec, InputAction, On};
 use tidemill_core::rule::{MAX_RULE_BYTES, Rule};
+use tidemill_core::script::TextForm;
 use tidemill_wire::v1;
 
 /// Longest text, in bytes.
 const TEXT_BYTES_MAX: usize = 4 * MAX_RULE_BYTES;
+/// Name of the text in errors.
+const SOURCE: &str = ".tidemill/hooks";
 
 impl Fs {
     /// Takes written bytes. Reports the first error, and stores it for `last-error`.
@@ -50,12 +53,20 @@ impl Fs {
         last: bool,
     ) -> Result<(), Error> {
         let text = String::from_utf8_lossy(text);
-        let specs = match HookSpec::read_all(&text) {
-            Err(error) if error.unfinished && !last => return Ok(()),
-            specs => specs.map_err(|error| error.to_string()),
-        };
         let mut made = open.hooks.lock();
-        let added = specs.and_then(|specs| self.add_hooks(opener, specs, &mut made));
+        let added = if TextForm::of(&text) == TextForm::Toml {
+            // Any line may be the last: only the close of the file ends the text.
+            if !last {
+                return Ok(());
+            }
+            self.add_toml(opener, &text, &mut made)
+        } else {
+            match HookSpec::read_all(&text) {
+                Err(error) if error.unfinished && !last => return Ok(()),
+                Err(error) => Err(error.to_string()),
+                Ok(specs) => self.add_hooks(opener, specs, &mut made),
+            }
+        };
         let mut errors = self.control.errors.lock();
         let uid = opener.caller().uid;
         match added {
@@ -87,25 +98,52 @@ impl Fs {
         }
         let count = new.len();
         for spec in new {
-            let request = v1::AddRuleRequest {
-                credentials: Some(opener.credentials()),
-                text: spec.rule_text(),
-                source: ".tidemill/hooks".into(),
-                replace: true,
-                ..v1::AddRuleRequest::default()
-            };
-            let server = &self.backend.server;
-            let added = self.backend.ask_once(async {
-                let reply = server.rules().add(request).await;
-                Ok(reply.map_err(|status| server.explain(status))?.into_inner())
-            });
-            let errors = added.map_err(|error| error.to_string())?.errors;
-            if !errors.is_empty() {
-                return Err(errors.join("\n"));
-            }
+            self.add_text(opener, spec.rule_text())?;
             made.push(spec);
         }
         Ok(count)
+    }
+
+    /// Creates the hook of a text in TOML, if it was not created yet. Returns the number of new hooks.
+    fn add_toml(
+        &self,
+        opener: &OpenerProcess,
+        text: &str,
+        made: &mut Vec<HookSpec>,
+    ) -> Result<usize, String> {
+        let rule = Rule::read(SOURCE, text).map_err(|errors| errors.to_string())?;
+        let hook = rule.hook.ok_or_else(|| {
+            format!(
+                "{SOURCE}: the text is a rule without [hook]; create it with `tidemill rule create`"
+            )
+        })?;
+        if made.contains(&hook.spec) {
+            return Ok(0);
+        }
+        self.add_text(opener, text.to_owned())?;
+        made.push(hook.spec);
+        Ok(1)
+    }
+
+    /// Creates the hook of a rule's text, or replaces the hook of the same name.
+    fn add_text(&self, opener: &OpenerProcess, text: String) -> Result<(), String> {
+        let request = v1::AddRuleRequest {
+            credentials: Some(opener.credentials()),
+            text,
+            source: SOURCE.into(),
+            replace: true,
+            ..v1::AddRuleRequest::default()
+        };
+        let server = &self.backend.server;
+        let added = self.backend.ask_once(async {
+            let reply = server.rules().add(request).await;
+            Ok(reply.map_err(|status| server.explain(status))?.into_inner())
+        });
+        let errors = added.map_err(|error| error.to_string())?.errors;
+        match errors.is_empty() {
+            true => Ok(()),
+            false => Err(errors.join("\n")),
+        }
     }
 
     /// Returns the text of a user's hooks.

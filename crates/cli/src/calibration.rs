@@ -1,6 +1,7 @@
 //! The calibration file: how fast kernels are on this machine and on nodes. `tidemill kernel bench` writes it,
 //! `tidemill plan offload` reads it. Field by field in `docs/formats.md`.
 
+use crate::output::atomic_file;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -203,15 +204,10 @@ impl Calibration {
             path: path.into(),
             source,
         };
-        let directory = path
-            .parent()
-            .filter(|directory| !directory.as_os_str().is_empty());
-        let directory = directory.unwrap_or(Path::new("."));
-        fs::create_dir_all(directory).map_err(at)?;
-        let mut file = tempfile::NamedTempFile::new_in(directory).map_err(at)?;
-        io::Write::write_all(&mut file, text.as_bytes()).map_err(at)?;
-        file.persist(path).map_err(|error| at(error.error))?;
-        Ok(())
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory).map_err(at)?;
+        }
+        atomic_file::write(path, text.as_bytes())
     }
 
     /// Returns a kernel on the machine that measured.

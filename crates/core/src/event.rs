@@ -364,7 +364,7 @@ pub enum JobState {
     Running,
     /// All tasks succeeded.
     Done,
-    /// Some task has not ended.
+    /// All tasks have ended, and some task failed.
     Failed,
     /// The owner cancelled the job.
     Cancelled,

@@ -7,7 +7,7 @@ WHOLE := --locked --workspace --features tidemill-cli/wasm
 
 PREFIX ?= /usr/local
 
-.PHONY: help build install package demo test ci tidy fmt clippy layering unit e2e faults conformance doc deny audit setup clean bench lines nats stores writers
+.PHONY: help build install package demo test ci tidy fmt clippy layering unit e2e faults conformance doc book deny audit setup clean bench lines nats stores writers
 
 help:
 	@echo 'make demo         start a cluster and make a real mosaic inside it'
@@ -17,6 +17,7 @@ help:
 	@echo 'make install      install the program, manual pages and completions below PREFIX (/usr/local)'
 	@echo 'make package      make a Debian package of the same files in target/'
 	@echo 'make bench        measure each claim of bench/README.md in short form, and print one table'
+	@echo 'make book         make the book in target/book; needs mdbook'
 	@echo 'make audit        check the dependencies for known vulnerabilities; needs the network'
 	@echo 'make setup        install the requirements of tests and demo (Debian 12, as root)'
 
@@ -31,6 +32,10 @@ package: build
 
 demo: setup
 	scripts/demo.sh
+
+# `cargo install --locked mdbook` installs mdbook.
+book:
+	mdbook build
 
 test: setup unit e2e faults conformance
 

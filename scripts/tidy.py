@@ -175,6 +175,11 @@ def check_links(found):
             page = os.path.normpath(os.path.join(os.path.dirname(name), path)) if path else name
             if not os.path.exists(os.path.join(ROOT, page)) or heading and heading not in anchors.get(page, {heading}):
                 found["links"].append(f"{name}: {target}")
+    summary = read("docs/SUMMARY.md")
+    for name in pages:
+        page = os.path.relpath(name, "docs")
+        if name.startswith("docs/") and page != "SUMMARY.md" and not page.startswith("decisions/0") and f"]({page})" not in summary:
+            found["links"].append(f"docs/SUMMARY.md: no line for {page}")
 
 
 RECORD_LINES = {

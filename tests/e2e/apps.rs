@@ -436,7 +436,7 @@ for wrong in [dict(outputs=[]), dict(outputs=['/etc/x']), dict(inputs=['s3://x/y
         "is not an address",
         "is not an address",
         "at most 1073741824 bytes",
-        "script and result have at most 16777216 bytes",
+        "the script and the result of a job have at most 16777216 bytes",
     ];
     for expected in expected {
         assert!(

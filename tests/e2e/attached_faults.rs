@@ -120,7 +120,7 @@ fn write_that_only_read_only_store_could_take_is_refused() {
         &["put", "--node", "0", &file, "/cloud/put"],
     ] {
         let put = cluster.run(args);
-        assert!(!put.ok && put.err.contains("read only"), "{}", put.err);
+        assert!(!put.ok && put.err.contains("read-only"), "{}", put.err);
     }
     assert_eq!(
         cluster.sh("cat cloud/data/a; ls cloud"),

@@ -62,24 +62,29 @@ const JOBS: &[(&str, &str, &str)] = &[
         "mkdir example; cd example; head -c 800 /dev/zero > a.dat; head -c 32 /dev/zero > key",
         "test -s example/a.packed",
     ),
+    (
+        "extract",
+        "mkdir -p example; printf 'flare\\nquiet\\n' > example/sun.log",
+        "test \"$(cat example/flares)\" = flare",
+    ),
 ];
 
-/// Returns the scripts of a page with their names: whole jobs, and single tasks that are completed to jobs.
+/// Returns the jobs of a page with their names, in TOML or libconfig. Single tasks are completed to jobs.
 fn scripts(page: &Path) -> Vec<(String, String)> {
     let text = std::fs::read_to_string(page).unwrap();
     let blocks = text.split("\n```").skip(1).step_by(2);
-    // Rules and TOML are tested by `core` and in `rules.rs`; C is tested by its compiler.
-    let others = |block: &&str| {
-        ["libconfig", "toml", "c\n"]
-            .iter()
-            .any(|one| block.starts_with(one))
-    };
-    let jobs = blocks.filter(|block| block.contains("kernel = \"") && !others(block));
+    // Rules and blocks without a task are tested by `core`, and rules in `rules.rs`, too.
+    let jobs = blocks.filter(|block| {
+        let of_unnamed_form = block.starts_with('\n') && block.contains("kernel = \"");
+        assert!(!of_unnamed_form, "{}: {block}", page.display());
+        (block.starts_with("toml\n") && block.contains("[[task]]"))
+            || (block.starts_with("libconfig\n") && block.contains("tasks = ("))
+    });
     jobs.map(|block| {
         let (_, script) = block.split_once('\n').unwrap();
         let name = script.split('"').nth(1).unwrap().to_owned();
-        let whole = if script.starts_with('{') {
-            format!("name = \"{name}\"; workdir = \"/example\"; tasks = ( {script} );")
+        let whole = if script.starts_with("[[task]]") {
+            format!("[job]\nname = \"{name}\"\nworkdir = \"/example\"\n\n{script}")
         } else {
             script.to_owned()
         };
@@ -159,7 +164,7 @@ fn documented_jobs_run_as_printed() {
     for (name, before, after) in JOBS {
         cluster.sh(&before.replace("{directory}", &directory));
         for (_, script) in shown.iter().filter(|(shown, _)| shown == name) {
-            let path = cluster.path("example.conf");
+            let path = cluster.path("example.toml");
             std::fs::write(&path, script).unwrap();
             let path = path.display().to_string();
             let printed = cluster.run(&["submit", "--replace", "--no-cache", "--watch", &path]);

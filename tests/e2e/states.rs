@@ -1,5 +1,5 @@
 //! States that need an administrator. Real processes cause each state, and `status`, `health`, its exit code and the server's
-//! log name it. `docs/operating.md` has a row for each state.
+//! log name it. `docs/troubleshooting.md` has a row for each state.
 
 use crate::cluster::{Cluster, Device, Options, Printed, printed, wait};
 use crate::stand_in::StandIn;
@@ -835,8 +835,8 @@ fn named(ended: &Printed, state: &str, code: i32) {
 
 /// The book has a row for each state, with its exit code, in cells that fit.
 #[test]
-fn operating_page_has_a_row_for_each_state() {
-    let book = include_str!("../../docs/operating.md");
+fn troubleshooting_page_has_a_row_for_each_state() {
+    let book = include_str!("../../docs/troubleshooting.md");
     let (_, section) = book
         .split_once("\n## States that need an administrator\n")
         .unwrap();

@@ -69,7 +69,7 @@ fn parsed(matches: &clap::ArgMatches) -> Result<Cli, clap::Error> {
     Ok(cli)
 }
 
-/// Returns the state that made the command fail, by its name in `docs/operating.md`, and the exit code.
+/// Returns the state that made the command fail, by its name in `docs/troubleshooting.md`, and the exit code.
 fn state(error: &anyhow::Error) -> (Option<&'static str>, u8) {
     let name = error.chain().find_map(|cause| {
         let client = cause.downcast_ref().and_then(of_client);

@@ -1,7 +1,7 @@
 //! States that an administrator must act on: their names, their remedies, and the exit code of `tidemill cluster health`.
 //!
-//! `docs/operating.md` has one row for each. A node reports its own states in its status; the server adds those that it detects itself
-//! (next: `server/src/conditions.rs`).
+//! `docs/troubleshooting.md` has one row for each. A node reports its own states in its status; the server adds those that it detects
+//! itself (next: `server/src/conditions.rs`).
 
 use crate::v1;
 

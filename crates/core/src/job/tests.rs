@@ -1292,28 +1292,79 @@ fn patterns_without_match_or_beyond_limits_are_refused() {
     assert!(expanded(&bomb, &[]).unwrap_err().contains("too much text"));
 }
 
-#[test]
-fn documented_job_scripts_parse() {
-    let page = include_str!("../../../../docs/job-scripts.md");
-    let blocks = page
-        .split("```")
-        .skip(1)
-        .step_by(2)
-        .filter(|block| block.starts_with("\nname = "));
+/// Returns the code blocks of a page in this form.
+fn code_blocks<'p>(page: &'p str, form: &str) -> Vec<&'p str> {
+    let blocks = page.split("```").skip(1).step_by(2);
+    let in_form = |block: &'p str| block.strip_prefix(form)?.strip_prefix('\n');
+    blocks.filter_map(in_form).collect()
+}
+
+/// Returns the jobs of a page in TOML. Single tasks are completed to jobs; blocks without a task are only parsed.
+fn documented_jobs(page: &str) -> Vec<Job> {
     let shown = Directory(&[
         "/calibrate/raw/a.fits",
         "/calibrate/raw/b.fits",
         "/calibrate/flat",
         "/dscal/x.dat",
     ]);
-    let read = |block: &str| Job::read("job.conf", block.as_bytes(), &shown).unwrap();
-    let jobs: Vec<Job> = blocks.map(read).collect();
-    let tasks: Vec<usize> = jobs.iter().map(|job| job.tasks.len()).collect();
-    assert_eq!(tasks, [3, 2, 2, 2, 3, 3, 3, 2, 2]);
-    assert_eq!(jobs[7].dag.order, [0, 1]);
-    let (_, toml) = page.split_once("```toml\n").unwrap();
-    let (toml, _) = toml.split_once("```").unwrap();
-    assert_eq!(read(toml).tasks.len(), 1);
+    let mut jobs = Vec::new();
+    for block in code_blocks(page, "toml") {
+        let head = if block.starts_with("[[task]]") {
+            "[job]\nname = \"shown\"\nworkdir = \"/shown\"\n"
+        } else if block.starts_with('[') {
+            ""
+        } else {
+            "[[task]]\n"
+        };
+        let text = format!("{head}{block}");
+        if block.contains("[[task]]") {
+            let job = Job::read("job.toml", text.as_bytes(), &shown);
+            jobs.push(job.unwrap_or_else(|errors| panic!("{errors}\n{text}")));
+        } else {
+            let parsed = script::parse("job.toml", text.as_bytes());
+            assert!(parsed.is_ok(), "{parsed:?}\n{text}");
+        }
+    }
+    jobs
+}
+
+#[test]
+fn documented_jobs_parse() {
+    let pages: [(&str, &[usize]); 5] = [
+        (include_str!("../../../../docs/job-scripts.md"), &[3, 2, 2]),
+        (
+            include_str!("../../../../docs/parallel-tasks.md"),
+            &[3, 3, 3],
+        ),
+        (include_str!("../../../../docs/variables.md"), &[]),
+        (include_str!("../../../../docs/environment.md"), &[1, 2]),
+        (include_str!("../../../../docs/scheduling.md"), &[2, 2, 1]),
+    ];
+    for (page, expected) in pages {
+        let jobs = documented_jobs(page);
+        let tasks: Vec<usize> = jobs.iter().map(|job| job.tasks.len()).collect();
+        assert_eq!(tasks, expected);
+    }
+}
+
+#[test]
+fn documented_listing_in_libconfig_equals_job_in_toml() {
+    let page = include_str!("../../../../docs/job-scripts.md");
+    let [listing] = code_blocks(page, "libconfig")[..] else {
+        panic!("the page shows one job in libconfig")
+    };
+    assert_eq!(listing.trim(), LISTING_1.trim());
+    let listing = Job::parse("job.conf", listing.as_bytes()).unwrap();
+    let jobs = documented_jobs(page);
+    // The task that reads a directory depends on the task that writes it.
+    assert_eq!(jobs[2].dag.order, [0, 1]);
+    let job = &jobs[0];
+    let names = |job: &Job| -> Vec<String> {
+        let names = job.tasks.iter().map(|task| task.name.clone());
+        names.collect()
+    };
+    assert_eq!(names(job), names(&listing));
+    assert_eq!(job.dag.dependencies, listing.dag.dependencies);
 }
 
 #[test]

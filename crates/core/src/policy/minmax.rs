@@ -719,7 +719,7 @@ mod tests {
         batch
     }
 
-    /// docs/job-scripts.md contains these figures.
+    /// docs/scheduling.md contains these figures.
     #[test]
     fn minmax_small_batches_cost_near_the_optimum() {
         let mut source = RandomSource::seeded(16);

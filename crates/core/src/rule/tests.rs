@@ -282,24 +282,28 @@ fn documented_rules_parse() {
             .filter_map(move |block| block.strip_prefix(kind));
         blocks.map(str::trim_start).collect::<Vec<_>>()
     };
-    let [whole, conditions, streaming, batches] = body("libconfig\n")[..] else {
+    let [whole, conditions, streaming, batches] = body("toml\n")[..] else {
         panic!("{blocks:?}")
     };
-    Rule::read("page", whole).unwrap();
-    assert!(Rule::read("page", streaming).unwrap().streaming);
-    let with = whole.replace("task = {", &format!("{conditions} task = {{"));
-    Rule::read("page", &with).unwrap();
-    let (batches, task) = batches.split_once("task =").unwrap();
-    for batch in batches.trim().lines() {
-        let (head, _) = whole.split_once("task =").unwrap();
-        Rule::read("page", &format!("{head} {batch}\ntask = {task}")).unwrap();
+    let read =
+        |text: &str| Rule::read("page", text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    read(whole);
+    assert!(read(streaming).streaming);
+    // The page shows conditions in the table [on] only.
+    let (head, rest) = streaming.split_once("[on]").unwrap();
+    let (_, task) = rest.split_once("[task]").unwrap();
+    read(&format!("{head}{conditions}\n[task]{task}"));
+    let shown = "batch = { files = 100, after = \"5s\" }";
+    assert!(batches.contains(shown));
+    for batch in [shown, "batch = 100", "batch = \"5s\""] {
+        read(&batches.replace(shown, batch));
     }
-    for text in [body("xml\n"), body("toml\n")].concat() {
-        Rule::read("page", text).unwrap();
+    for text in body("xml\n") {
+        read(text);
     }
     Rule::read(
         "example",
-        include_str!("../../../../examples/rules/count.rule"),
+        include_str!("../../../../examples/rules/count.toml"),
     )
     .unwrap();
     Rule::read(

@@ -3,7 +3,7 @@
 //! Nodes store attributes of their objects and task collections: their origin, their owner, and the path at the time of their seal.
 //! They also store the server's later notes about inodes: names, parents, versions, modes, owners, times, extended attributes. A note
 //! takes precedence over the attributes of its object, and a later note over an earlier one. Data that only the server knew is lost: see
-//! `docs/operating.md`.
+//! `docs/health.md`.
 
 mod files;
 mod kept;

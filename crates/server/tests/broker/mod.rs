@@ -30,7 +30,7 @@ struct Server {
 /// Password of all servers.
 pub const PASSWORD: &str = "hush/hush";
 
-/// Subjects to which the user of tests may write, as in docs/operating.md.
+/// Subjects to which the user of tests may write, as in docs/network.md.
 const ALLOWED: &str = r#""tidemill.>", "$JS.API.>", "$JS.ACK.>""#;
 
 fn program() -> Option<PathBuf> {

@@ -14,7 +14,7 @@ const EXAMPLES: &str = "Examples:
 Exit codes: 0 all is well; 3 all files are available, but a state of the cluster needs an administrator, or replicas are missing;
 4 files are unavailable: their nodes do not answer, or every replica is corrupt; 5 the cluster can't be reached; another code: the
 command failed.
-docs/operating.md lists the states by name.";
+docs/troubleshooting.md lists the states by name.";
 
 /// The lists of files.
 const KINDS: [&str; 3] = ["lost", "corrupt", "short"];

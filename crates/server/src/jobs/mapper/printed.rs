@@ -1,5 +1,5 @@
 //! Maps printed by mappers that are users' programs: the bytes of a file that form each chunk, and their decoding. Every value is
-//! validated (`docs/job-scripts.md`).
+//! validated (`docs/variables.md`).
 
 use super::{CHUNKS_MAX, ContiguousValues, Lookups, MappedVariable, joined};
 use serde::Deserialize;

@@ -105,7 +105,7 @@ fn dry_run_lists_awaited_files_and_energy_of_given_power() {
     let misspelt = JOB.replace("\"in\"", "\"inn\"");
     let printed = dry_run(&cluster, &misspelt, &[]);
     assert!(printed.ok, "{}", printed.err);
-    let waits = "task sort waits for /w/inn, which is not there yet; did you mean /w/in?";
+    let waits = "task sort waits for /w/inn, which does not exist yet; did you mean /w/in?";
     assert!(printed.out.contains(waits), "{}", printed.out);
     has_nothing(&cluster);
     cluster.done(cluster.submit(JOB));

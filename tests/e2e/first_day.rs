@@ -225,7 +225,7 @@ const MISTAKES: &[(&[&str], &[&str])] = &[
     ),
     (
         &["kernel", "test", "./none.py"],
-        &["./none.py", "no such file", "this machine"],
+        &["./none.py", "does not exist", "this machine"],
     ),
     (
         &["kernel", "build", "./none.c"],

@@ -568,7 +568,7 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
         };
         let printed = cluster.try_submit(&sum("total"));
         assert!(
-            !printed.ok && printed.err.contains("say how in \"reduce\""),
+            !printed.ok && printed.err.contains("set \"reduce\""),
             "{}",
             printed.err
         );

@@ -167,11 +167,11 @@ const REFUSED_MAPS: [(&str, &str); 8] = [
     ),
     (
         r#""chunks":[{"bytes":[[8,8]]}]"#,
-        "chunk 0: [8, 8] are no bytes",
+        "chunk 0: [8, 8] is not a range of bytes",
     ),
     (
         r#""chunks":[{"bytes":[[8,9],[0,1]]}]"#,
-        "chunk 0: its bytes from 0 on are not behind",
+        "chunk 0: the range from 0 on begins before the end of the previous range",
     ),
     (
         r#""dtype":"int32","chunks":[{"bytes":[[0,7]]}]"#,

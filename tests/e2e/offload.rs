@@ -11,6 +11,7 @@ const CALIBRATION: &str = r#"
 version = 1
 host = "workstation"
 cores = 8
+command_ns = 0
 
 [[kernel]]
 name = "max"
@@ -23,6 +24,7 @@ output_bytes = 18
 runs = 5
 start_ns = 10000000
 bytes_per_sec = 1e7
+share = 1.0
 
 [[kernel]]
 name = "od"
@@ -35,6 +37,7 @@ output_bytes = 3000000
 runs = 5
 start_ns = 10000000
 bytes_per_sec = 1e7
+share = 1.0
 "#;
 
 fn offload(directory: &Path, args: &[&str]) -> Output {

@@ -157,7 +157,7 @@ fn remote_respects_rights_and_only_administrators_add_it() {
     cluster.sh("echo x > theirs/new");
     assert!(!other_user("cp /theirs source:").ok && !source.join("new").exists());
     let kept = cluster.run(&["cp", "/d", "kept:"]);
-    assert!(!kept.ok && kept.err.contains("read only"), "{}", kept.err);
+    assert!(!kept.ok && kept.err.contains("read-only"), "{}", kept.err);
     assert!(!cluster.run(&["remote", "add", "source", &uri]).ok);
     assert!(!cluster.run(&["remote", "add", "../x", &uri]).ok);
     assert!(!cluster.run(&["cp", "nowhere:x", "/d"]).ok);

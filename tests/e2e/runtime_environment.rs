@@ -190,7 +190,7 @@ fn invalid_runtime_environments_are_refused_with_alternatives() {
     let Some(cluster) = host.cluster() else {
         return;
     };
-    let offered = format!("shown are {} and the directories below", host.at("sw"));
+    let offered = format!("tasks see {} and the directories below", host.at("sw"));
     let pinned = format!(
         "kernel = \"sort\"; node = 0; directories = [ \"{}\" ];",
         host.at("sw")

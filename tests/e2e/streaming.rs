@@ -121,7 +121,7 @@ fn task_reads_output_of_running_task() {
     cluster.done(id);
     assert_eq!(cluster.sh("cat w/c.out"), "one\ntwo\n");
     let printed = cluster.run(&["job", "logs", &id.to_string()]).out;
-    assert!(printed.contains("leave its input out"), "{printed}");
+    assert!(printed.contains("leave this input out"), "{printed}");
 
     // The task fails permanently.
     let make = "echo one; sleep 0.3; exit 7";

@@ -112,7 +112,7 @@ fn within(chunk: &PrintedChunk, size: u64) -> Result<(), String> {
         }
         if start < before {
             return Err(format!(
-                "its bytes from {start} on overlap the range before, which ends at {before}"
+                "the range from {start} on begins before the end of the previous range, {before}"
             ));
         }
         before = end;

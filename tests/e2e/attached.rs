@@ -263,7 +263,10 @@ fn conflicting_writes_keep_both_sides() {
     let both = cloud.refresh();
     assert_eq!(both["passed_by"], 3, "{both}");
     let listed = cluster.run(&["remote", "list"]).out;
-    assert!(listed.contains("3 objects of the store can be no file"), "{listed}");
+    assert!(
+        listed.contains("3 objects of the store can be no file"),
+        "{listed}"
+    );
     assert_eq!(cluster.sh("cat cloud/both"), "ours\n");
     assert_eq!(cloud.there("both").as_deref(), Some("theirs\n"));
     assert_eq!(cluster.sh("ls cloud"), "both\ndirectory\nfile\n");

@@ -126,12 +126,7 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
         "{ended}"
     );
     assert_eq!(cluster.sh("cut -d' ' -f1 run/all-2"), "7\n");
-    assert!(
-        cluster
-            .run(&["rule", "list"])
-            .out
-            .contains("step-*.txt")
-    );
+    assert!(cluster.run(&["rule", "list"]).out.contains("step-*.txt"));
     cluster.json(&["rule", "delete", "words"]);
     cluster.sh("seq 2 > run/step-8.txt");
     assert_eq!(cluster.json(&["rule", "list"]), serde_json::json!([]));

@@ -57,7 +57,14 @@ fn new_kernel_builds_in_all_languages_and_passes_test() {
             );
             let keep = path("out");
             good(&[
-                "kernel", "test", made, &values, "--result", "range", "--output-dir", &keep,
+                "kernel",
+                "test",
+                made,
+                &values,
+                "--result",
+                "range",
+                "--output-dir",
+                &keep,
             ]);
             let range = std::fs::read(Path::new(&keep).join("range")).unwrap();
             assert_eq!(

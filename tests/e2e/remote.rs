@@ -162,7 +162,11 @@ fn client_and_server_must_prove_their_identity() {
 
     std::fs::write(&file, "0123456789abcdef").unwrap();
     let old = list(&address, &file);
-    assert!(!old.ok && old.err.contains("tidemill credential 1"), "{}", old.err);
+    assert!(
+        !old.ok && old.err.contains("tidemill credential 1"),
+        "{}",
+        old.err
+    );
 
     // Another cluster's token file: the right token alone is not enough.
     let other = Cluster::with(Options {

@@ -63,6 +63,11 @@ const JOBS: &[(&str, &str, &str)] = &[
         "test -s example/a.packed",
     ),
     (
+        "largest",
+        "mkdir w; seq 1 200000 > w/1.dat; seq 5 300000 > w/2.dat",
+        "test \"$(cat w/result)\" = 300000",
+    ),
+    (
         "extract",
         "mkdir -p example; printf 'flare\\nquiet\\n' > example/sun.log",
         "test \"$(cat example/flares)\" = flare",

@@ -68,7 +68,7 @@ fn listing_resumes_after_kill_of_server_or_node() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
-    let attach = begin(&cloud, "0");
+    let attach = begin(&cloud, "0s");
     cloud.cluster.kill_server();
     end(attach);
     cloud.cluster.start_server();

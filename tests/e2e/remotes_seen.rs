@@ -104,7 +104,7 @@ impl Seen {
 
 #[test]
 fn remote_store_is_readable_in_mount_by_its_user_only() {
-    let Some(seen) = Seen::start("60") else {
+    let Some(seen) = Seen::start("60s") else {
         return;
     };
     let cluster = &seen.cluster;
@@ -191,7 +191,7 @@ fn nothing_is_written(seen: &Seen) {
 
 #[test]
 fn failing_changing_or_large_stores_harm_nobody_else() {
-    let Some(mut seen) = Seen::start("6") else {
+    let Some(mut seen) = Seen::start("6s") else {
         return;
     };
     changed_while_open(&seen);

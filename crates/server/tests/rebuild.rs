@@ -43,18 +43,18 @@ fn again(directory: &Path, nodes: &[PathBuf]) -> Rebuilt {
 }
 
 #[test]
-fn rebuild_recovers_files_of_cluster_without_notes() {
+fn rebuild_names_files_without_notes_by_their_last_path() {
     let directory = tempfile::tempdir().unwrap();
     let node = directory.path().join("node.db");
     drop(load(&node, NODE));
     let rebuilt = again(directory.path(), &[node]);
     assert_eq!(rebuilt.files, 3);
     assert_eq!(rebuilt.tasks, 1);
-    // The paths of these objects have no note of the server.
-    assert_eq!((rebuilt.unnoted.len(), rebuilt.apart.len()), (0, 3));
+    // A job gave the path of the third object, a task's output.
+    assert_eq!((rebuilt.unnoted.len(), rebuilt.apart.len()), (2, 1));
     let tree = tree(&directory.path().join("again"));
     assert_eq!(tree["/lost+found/out.object2050"].2, 2050);
-    assert_eq!(tree["/lost+found/in.txt.object1"].2, 1);
+    assert_eq!(tree["/in.txt"].2, 1);
 }
 
 #[test]

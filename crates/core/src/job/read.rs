@@ -250,7 +250,7 @@ fn check_kinds(fields: &Fields<'_>, at: Position, tasks: &[ScriptTask], errors: 
     for (what, count, max) in [
         ("different things that tasks need", kinds.len(), MAX_KINDS),
         (
-            "programs to be searched for, each in all directories of \"path\",",
+            "searches for programs in the directories of \"path\"",
             looks,
             LOOKS_MAX,
         ),

@@ -22,7 +22,7 @@ pub trait Outside {
     fn layout(&self, placed: Placed) -> Layout;
     /// Returns the names in the directory that contains a full path, as the owner of the job may list it; the list may be incomplete.
     fn beside(&self, path: &str) -> Vec<String>;
-    /// Returns the names of the files in the directory of a user's kernels (`/kernels/UID`, see [`own`]), as the owner of the job may list it.
+    /// Returns the names of the files in the directory of a user's kernels (`/kernels/UID`, see [`user_kernels`](super::user_kernels)), as the owner of the job may list it.
     /// Returns an empty list if the directory does not belong to that user, or if other users may write to it.
     fn own_kernels(&self, uid: u32) -> Vec<String>;
     /// Returns whether nodes have this kernel built in.

@@ -1253,7 +1253,7 @@ fn runtime_environments_of_all_tasks_are_bounded_in_size() {
     };
     assert!(with_path(9).is_ok());
     for (wrong, what) in [
-        (with_path(10), "10010 programs to be looked for"),
+        (with_path(10), "10010 searches for programs"),
         (job(&long(most + 1), "", 1), "131073 bytes of variables"),
         (
             job("", &directories.join(", "), 1),

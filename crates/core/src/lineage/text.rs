@@ -285,7 +285,10 @@ mod tests {
     fn text_tree_grows_down_and_reports_unknown_object() {
         let text = render(&mosaic(), &of(2), TreeDirection::Down);
         assert!(text.contains("/mosaic <1>.png"), "{text}");
-        assert!(render(&mosaic(), &of(99), TreeDirection::Up).starts_with("object 99, of which"));
+        assert!(
+            render(&mosaic(), &of(99), TreeDirection::Up)
+                .starts_with("object 99, without further details")
+        );
     }
 
     #[test]

@@ -132,7 +132,7 @@ fn rule_error_names_place_and_reason() {
         (
             "${n}",
             "${m}",
-            "r.conf:4:41: \"${m}\" stands for nothing; there are path,",
+            "r.conf:4:41: \"${m}\" has no meaning; known are path,",
         ),
         ("\"wordcount\"", "\"${n}\"", "may not stand in \"kernel\""),
         (
@@ -478,7 +478,7 @@ fn content_head_determines_type_of_file() {
     assert!(
         errors
             .to_string()
-            .contains("known here by the first bytes of files"),
+            .contains("recognised by the first bytes of files"),
         "{errors}"
     );
 }

@@ -136,7 +136,10 @@ fn nonsense() -> Vec<(HookSpec, &'static str)> {
         (|spec| spec.group = Some(3), "there is no reduce"),
         (|spec| spec.marker = Some("a".into()), "there is no reduce"),
         (|spec| spec.parts = Some("p".into()), "there is no reduce"),
-        (|spec| spec.reduce = Some("cat".into()), "there is ${batch}"),
+        (
+            |spec| spec.reduce = Some("cat".into()),
+            "has no meaning in the output of a reduction",
+        ),
         (|spec| spec.marker = Some("a(".into()), "never closed"),
         (|spec| spec.output = "a/../${stem}".into(), ".."),
         (|spec| spec.time = Some("soon".into()), "time"),

@@ -321,7 +321,7 @@ fn directories_of_that_name(seen: &Seen) {
     });
     assert_eq!(
         cluster.sh("ls remotes; cat remotes/f; ls"),
-        "f\nmine\nremotes\nkernels\n"
+        "f\nmine\nkernels\nremotes\n"
     );
     cluster.sh("rm -r remotes");
     wait("remotes are seen again", || {

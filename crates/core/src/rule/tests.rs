@@ -143,7 +143,7 @@ fn rule_error_names_place_and_reason() {
         (
             "task =",
             "when = \"streaming\"; batch = 7; where = { size = \"1..\"; }; task =",
-            "setting \"batch\": only of what is sealed",
+            "setting \"batch\": only for sealed versions",
         ),
         (
             "task =",

@@ -572,6 +572,25 @@ async fn seal_records_signed_attributes_not_the_clients() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn seal_with_capability_without_attributes_is_refused() {
+    let (_directory, node, _connection) = started(|_| ()).await;
+    let key = tidemill_wire::capability::CapabilityKey::new(KEY);
+    let bare = key.sign(&tidemill_wire::capability::Capability {
+        object: ObjectId(54),
+        node: tidemill_core::id::NodeId(1),
+        rights: ALL,
+        uid: user(),
+        expires_at_ns: u64::MAX,
+        attributes: None,
+    });
+    let body = br#"{"inode":3,"path":"/x","uid":0,"gid":0,"mode":420,"durable":true,"lost":false,"part":null}"#;
+    let seal = format!("{}/seal", path(54));
+    let refused = request(&node, "POST", &seal, Some(&bare), "", body).await;
+    assert_eq!(refused.status, 403);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn clients_can_set_attributes_only_on_their_own_pages() {
     let (_directory, node, _connection) = started(|_| ()).await;
     put(&node, 5, b"x").await;

@@ -1,4 +1,4 @@
-//! Tests the mount with programs. Semantics: docs/semantics.md.
+//! Tests the mount with programs. Semantics: docs/semantics.md, docs/consistency.md.
 
 use crate::cluster::{Cluster, Options, wait};
 

@@ -1,4 +1,4 @@
-//! Tests locks of mounts that fail. Semantics: docs/semantics.md, chapter "Locks".
+//! Tests locks of mounts that fail. Semantics: docs/consistency.md, chapter "Locks".
 
 use crate::cluster::{Cluster, Options, OtherMount, wait};
 use rustix::process::Signal;

@@ -1,4 +1,4 @@
-//! Tests open files: many programs open and close one file at once, lock it, follow it, make it durable. Semantics: docs/semantics.md,
+//! Tests open files: many programs open and close one file at once, lock it, follow it, make it durable. Semantics: docs/consistency.md,
 //! chapter "Versions".
 
 use crate::cluster::{Cluster, Options, wait};

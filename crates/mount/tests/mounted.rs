@@ -1,5 +1,5 @@
 //! The mounted file system on a real server and real nodes, opened in place and over HTTP alike.
-//! The sentences of `docs/semantics.md` stand above the tests that prove them.
+//! The sentences of `docs/semantics.md` and `docs/consistency.md` stand above the tests that prove them.
 
 #![allow(unsafe_code, reason = "memory maps")]
 #![allow(

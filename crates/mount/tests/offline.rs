@@ -1,5 +1,5 @@
 //! An offline server or node, and lost answers: acknowledged changes are kept, waiting programs get errors, and no change happens twice.
-//! The sentences of `docs/semantics.md` stand above the tests that prove them.
+//! The sentences of `docs/semantics.md` and `docs/consistency.md` stand above the tests that prove them.
 
 #![allow(
     clippy::unwrap_used,

@@ -607,7 +607,7 @@ mod tests {
         assert_eq!(verdict("-19131", 19_131.0), Verdict::NotReproduced);
     }
 
-    /// docs/models.md has the same numbers in its table.
+    /// docs/papers/active-flash-models.md has the same numbers in its table.
     #[test]
     fn paper_summary_matches_documented_counts() {
         let text = paper(&Corrections::default()).to_string();

@@ -1,6 +1,6 @@
 //! Advice on hooks: decides whether the burst tier can map the files of a burst before the next burst begins. Active Flash (FAST 2013,
 //! §3.3) asks the same question: analysis must end within the interval. The model considers each of the nodes that share a burst, and
-//! the processors that maps leave to writers. The equations are numbered H1 to H7 as in `docs/advisor.md`. This module only computes.
+//! the processors that maps leave to writers. The equations are numbered H1 to H7 as in `docs/advisor-equations.md`. This module only computes.
 
 use crate::units::{Bytes, BytesPerSecond, Seconds};
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! The advisor: answers whether a kernel should run on the client, on the node that holds its input, or on both.
 //!
 //! [`advise`] predicts time, bytes over the link and energy of each way and returns the best one, with the reason. The equations are
-//! numbered A1 to A9 as in `docs/advisor.md`. Comments name the equations that come from D. Tiwari et al., "Active Flash" (FAST 2013) or
+//! numbered A1 to A9 as in `docs/advisor-equations.md`. Comments name the equations that come from D. Tiwari et al., "Active Flash" (FAST 2013) or
 //! from AnalyzeThis; the other equations are our own. This module does no I/O: the caller measures speeds and queries loads.
 
 mod case;

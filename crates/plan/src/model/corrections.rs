@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Corrections with which the equations are computed.
 ///
 /// By default all are on. A correction only changes the term in its description; readings that change no number (the choice of a unit, a
-/// power or a node) are in `docs/models.md`.
+/// power or a node) are in `docs/papers/active-flash-models.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Corrections {

@@ -87,7 +87,7 @@ pub fn active_time(
 }
 
 /// Returns the time in which all devices together write the run's data to the file system (in Eqs. 17 and 32). As printed: all of the data,
-/// without the reduction α that feasibility and network assume (`docs/models.md`, readings).
+/// without the reduction α that feasibility and network assume (`docs/papers/active-flash-models.md`).
 pub fn stage_out_time(run: &ApplicationRun, ratio: f64, corrections: &Corrections) -> Seconds {
     let bandwidth = if corrections.stage_out_at_share {
         run.file_system_share() * ratio

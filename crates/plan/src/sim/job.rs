@@ -2,7 +2,7 @@
 //! simulation needs.
 //!
 //! Costs are TOML. `[files]` has sizes of files by their name in the script or their full path. `[kernels]` and `[tasks]` have run times
-//! and sizes of outputs by the name of a kernel or task; the costs of a task take precedence over those of its kernel. `docs/planning.md`
+//! and sizes of outputs by the name of a kernel or task; the costs of a task take precedence over those of its kernel. `docs/platform-files.md`
 //! describes every key.
 
 use super::error::{FileProblem, InputError};

@@ -1,7 +1,7 @@
 //! Platforms: the simulated cluster, and the INI files that describe it (AnalyzeThis §6.1, Fig. 9). This module parses and checks platform
 //! files.
 //!
-//! The paper's file can be used unchanged. `docs/planning.md` lists every setting.
+//! The paper's file can be used unchanged. `docs/platform-files.md` lists every setting.
 
 use super::error::{FileProblem, InputError};
 use super::ini::{self, IniSection, IniSetting};

@@ -1,7 +1,7 @@
 //! A trace: the record of a real job on a cluster, for planning similar jobs and for checking predictions. This module parses traces and
 //! converts them; it does no I/O.
 //!
-//! `tidemill job export-trace` writes a trace; `docs/planning.md` describes it field by field. Times of tasks are nanoseconds since the
+//! `tidemill job export-trace` writes a trace; `docs/simulator.md` describes it field by field. Times of tasks are nanoseconds since the
 //! job's submission, by the clocks of the nodes that ran them.
 
 mod fetches;

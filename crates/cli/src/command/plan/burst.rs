@@ -24,7 +24,7 @@ const EXAMPLES: &str = "Examples:
   tidemill plan burst '/run/*.f64' --map max --burst 1TB --every 10min --nodes 16 --cores 4 --write-rate '2 GB/s' --kernel-rate '1 GB/s'
   tidemill --json plan burst extremes --burst 100GB --every 60s | jq .keeps_up
 
-First measure the kernel: tidemill kernel bench --nodes NAME. docs/advisor.md has the equations.";
+First measure the kernel: tidemill kernel bench --nodes NAME. docs/advisor-equations.md has the equations.";
 
 /// Predict whether the burst tier can map each burst of files with a hook before the next burst begins
 #[derive(Debug, clap::Args)]

@@ -20,7 +20,7 @@ const EXAMPLES: &str = "Examples:
   tidemill --json plan model staging | jq '.staging[] | {application, approach, largest_ratio}'
 
 A site file describes a machine, its staging devices, applications and kernels; start from
-examples/site/jaguar.toml. docs/models.md has the equations and the reason of each correction.";
+examples/site/jaguar.toml. docs/models-equations.md has the equations, docs/papers/active-flash-models.md the reason of each correction.";
 
 /// Evaluate the staging, feasibility, energy and cost models of Active Flash: should analysis run on the devices that output is
 /// staged to?

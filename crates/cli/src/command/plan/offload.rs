@@ -28,7 +28,7 @@ const EXAMPLES: &str = "Examples:
   tidemill plan offload max --size 1G --node-speed 0.25 --link '1 Gbit/s'     no cluster is needed
   tidemill --json plan offload od /raw/a --result node | jq -r .best
 
-First measure the kernel: tidemill kernel bench --nodes NAME. docs/advisor.md has the equations.";
+First measure the kernel: tidemill kernel bench --nodes NAME. docs/advisor-equations.md has the equations.";
 
 /// Advise where a kernel should run: on this machine, on the node that holds its input, or split between both
 #[derive(Debug, clap::Args)]

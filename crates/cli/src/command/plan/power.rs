@@ -13,7 +13,7 @@ const EXAMPLES: &str = "Examples:
   tidemill --json plan power job.conf --costs costs.toml --platform cluster.ini | jq '.points[].best'
 
 The platform has the power of nodes (power_busy, power_idle, power_suspended), their time to resume (resume), and the time after
-which idle nodes are suspended (suspend_after). docs/planning.md describes the model.";
+which idle nodes are suspended (suspend_after). docs/planning.md describes the comparison.";
 
 /// Simulate a job on a cluster with suspended nodes: with the active nodes alone, with all, and with as many as pay
 #[derive(Debug, clap::Args)]

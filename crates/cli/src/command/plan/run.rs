@@ -15,7 +15,7 @@ const EXAMPLES: &str = "Examples:
   tidemill plan run job.conf --costs costs.toml --platform cluster.ini --tasks --gantt job.svg
   tidemill --json plan run montage.trace.json | jq '.makespan_ns, .transferred_bytes'
 
-examples/planning has a platform and costs to start from; docs/planning.md describes all settings.";
+examples/planning has a platform and costs to start from; docs/platform-files.md describes all settings.";
 
 /// Simulate a job on a cluster that need not exist: time, bytes transferred, energy, and each task's course
 #[derive(Debug, clap::Args)]

@@ -73,7 +73,7 @@ doc:
 # All tests except the end-to-end tests. Tests that send labels run with the second queue, too.
 unit:
 	scripts/test.sh $(WHOLE)
-	TIDEMILL_TEST_QUEUE=memory scripts/test.sh $(WHOLE) --test orphaned_versions --test jobs --test posix --test serving
+	TIDEMILL_TEST_QUEUE=memory scripts/test.sh $(WHOLE) --test server -- orphaned_versions:: jobs:: posix:: serving::
 
 # Each test has its own cluster and mostly waits, so several tests run at once.
 e2e:

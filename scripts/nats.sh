@@ -21,7 +21,7 @@ if [ -z "$server" ]; then
 fi
 export NATS_SERVER=$server
 whole=(--locked --workspace --features tidemill-cli/wasm,tidemill-cli/nats)
-labels=(--test orphaned_versions --test jobs --test posix --test serving)
+labels=(--test server -- orphaned_versions:: jobs:: posix:: serving::)
 cargo test "${whole[@]}" --lib --test nats queue
 cargo test "${whole[@]}" --test nats
 cargo test "${whole[@]}" --test e2e queue -- --test-threads=1

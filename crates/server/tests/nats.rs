@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod broker;
+#[path = "server/cluster/mod.rs"]
 mod cluster;
 #[path = "../../../tests/require.rs"]
 mod require;

@@ -1,0 +1,195 @@
+//! A real cluster in this process: a server, two nodes, and as many mounts as a test asks for.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    reason = "each test uses its own part of this"
+)]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that can't have its cluster fails"
+)]
+
+#[path = "../../../../../tests/require.rs"]
+pub mod require;
+
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+use tidemill_client::Endpoint;
+use tidemill_core::id::NodeId;
+use tidemill_mount::{Error, MountConfig, MountSession, mount};
+use tidemill_node::RunningNode;
+use tidemill_server::RunningServer;
+use tokio::runtime::Runtime;
+
+pub mod loss;
+
+/// Clusters of different tests do not exist at the same time: a node's start forks this process, and the copies keep descriptors open
+/// that this process closes in the meantime.
+static ONE: ReentrantMutex<()> = ReentrantMutex::new(());
+
+pub struct MountCluster {
+    runtime: Runtime,
+    /// The server, on a runtime of its own, whose connections end with it as those of a process do.
+    server: Option<(Runtime, RunningServer)>,
+    nodes: Vec<Option<RunningNode>>,
+    directory: TempDir,
+    mounts: u32,
+    _one: ReentrantMutexGuard<'static, ()>,
+}
+
+/// A mount that is detached at the end of the test.
+#[derive(Debug)]
+pub struct Mounted(Option<MountSession>);
+
+impl Mounted {
+    pub fn path(&self) -> &Path {
+        self.0.as_ref().unwrap().mountpoint()
+    }
+
+    pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.path().join(name)
+    }
+
+    pub fn unmount(self) {
+        self.try_unmount().unwrap();
+    }
+
+    pub fn try_unmount(mut self) -> Result<(), Error> {
+        self.0.take().unwrap().unmount()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Some(session) = self.0.take() {
+            let _ = session.unmount();
+        }
+    }
+}
+
+/// Whether this host can mount. A skip is reported.
+pub fn can_mount() -> bool {
+    let able = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !able {
+        require::skip("mounting needs root and /dev/fuse");
+    }
+    able
+}
+
+impl MountCluster {
+    pub fn start() -> Self {
+        let log = tracing_subscriber::fmt()
+            .with_test_writer()
+            .with_env_filter(std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into()));
+        let _ = log.try_init();
+        let one = ONE.lock();
+        let runtime = Runtime::new().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut cluster = Self {
+            runtime,
+            server: None,
+            nodes: Vec::new(),
+            directory,
+            mounts: 0,
+            _one: one,
+        };
+        cluster.start_server();
+        cluster.nodes.resize_with(2, || None);
+        for number in 0..2 {
+            cluster.start_node(number);
+        }
+        cluster.wait_nodes(2);
+        cluster
+    }
+
+    pub fn start_node(&mut self, number: usize) {
+        let directory = self.directory.path().join(format!("e{number}"));
+        let id = NodeId(number.try_into().unwrap());
+        let config = tidemill_node::NodeConfig::new(id, directory, self.endpoint());
+        let node = self.runtime.block_on(RunningNode::start(config)).unwrap();
+        self.nodes[number] = Some(node);
+    }
+
+    /// Ends a node. The server knows it when this returns.
+    pub fn stop_node(&mut self, number: usize) {
+        let node = self.nodes[number].take().unwrap();
+        self.runtime.block_on(node.stop());
+        let left = self.nodes.iter().flatten().count();
+        if self.server.is_some() {
+            self.wait_nodes(left);
+        }
+    }
+
+    pub fn wait_nodes(&self, count: usize) {
+        let endpoint = self.endpoint();
+        self.runtime.block_on(async {
+            let client = tidemill_client::Server::connect(&endpoint, None)
+                .await
+                .unwrap();
+            loop {
+                let status = client.status().await.unwrap();
+                if status.nodes.iter().filter(|node| node.up).count() == count {
+                    return;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            }
+        });
+    }
+
+    pub fn endpoint(&self) -> Endpoint {
+        Endpoint::Unix(self.directory.path().join("server/server.sock"))
+    }
+
+    pub fn start_server(&mut self) {
+        let config = tidemill_server::ServeConfig::new(self.directory.path().join("server"));
+        let runtime = Runtime::new().unwrap();
+        let server = runtime.block_on(RunningServer::start(config)).unwrap();
+        self.server = Some((runtime, server));
+    }
+
+    pub fn stop_server(&mut self) {
+        let (runtime, server) = self.server.take().unwrap();
+        runtime.block_on(server.shutdown());
+        runtime.shutdown_background();
+    }
+
+    /// Mounts it; `in_place`: object files are opened directly.
+    pub fn mount(&mut self, in_place: bool) -> Mounted {
+        let endpoint = self.endpoint();
+        self.mount_by(endpoint, in_place)
+    }
+
+    /// As [`Self::mount`], by another connection to the server.
+    pub fn mount_by(&mut self, endpoint: Endpoint, in_place: bool) -> Mounted {
+        self.mounts += 1;
+        let mountpoint = self.directory.path().join(format!("mnt{}", self.mounts));
+        std::fs::create_dir(&mountpoint).unwrap();
+        let mut config = MountConfig::new(endpoint, None, mountpoint);
+        config.in_place = in_place;
+        Mounted(Some(mount(&config).unwrap()))
+    }
+
+    /// Mounts it at the path of the test.
+    pub fn try_mount(&mut self, mountpoint: &Path) -> Result<Mounted, Error> {
+        let config = MountConfig::new(self.endpoint(), None, mountpoint.to_owned());
+        Ok(Mounted(Some(mount(&config)?)))
+    }
+
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+impl Drop for MountCluster {
+    fn drop(&mut self) {
+        for node in self.nodes.drain(..).flatten() {
+            self.runtime.block_on(node.stop());
+        }
+        if self.server.is_some() {
+            self.stop_server();
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Integration tests of the crate `tidemill-mount`, in one binary.
+
+mod cluster;
+mod locks;
+mod mounted;
+mod mountpoints;
+mod names;
+mod offline;

@@ -3,8 +3,8 @@
 set -euo pipefail
 
 packages=(fuse3 e2fsprogs acl attr libacl1-dev iproute2 rsync sqlite3 git curl gcc libc6-dev python3 python3-venv)
-# If all tests must run: compilers for modules from C and for kernels with MPI, and a server of SFTP.
-[ -z "${TIDEMILL_TEST_REQUIRE:-}" ] || packages+=(clang lld mpich libmpich-dev openssh-client openssh-server)
+# If all tests must run: compilers for modules from C and for kernels with MPI, a server of SFTP, and Python modules of the book.
+[ -z "${TIDEMILL_TEST_REQUIRE:-}" ] || packages+=(clang lld mpich libmpich-dev openssh-client openssh-server python3-numpy python3-netcdf4 python3-xarray)
 missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")

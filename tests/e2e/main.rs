@@ -7,6 +7,7 @@ mod asynchronous_writes;
 mod attached;
 mod attached_faults;
 mod backend;
+mod book;
 #[cfg(feature = "nats")]
 #[path = "../../crates/server/tests/broker/mod.rs"]
 mod broker;

@@ -1,7 +1,7 @@
 //! Local files that commands write. A file gets its name when it is complete: after a failure the previous file is unchanged.
 
 use anyhow::Context as _;
-use std::fs::{Permissions, canonicalize, metadata};
+use std::fs::{File, OpenOptions, Permissions, canonicalize, metadata};
 use std::io::{self, BufWriter, IntoInnerError, Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -12,27 +12,41 @@ use tempfile::NamedTempFile;
 pub(crate) struct AtomicFile {
     to: PathBuf,
     file: BufWriter<NamedTempFile>,
+    /// The previous file, if its directory accepts no new file: the bytes are copied into this file at the end.
+    previous: Option<File>,
 }
 
 impl AtomicFile {
     /// Creates a file that replaces `to`, or the target of the link `to`.
     ///
     /// # Errors
-    /// If no file can be made in the directory of `to`.
+    /// If no file can be made in the directory of `to`, and `to` is not a file that the caller may write.
     pub(crate) fn create(to: &Path) -> anyhow::Result<Self> {
         let to = canonicalize(to).unwrap_or_else(|_| to.to_owned());
         let directory = to.parent().filter(|directory| *directory != Path::new(""));
-        let mut file = tempfile::Builder::new();
-        file.prefix(".tidemill-")
-            .permissions(Permissions::from_mode(0o666));
-        let file = file.tempfile_in(directory.unwrap_or(Path::new(".")));
-        let file = file.with_context(|| unwritten(&to))?;
-        if let Ok(there) = metadata(&to) {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".tidemill-");
+        let in_place = |fault: &io::Error| {
+            fault.kind() == io::ErrorKind::PermissionDenied
+                && metadata(&to).is_ok_and(|file| file.is_file())
+        };
+        builder.permissions(Permissions::from_mode(0o666));
+        let (file, previous) = match builder.tempfile_in(directory.unwrap_or(Path::new("."))) {
+            Err(fault) if in_place(&fault) => {
+                let previous = OpenOptions::new().write(true).open(&to);
+                let previous = previous.with_context(|| unwritten(&to))?;
+                builder.permissions(Permissions::from_mode(0o600));
+                let file = builder.tempfile().with_context(|| unwritten(&to))?;
+                (file, Some(previous))
+            }
+            file => (file.with_context(|| unwritten(&to))?, None),
+        };
+        if let (Ok(there), None) = (metadata(&to), &previous) {
             let kept = file.as_file().set_permissions(there.permissions());
             kept.with_context(|| unwritten(&to))?;
         }
         let file = BufWriter::new(file);
-        Ok(Self { to, file })
+        Ok(Self { to, file, previous })
     }
 
     /// Gives the file its name.
@@ -41,12 +55,18 @@ impl AtomicFile {
     /// If the last bytes can't be written, or the file can't be renamed to `to`.
     pub(crate) fn keep(self) -> anyhow::Result<()> {
         let unwritten = || unwritten(&self.to);
-        let file = self
+        let mut file = self
             .file
             .into_inner()
             .map_err(IntoInnerError::into_error)
             .with_context(unwritten)?;
-        file.persist(&self.to).with_context(unwritten)?;
+        let Some(mut previous) = self.previous else {
+            file.persist(&self.to).with_context(unwritten)?;
+            return Ok(());
+        };
+        file.rewind().with_context(unwritten)?;
+        previous.set_len(0).with_context(unwritten)?;
+        io::copy(&mut file, &mut previous).with_context(unwritten)?;
         Ok(())
     }
 }
@@ -117,5 +137,34 @@ mod tests {
             printed.to_string().contains("none/a.csv can't be written"),
             "{printed}"
         );
+    }
+
+    #[test]
+    fn file_in_directory_that_accepts_no_new_file_is_written_in_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("a.csv");
+        fs::write(&file, "a longer old text").unwrap();
+        let protect = |flag: &str| {
+            let chattr = std::process::Command::new("chattr")
+                .arg(flag)
+                .arg(directory.path())
+                .output();
+            chattr.is_ok_and(|output| output.status.success())
+        };
+        if !protect("+i") {
+            return; // the file system or the user can't make a directory immutable
+        }
+        let written = write(&file, b"new");
+        let created = write(&directory.path().join("b.csv"), b"new");
+        assert!(protect("-i"));
+        written.unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+        assert!(
+            created
+                .unwrap_err()
+                .to_string()
+                .contains("b.csv can't be written")
+        );
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 }

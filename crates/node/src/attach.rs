@@ -127,12 +127,13 @@ async fn attach(
 
 fn hello(daemon: &Daemon) -> Result<v1::Hello, Error> {
     let known = daemon.labels().known()?;
+    let used = daemon.labels().used_ids()?;
     Ok(v1::Hello {
         version: PROTOCOL_VERSION,
         node: Some(daemon.describe()),
         cluster_id: daemon.cluster(),
         labels: known.iter().map(|record| record.id.0).collect(),
-        free_space_epoch: 0,
+        used: Some(used),
         suspended: false,
         public_key: daemon.public_key().to_vec(),
     })

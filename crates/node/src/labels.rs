@@ -309,6 +309,14 @@ impl NodeLabels {
         self.db.read(records::open_labels)
     }
 
+    /// Returns the highest ids that the node has stored.
+    ///
+    /// # Errors
+    /// If the database can't be read.
+    pub fn used_ids(&self) -> Result<tidemill_wire::v1::UsedIds, DbError> {
+        self.db.read(records::used_ids)
+    }
+
     /// Returns whether the node has any work except comparing objects.
     #[must_use]
     pub fn is_busy(&self) -> bool {

@@ -5,7 +5,7 @@
 //!
 //! A note also states the attributes of the objects of a file. From then on the server alone sets these attributes.
 
-use crate::records::{attribute, has_object, set_attribute};
+use crate::records::{attribute, has_object, note_change, set_attribute};
 use prost::Message as _;
 use rusqlite::{Connection, Result, params};
 use tidemill_core::attribute::{name, object};
@@ -45,7 +45,9 @@ pub fn put(connection: &Connection, notes: &[v1::NameNote]) -> Result<u64> {
             false => attest(connection, note)?,
         }
     }
-    Ok(notes.iter().map(|note| note.change).max().unwrap_or(0))
+    let highest = notes.iter().map(|note| note.change).max().unwrap_or(0);
+    note_change(connection, highest)?;
+    Ok(highest)
 }
 
 /// Returns the objects of the file that a note describes.

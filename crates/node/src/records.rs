@@ -7,8 +7,10 @@ use tidemill_core::attribute::{object, task};
 use tidemill_core::id::{LabelId, ObjectId};
 use tidemill_core::label::{Analysis, FailureKind, Outcome, Owner};
 use tidemill_core::layout::{PartOf, Selection};
+use tidemill_core::object::tag;
 use tidemill_core::time::Time;
 use tidemill_wire::route::SealBody;
+use tidemill_wire::v1::UsedIds;
 
 /// Kinds of object (`object.kind`).
 pub mod kind {
@@ -624,6 +626,49 @@ fn label_of(row: &rusqlite::Row<'_>) -> Result<LabelRecord> {
         seq: row.get::<_, i64>(1)?.cast_unsigned(),
         payload: row.get(2)?,
         outcome: row.get(3)?,
+    })
+}
+
+/// Key of the highest change number of a note, in the node's identity.
+const HIGHEST_CHANGE: &str = "highest-change";
+
+/// Stores the highest change number of new notes, unless an earlier note has a higher number.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn note_change(connection: &Connection, change: u64) -> Result<()> {
+    if change > highest_change(connection)? {
+        set_identity(connection, HIGHEST_CHANGE, &change.to_le_bytes())?;
+    }
+    Ok(())
+}
+
+fn highest_change(connection: &Connection) -> Result<u64> {
+    let stored = identity(connection, HIGHEST_CHANGE)?;
+    let bytes = stored.and_then(|bytes| bytes.try_into().ok());
+    Ok(bytes.map_or(0, u64::from_le_bytes))
+}
+
+/// Returns the highest ids that the node has stored. Notes of rules have inodes from `1 << 59`, which the server does not issue.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn used_ids(connection: &Connection) -> Result<UsedIds> {
+    let highest = |sql: &str, ids: std::ops::Range<u64>| -> Result<u64> {
+        let mut statement = connection.prepare_cached(sql)?;
+        let ends = [ids.start.cast_signed(), ids.end.cast_signed()];
+        let highest: i64 = statement.query_row(ends, |row| row.get(0))?;
+        Ok(highest.cast_unsigned())
+    };
+    let objects = "SELECT coalesce(max(id), 0) FROM object WHERE id >= ?1 AND id < ?2";
+    let notes = "SELECT coalesce(max(object), 0) FROM attribute WHERE object >= ?1 AND object < ?2";
+    let labels = "SELECT coalesce(max(id), 0) FROM label WHERE id >= ?1 AND id < ?2";
+    Ok(UsedIds {
+        object: highest(objects, 0..tag::TASK)?,
+        inode: highest(notes, tag::INODE..tag::INODE | 1 << 59)? & !tag::MASK,
+        change: highest_change(connection)?,
+        task: highest(objects, tag::TASK..tag::INPUTS)? & !tag::MASK,
+        label: highest(labels, 0..tag::TASK)?,
     })
 }
 

@@ -5,8 +5,8 @@ use crate::check::Check;
 use crate::clock;
 use crate::cluster::{Cluster, outbox};
 use crate::conditions::ConditionService;
-use crate::names::burst;
 use crate::names::{Fault, SqliteNames};
+use crate::names::{burst, ids};
 use crate::namespace_service::refused;
 use crate::orphaned_versions::OrphanedVersions;
 use crate::replicas;
@@ -39,6 +39,28 @@ pub(crate) struct ClusterService {
 }
 
 impl ClusterService {
+    /// Raises the server's counters of ids above all ids that a node of this cluster has stored.
+    async fn skip_used_ids(&self, hello: &v1::Hello) -> Result<(), Status> {
+        let Some(used) = hello.used.filter(|_| hello.cluster_id == self.cluster.id()) else {
+            return Ok(());
+        };
+        let database = self.names.database();
+        let behind = database.read(|db| ids::counters_behind(db, &used));
+        let behind = behind.map_err(|fault| refused(&fault))?;
+        if behind.is_empty() {
+            return Ok(());
+        }
+        let node = hello.node.as_ref().map_or(0, |node| node.node);
+        tracing::warn!(
+            node,
+            ?behind,
+            "the server's database is older than the data of a node; the ids of this data are not issued again"
+        );
+        let raised = database.write_durable(true, move |db| ids::raise(db, &behind));
+        let raised = raised.await.and_then(|committed| committed.on_disk);
+        raised.map_err(|fault| refused(&fault))
+    }
+
     /// Opens the stream of a process that waits until its node is to be resumed.
     fn keep(
         &self,
@@ -210,6 +232,7 @@ impl v1::cluster_server::Cluster for ClusterService {
         if hello.suspended {
             return self.keep(&hello, sender, receiver, stream);
         }
+        self.skip_used_ids(&hello).await?;
         let (node, epoch, mut ended) = self.cluster.join(hello, sender)?;
         let cluster = self.cluster.clone();
         tokio::spawn(async move {

@@ -311,7 +311,7 @@ impl SimulatedNode {
             node: Some(self.status(life)),
             cluster_id: 0,
             labels: known.iter().map(|record| record.id.0).collect(),
-            free_space_epoch: 0,
+            used: None,
             suspended: false,
             public_key: Vec::new(),
         };

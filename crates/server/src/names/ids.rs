@@ -6,6 +6,7 @@ use super::vnode::Caller;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::ops::Range;
 use tidemill_core::id::Inode;
+use tidemill_wire::v1::UsedIds;
 
 /// Maximum number of ids of one kind in one id range.
 pub(crate) const RESERVE_MAX: u32 = 1 << 20;
@@ -23,6 +24,55 @@ pub(crate) fn reserve(db: &Connection, kind: &str, count: u64) -> Result<u64, Fa
         .prepare_cached(sql)?
         .query_row(params![kind, count.cast_signed()], |row| row.get(0))?;
     Ok(first.cast_unsigned())
+}
+
+/// Highest id that a node may report as used: the server issues lower ids for ever.
+const USED_MAX: u64 = 1 << 58;
+
+/// Returns the counters that are not above the ids that a node has stored, with the lowest unused id of each. Such a database is older than the
+/// node's data: it was restored from a copy, or its host lost power.
+///
+/// # Errors
+/// If the node reports an id that no server issues.
+pub(crate) fn counters_behind(
+    db: &Connection,
+    used: &UsedIds,
+) -> Result<Vec<(&'static str, u64)>, Fault> {
+    let reported = [
+        ("object", used.object),
+        ("inode", used.inode),
+        ("change", used.change),
+        ("task", used.task),
+        ("label", used.label),
+    ];
+    if reported.iter().any(|(_, id)| *id > USED_MAX) {
+        return Err(Fault::Malformed(
+            "the node reports ids that no server issues",
+        ));
+    }
+    let mut behind = Vec::new();
+    for (kind, id) in reported {
+        if next(db, kind)? <= id {
+            behind.push((kind, id + 1));
+        }
+    }
+    Ok(behind)
+}
+
+/// Raises counters: no id below the new value is issued from now on.
+pub(crate) fn raise(db: &Connection, counters: &[(&'static str, u64)]) -> Result<(), Fault> {
+    let sql = "UPDATE counter SET next = max(next, ?2) WHERE name = ?1";
+    for (kind, unused) in counters {
+        db.prepare_cached(sql)?
+            .execute(params![kind, unused.cast_signed()])?;
+    }
+    Ok(())
+}
+
+fn next(db: &Connection, kind: &str) -> Result<u64, Fault> {
+    let mut statement = db.prepare_cached("SELECT next FROM counter WHERE name = ?1")?;
+    let next: i64 = statement.query_row([kind], |row| row.get(0))?;
+    Ok(next.cast_unsigned())
 }
 
 /// Takes `count` consecutive ids from a block that has them; returns the first.
@@ -170,12 +220,7 @@ impl Tx<'_> {
     }
 
     fn next_id(&self, kind: &str) -> Result<u64, Fault> {
-        let mut statement = self
-            .db
-            .prepare_cached("SELECT next FROM counter WHERE name = ?1")?;
-        Ok(statement
-            .query_row([kind], |row| row.get::<_, i64>(0))?
-            .cast_unsigned())
+        next(self.db, kind)
     }
 }
 

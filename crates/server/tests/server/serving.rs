@@ -179,6 +179,67 @@ async fn node_of_another_release_is_refused() {
     }
 }
 
+/// Attaches node 3, which has stored these ids, to the cluster.
+async fn attach_with_used_ids(
+    client: &Client,
+    cluster: u64,
+    used: v1::UsedIds,
+) -> Result<(), tonic::Status> {
+    let hello = v1::Hello {
+        version: tidemill_wire::PROTOCOL_VERSION,
+        node: Some(crate::cluster::status(3)),
+        cluster_id: cluster,
+        used: Some(used),
+        ..v1::Hello::default()
+    };
+    let message = Some(v1::from_node::Message::Hello(hello));
+    let stream = tokio_stream::iter([v1::FromNode { message }]);
+    client.cluster().attach(stream).await.map(|_| ())
+}
+
+/// A server whose database is older than the data of its nodes must not give new files the ids of this data.
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_stored_by_a_node_are_not_issued_again_after_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let cluster = client.status().await.unwrap().cluster_id;
+    let reserved = async |client: &Client| {
+        let request = v1::ReserveRequest {
+            inodes: 1,
+            objects: 1,
+        };
+        let reply = client.names().reserve(request).await.unwrap().into_inner();
+        (reply.first_inode, reply.first_object)
+    };
+    let used = |object, inode| v1::UsedIds {
+        object,
+        inode,
+        change: 9,
+        task: 9,
+        label: 9,
+    };
+    let lying = attach_with_used_ids(&client, cluster, used(u64::MAX, 1)).await;
+    assert!(lying.unwrap_err().message().contains("no server issues"));
+    attach_with_used_ids(&client, cluster + 1, used(1 << 50, 1))
+        .await
+        .unwrap_err();
+    let (inode, object) = reserved(&client).await;
+    assert!(inode < 1000 && object < 1000, "{inode} {object}");
+    attach_with_used_ids(&client, cluster, used(7000, 8000))
+        .await
+        .unwrap();
+    attach_with_used_ids(&client, cluster, used(50, 60))
+        .await
+        .unwrap();
+    assert_eq!(reserved(&client).await, (8001, 7001));
+    drop(client);
+    running.crash().await;
+    let running = Running::start(dir.path()).await;
+    let next = reserved(&running.client().await).await;
+    assert!(next > (8001, 7001), "{next:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_with_tls_refuses_plain_node() {
     let dir = tempfile::tempdir().unwrap();

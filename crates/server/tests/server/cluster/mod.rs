@@ -178,7 +178,7 @@ impl FakeNode {
             cluster_id: 0,
             labels,
             suspended: false,
-            free_space_epoch: 0,
+            used: None,
             public_key: Vec::new(),
         };
         out.send(v1::FromNode {

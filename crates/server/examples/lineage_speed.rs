@@ -1,9 +1,9 @@
-//! Measures the time of lineage queries in a large graph.
+//! Measures the duration of lineage queries in a large graph.
 //!
-//! `cargo run --release -p tidemill-server --example lineage_speed -- [VERSIONS [QUESTIONS]]` fills a new database with
-//! workflows of several sizes, by default with a million versions in all. It then asks the server through its socket for the
-//! ancestors and descendants of random files, as an ordinary user whose rights are checked for each file. It prints a line of
-//! JSON for each size of workflow.
+//! `cargo run --release -p tidemill-server --example lineage_speed -- [VERSIONS [QUESTIONS]]` fills a new database with workflows of
+//! several sizes, by default with a million versions in all. The program then queries the ancestors and descendants of random files through
+//! the server's socket, as an ordinary user whose rights the server checks for each file. The program prints a line of JSON for each size
+//! of workflow.
 #![allow(clippy::print_stdout, reason = "its output")]
 
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
@@ -18,17 +18,17 @@ type BoxedError = Box<dyn std::error::Error>;
 
 const SEED: u64 = 7;
 const UID: u32 = 1000;
-/// Versions in one workflow.
+/// Number of versions in one workflow, for each measured size.
 const SIZES: [i64; 3] = [10, 100, 300];
 /// Number of preceding versions from which a task chooses its inputs.
 const WINDOW: i64 = 30;
-/// First inode and object of the example.
+/// First inode and object id of the example.
 const FIRST: i64 = 1000;
 const SPEC: &str = r#"{"name":"step","kernel_kind":"builtin","kernel":"max","args":["a","b"],"stages":[],"inputs":[],
 "outputs":[],"stdin":null,"stdout":null,"node":null,"retries":0,"time_ns_max":0,"memory_bytes_max":0,
 "output_bytes_max":0,"lifetime":"keep"}"#;
 
-/// Inserts workflows of one size. Each version except the first few is made from up to three earlier versions.
+/// Inserts workflows of one size. Each version except the first few has up to three earlier versions as inputs.
 fn fill(
     db: &Connection,
     size: i64,

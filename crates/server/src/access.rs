@@ -1,5 +1,5 @@
-//! Authentication of callers: socket credentials on the Unix socket, the cluster's token or one of [`Tokens`] over TCP, and the rights that
-//! a caller may claim.
+//! Authentication of callers: by socket credentials on the Unix socket, and by the cluster's token or one of [`Tokens`] over TCP; and the
+//! check of the rights that a caller claims.
 
 use crate::ca::{Ca, write_private};
 use crate::names::Caller;
@@ -21,7 +21,7 @@ use tonic::codegen::http::{Extensions, HeaderMap};
 use tonic::transport::server::{TcpConnectInfo, UdsConnectInfo};
 use tonic::{Request, Status};
 
-/// Time for which an answer of the name service is used.
+/// Time for which the server caches an answer of the name service.
 const GROUPS_KEPT: Duration = Duration::from_secs(30);
 
 /// Returns random bytes from the operating system.
@@ -37,7 +37,7 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// Identifies callers.
+/// State for identifying callers by sockets and tokens.
 #[derive(Debug)]
 pub(crate) struct Access {
     token: String,
@@ -46,7 +46,7 @@ pub(crate) struct Access {
     groups: Mutex<HashMap<u32, (Instant, UserEntry)>>,
 }
 
-/// The name service's data about a user.
+/// The name service's data about a user: name and groups.
 #[derive(Clone, Debug)]
 struct UserEntry {
     name: String,
@@ -54,19 +54,19 @@ struct UserEntry {
     groups: Vec<u32>,
 }
 
-/// Identity of a caller, as its connection proves it.
+/// Identity of a caller, as proved by the caller's connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
-    /// Whether the caller has an administrator's rights, as daemons of the cluster have: it may act for any user.
+    /// Whether the caller has an administrator's rights, as daemons of the cluster have: such a caller may act for any user.
     pub(crate) administrator: bool,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// Token of the caller, if it is not the cluster's own token.
+    /// Token of the caller; `None` for the cluster's own token and for the Unix socket.
     pub(crate) token: Option<Arc<Token>>,
 }
 
 impl Peer {
-    /// Returns a daemon of the cluster, or an administrator.
+    /// Returns the identity of an administrator or a daemon of the cluster.
     fn administrator(token: Option<Arc<Token>>) -> Self {
         Self {
             administrator: true,
@@ -76,12 +76,12 @@ impl Peer {
         }
     }
 
-    /// Whether the caller may change nothing.
+    /// Whether the caller may only read.
     pub(crate) fn read_only(&self) -> bool {
         self.token.as_ref().is_some_and(|token| token.read_only())
     }
 
-    /// Returns the owner of the connection.
+    /// Returns the user to whom the connection belongs.
     pub(crate) fn who(&self) -> Who {
         if self.administrator {
             Who::Daemon
@@ -92,8 +92,8 @@ impl Peer {
 }
 
 impl Access {
-    /// Reads the token of the cluster, or creates one, in a file that only the server's user can read and that also names the cluster's
-    /// CA.
+    /// Reads the file with the cluster's token, or creates the file. Only the server's user can read the file, which also contains the
+    /// certificate of the cluster's CA.
     pub(crate) fn open(
         token_file: &Path,
         ca: &Ca,
@@ -126,12 +126,12 @@ impl Access {
         })
     }
 
-    /// Returns all tokens but the cluster's own.
+    /// Returns all tokens except the cluster's own token.
     pub(crate) fn tokens(&self) -> &Tokens {
         &self.tokens
     }
 
-    /// Identifies the peer of a connection by its socket and by its headers: a token, or, where passwords are allowed, a user with a
+    /// Identifies the peer of a connection by its socket and by its headers: a token, or, where passwords are allowed, a user name with a
     /// token as the password.
     pub(crate) fn identify(
         &self,
@@ -168,12 +168,12 @@ impl Access {
         introduced(peer, extensions)
     }
 
-    /// Whether a user has this name or number.
+    /// Whether `user` is the name or the number of the user `uid`.
     fn is_called(&self, uid: u32, user: &str) -> bool {
         user == uid.to_string() || user == self.member(uid).name
     }
 
-    /// Returns the peer to which this token belongs.
+    /// Returns the identity that a token proves; `None` for an invalid token.
     fn bearer(&self, secret: &str) -> Option<Peer> {
         if same(secret.as_bytes(), self.token.as_bytes()) {
             return Some(Peer::administrator(None));
@@ -190,12 +190,12 @@ impl Access {
         })
     }
 
-    /// Returns the peer of the connection, as the gate has identified it.
+    /// Returns the identity of the connection's peer, which was determined before the request was read.
     pub(crate) fn peer<T>(&self, request: &Request<T>) -> Result<Peer, Status> {
         request.extensions().get().cloned().ok_or_else(nobody)
     }
 
-    /// Refuses all callers but administrators, and nodes and mounts, which have their rights.
+    /// Rejects all callers except administrators and daemons such as nodes and mounts, which have the same rights.
     pub(crate) fn need_administrator<T>(&self, request: &Request<T>) -> Result<(), Status> {
         if self.peer(request)?.administrator {
             Ok(())
@@ -206,7 +206,7 @@ impl Access {
         }
     }
 
-    /// Returns the caller whose rights a request has, from its claimed credentials.
+    /// Returns the caller with whose rights a request is executed, from the request's claimed credentials.
     pub(crate) fn caller<T>(
         &self,
         request: &Request<T>,
@@ -215,12 +215,12 @@ impl Access {
         self.caller_of(&self.peer(request)?, claimed)
     }
 
-    /// Whether a user is an administrator, to whom no limits apply.
+    /// Whether a user is an administrator, to whom the limits of users do not apply.
     pub(crate) fn is_administrator(&self, uid: u32) -> bool {
         uid == 0 || uid == self.own_uid
     }
 
-    /// Returns the peer of a plain Unix socket.
+    /// Returns the identity of the peer of a plain Unix socket.
     pub(crate) fn local_peer(&self, uid: u32, gid: u32) -> Peer {
         Peer {
             administrator: self.is_administrator(uid),
@@ -230,7 +230,7 @@ impl Access {
         }
     }
 
-    /// Returns the caller as [`Self::caller`] does, for a known peer.
+    /// Returns the caller as [`Self::caller`] does, for a peer whose identity is known.
     pub(crate) fn caller_of(
         &self,
         peer: &Peer,
@@ -258,7 +258,7 @@ impl Access {
         }
     }
 
-    /// Returns the groups of a user of this host.
+    /// Returns the group ids of a user of this host.
     pub(crate) fn groups_of(&self, uid: u32) -> Vec<u32> {
         self.member(uid).groups
     }
@@ -276,7 +276,7 @@ impl Access {
     }
 }
 
-/// Returns the place of the connection by which a request arrived.
+/// Returns the record of the connection over which a request arrived.
 fn guest(extensions: &Extensions) -> Option<&GuestConnection> {
     let local = extensions.get::<Met<UdsConnectInfo>>();
     let distant = extensions.get::<Met<TcpConnectInfo>>();
@@ -284,7 +284,7 @@ fn guest(extensions: &Extensions) -> Option<&GuestConnection> {
     local.or_else(|| distant.map(|met| &met.guest))
 }
 
-/// Records the peer in its connection.
+/// Stores the peer's identity in the record of its connection.
 fn introduced(peer: Peer, extensions: &Extensions) -> Result<Peer, Status> {
     if let Some(guest) = guest(extensions) {
         guest.introduce(peer.who());
@@ -302,7 +302,7 @@ fn password(shown: &str) -> Option<(String, String)> {
     Some((user.to_owned(), password.to_owned()))
 }
 
-/// Whether a page of another site made a browser send the request. Browsers add passwords to such requests.
+/// Whether a page of another web site made a browser send the request. Browsers add stored passwords to such requests.
 fn from_elsewhere(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     site.is_some_and(|site| site != "same-origin" && site != "none")
@@ -316,7 +316,7 @@ fn nobody() -> Status {
     )
 }
 
-/// Asks the name service. The call may take as long as the name service's network.
+/// Asks the name service for the groups of a user. The call may take as long as the name service needs to answer over the network.
 fn asked(uid: u32) -> UserEntry {
     aside(|| UserEntry {
         name: users::name(uid),
@@ -325,7 +325,7 @@ fn asked(uid: u32) -> UserEntry {
     })
 }
 
-/// Does slow work without blocking the other tasks of this thread.
+/// Runs slow work without blocking the other asynchronous tasks of this thread.
 pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
@@ -338,7 +338,7 @@ pub(crate) fn new_token() -> String {
     route::hex(&random::<32>())
 }
 
-/// Compares in a time that does not depend on the number of equal bytes.
+/// Compares two byte strings in a time that does not depend on the number of equal bytes.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |seen, (a, b)| seen | (a ^ b)) == 0
 }
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn token_file_is_private_and_kept_across_opens() {
+    fn cluster_token_file_is_private_and_keeps_token_when_reopened() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         let ca = Ca::open(&dir.path().join("ca.pem")).unwrap();
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn token_survives_new_ca() {
+    fn cluster_token_stays_same_after_ca_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         let first = opened(&path, &Ca::open(&dir.path().join("a.pem")).unwrap()).token;
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn access_without_socket_credentials_requires_token() {
+    fn access_without_socket_credentials_or_valid_token_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let ca = Ca::open(&dir.path().join("ca.pem")).unwrap();
         let access = opened(&dir.path().join("token"), &ca);
@@ -418,7 +418,7 @@ mod tests {
         );
     }
 
-    /// Creates a user with a token, and returns the token's secret.
+    /// Opens the access rules with a token of an ordinary user, and returns the token's secret.
     fn with_user() -> (tempfile::TempDir, Access, String) {
         let dir = tempfile::tempdir().unwrap();
         let ca = Ca::open(&dir.path().join("ca.pem")).unwrap();
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn user_token_binds_caller_to_its_user() {
+    fn user_token_allows_requests_of_its_user_only() {
         let (_dir, access, secret) = with_user();
         let peer = shown(&access, &secret).unwrap();
         assert!(!peer.administrator);
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn basic_auth_takes_token_of_its_user_and_not_cross_site() {
+    fn basic_auth_accepts_own_token_and_refuses_cross_site_request() {
         let (_dir, access, secret) = with_user();
         let ask = |user: &str, secret: &str, site: Option<&str>, taken: bool| {
             let mut headers = HeaderMap::new();

@@ -1,5 +1,5 @@
-//! Directories of the cluster that are attached to a store: the attachments, the known objects of each store, and the objects that were deleted. A
-//! node reads the store itself ([0067](../../../docs/decisions/0067-attached-directories.md)).
+//! Directories of the cluster that are attached to a remote's store: the attachments, the known objects of each store, and the deleted
+//! objects. A node reads the store itself ([0067](../../../docs/decisions/0067-attached-directories.md)).
 
 use crate::names::attribute::DIRECTORY_NODE;
 use crate::names::shared::NamesShared;
@@ -14,19 +14,19 @@ use tidemill_core::follow::directory_mode;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1;
 
-/// Path at which remotes are visible, and prefix by which scripts name their stores.
+/// Prefix of paths by which scripts name files in remotes, and by which clients see remotes.
 const SEEN: &str = "/remotes";
 const BELOW: &str = "/remotes/";
-/// Characters that an attached directory's path must not contain, since they have another meaning in strings and patterns of scripts.
+/// Characters that the path of an attached directory must not contain, since they have another meaning in strings and patterns of scripts.
 const SPECIAL: [char; 10] = ['"', '\\', '<', '&', '$', '*', '?', '[', '(', ')'];
-/// Maximum number of a store's objects in one request.
+/// Maximum number of objects of a store in one request.
 const PAGE_MAX: usize = 1000;
-/// Maximum length of a node's stored message, in characters.
+/// Maximum length of a node's stored message about a store, in characters.
 const REASON_CHARS_MAX: usize = 500;
-/// Number of a remote's rows that are deleted in one transaction.
+/// Number of rows with known objects of a remote that are deleted in one transaction.
 const FORGET_MAX: u32 = 10_000;
 
-/// Reason why an operation on an attachment is refused.
+/// Reason why the server refuses an operation on an attachment.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AttachRefusal {
     #[error("remote {0} does not exist: `tidemill remote list`")]
@@ -47,11 +47,11 @@ pub(crate) enum AttachRefusal {
     Page,
 }
 
-/// One scan of a store by a node.
+/// Progress of a node's scan of a store.
 #[derive(Debug, Default)]
 struct StoreScan {
     number: u64,
-    /// Bitmap of the numbers of rows whose objects were found.
+    /// Bitmap of the numbers of rows whose objects the scan has found.
     seen: Vec<u64>,
 }
 
@@ -72,7 +72,7 @@ impl StoreScan {
     }
 }
 
-/// The scans in progress, by the names of their remotes.
+/// The scans in progress, by the names of the remotes.
 #[derive(Debug, Default)]
 pub(crate) struct StoreScans(Mutex<BTreeMap<String, StoreScan>>);
 
@@ -119,7 +119,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<(String, v1::Attachment)> {
     Ok((row.get(0)?, attachment))
 }
 
-/// Returns all attachments, by the names of their remotes.
+/// Returns all attachments, by the names of the remotes.
 pub(crate) fn all(db: &Connection) -> Result<BTreeMap<String, v1::Attachment>, Fault> {
     let mut statement = db.prepare_cached("SELECT * FROM attachment")?;
     let rows = statement.query_map([], read)?;
@@ -136,8 +136,8 @@ fn need(db: &Connection, remote: &str) -> Result<Result<v1::Attachment, AttachRe
     Ok(one(db, remote)?.ok_or_else(|| AttachRefusal::NotAttached(remote.to_owned())))
 }
 
-/// Replaces remote names in a script, rule or hook: strings that begin with `"/remotes/NAME/…"` name the directory to which the remote is
-/// attached. If the cluster has a directory `/remotes`, the strings mean that directory and stay unchanged.
+/// Replaces remote names in a script, rule or hook: in strings that begin with `"/remotes/NAME/…"`, the name stands for the directory to
+/// which the remote is attached. If the cluster has a directory `/remotes`, the strings mean that directory and stay unchanged.
 pub(crate) fn plain(names: &SqliteNames, text: &mut String) -> Result<(), Fault> {
     if !text.contains(BELOW) {
         return Ok(());
@@ -152,7 +152,7 @@ pub(crate) fn plain(names: &SqliteNames, text: &mut String) -> Result<(), Fault>
     Ok(())
 }
 
-/// Replaces remote names at the beginning of strings with their directories.
+/// Replaces remote names at the beginning of strings in a script with the attached directories.
 fn named<'a>(text: &str, directory: impl Fn(&str) -> Option<&'a String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -178,7 +178,7 @@ fn is_directory(db: &Connection) -> Result<bool, Fault> {
     Ok(found.is_some_and(|vnode| vnode.is_dir()))
 }
 
-/// Whether a path is in a directory whose store, on that node, is read-only.
+/// Whether a path is in an attached directory whose store, on that node, is read-only.
 pub(crate) fn is_read_only(db: &Connection, node: i64, path: &[u8]) -> Result<bool, Fault> {
     let path = String::from_utf8_lossy(path);
     let not_written = not_written(db, &path)?;
@@ -186,7 +186,7 @@ pub(crate) fn is_read_only(db: &Connection, node: i64, path: &[u8]) -> Result<bo
     Ok(nodes.any(|&not_written| i64::from(not_written) == node))
 }
 
-/// Returns the nodes whose stores must not be written by files of this path.
+/// Returns the nodes whose stores are read-only for the directory of this path.
 pub(crate) fn not_written(db: &Connection, path: &str) -> Result<Vec<u32>, Fault> {
     let sql = "SELECT directory, node FROM attachment JOIN remote ON name = remote WHERE read_only";
     let mut statement = db.prepare_cached(sql)?;
@@ -196,7 +196,7 @@ pub(crate) fn not_written(db: &Connection, path: &str) -> Result<Vec<u32>, Fault
     Ok(attached.into_iter().map(|(_, node)| node).collect())
 }
 
-/// Returns advice for the first of these paths that is below `/remotes` and in no directory of the cluster.
+/// Returns an error text for the first of these paths that is below `/remotes` and in no directory of the cluster.
 pub(crate) fn refusal<'a>(
     names: &SqliteNames,
     mut paths: impl Iterator<Item = &'a str>,
@@ -226,7 +226,7 @@ fn refusal_of(db: &Connection, (path, below): (&str, &str)) -> Result<Option<Str
     }))
 }
 
-/// Returns a directory's path in its stored form.
+/// Returns the path of a directory in the form in which the database stores it.
 fn directory(path: &str) -> Result<String, AttachRefusal> {
     let wrong = || AttachRefusal::Directory(path.to_owned());
     let clean = path.trim_end_matches('/');
@@ -245,7 +245,7 @@ fn within(above: &str, below: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Attaches a remote to a directory, which is created if it does not exist.
+/// Attaches a remote to a directory, and creates the directory if it does not exist.
 pub(crate) async fn attach(
     names: &SqliteNames,
     name: String,
@@ -330,7 +330,7 @@ fn tell(names: &SqliteNames, changes: Vec<Change>) {
     }
 }
 
-/// Deletes some of the known objects of a remote that is not attached. Returns whether there are more.
+/// Deletes some of the known objects of a remote that is not attached. Returns whether more objects remain.
 async fn forget(names: &SqliteNames, remote: String) -> Result<bool, Fault> {
     let work = move |db: &Connection| {
         if one(db, &remote)?.is_some() {
@@ -383,7 +383,7 @@ pub(crate) async fn detach(
     Ok(detached)
 }
 
-/// Orders another scan of a store.
+/// Requests another scan of the store of an attached remote.
 pub(crate) async fn refresh(
     names: &SqliteNames,
     name: String,
@@ -399,7 +399,7 @@ pub(crate) async fn refresh(
     names.database().write(work).await
 }
 
-/// Returns the remotes whose stores a node is to scan.
+/// Returns the remotes whose stores a node has to scan.
 pub(crate) fn of_node(db: &Connection, node: u32) -> Result<Vec<v1::Remote>, Fault> {
     let mut remotes = remotes::all(db)?;
     remotes.retain(|remote| {
@@ -409,7 +409,7 @@ pub(crate) fn of_node(db: &Connection, node: u32) -> Result<Vec<v1::Remote>, Fau
     Ok(remotes)
 }
 
-/// Returns the objects of a store's page that differ from the known ones, and marks all known objects of the page as found.
+/// Returns the objects on a page of a store's list that differ from the known objects, and marks the page's known objects as found.
 pub(crate) fn look(
     (db, looks): (&Connection, &StoreScans),
     request: &v1::LookRequest,
@@ -453,7 +453,7 @@ pub(crate) fn look(
     Ok(marked.map(|()| differ))
 }
 
-/// Stores the found objects.
+/// Stores the objects that a scan has found.
 pub(crate) async fn follow(
     (names, looks): (&SqliteNames, &StoreScans),
     request: v1::FollowRequest,
@@ -492,7 +492,7 @@ pub(crate) async fn follow(
     Ok(looks.with((&key.0, key.1), mark))
 }
 
-/// Returns some of the known objects that were not found.
+/// Returns some of the known objects that the scan has not found.
 pub(crate) fn missing(
     (db, looks): (&Connection, &StoreScans),
     request: &v1::MissingRequest,
@@ -520,7 +520,7 @@ pub(crate) fn missing(
     Ok(unseen.map(|()| v1::MissingReply { missing, end, last }))
 }
 
-/// Returns the directory and the file of a path below a directory, or `None` if a link is on the way.
+/// Returns the directory and the file at a path below a directory, or `None` if the path contains a symbolic link.
 fn walk(
     tx: &Tx<'_>,
     directory: &str,
@@ -542,7 +542,7 @@ fn walk(
     Ok((vnode.kind == v1::Kind::File).then_some((parent, vnode)))
 }
 
-/// Forgets objects that were deleted in the store, and removes the names of their files, unless a client has written other content there.
+/// Removes the records of objects that were deleted in the store, and the names of their files, except files with newer content.
 pub(crate) async fn leave(
     (names, looks): (&SqliteNames, &StoreScans),
     request: v1::LeaveRequest,
@@ -614,7 +614,7 @@ fn leave_one(
     Ok(tx.changes)
 }
 
-/// Records the end of a scan.
+/// Records the end of a scan of a store.
 pub(crate) async fn looked(
     (names, looks): (&SqliteNames, &StoreScans),
     request: v1::LookedRequest,
@@ -673,7 +673,7 @@ mod tests {
     }
 
     #[test]
-    fn named_replaces_remote_prefixes_with_attached_directories() {
+    fn script_remote_prefixes_are_replaced_by_attached_directories() {
         let text = r#"input = ["/remotes/c/a", "/remotes/cd/a"]; workdir = "/remotes/c"; args = ["cat /remotes/c/a"];"#;
         let plain =
             r#"input = ["/f/a", "/remotes/cd/a"]; workdir = "/f"; args = ["cat /remotes/c/a"];"#;
@@ -687,7 +687,7 @@ mod tests {
     }
 
     #[test]
-    fn look_remembers_marks_until_another_look_begins() {
+    fn store_scan_keeps_found_marks_until_next_scan_begins() {
         let looks = StoreScans::default();
         looks.begin("one", 7);
         looks.with(("one", 7), |look| look.mark(130)).unwrap();

@@ -1,8 +1,8 @@
-//! The gate in front of all services: before a byte of the request's body is read, it identifies the caller, checks the right to make
-//! this request, and limits the caller's requests in progress. Next: the services, to which it passes the request.
+//! The gate in front of all services. Before the gate reads a byte of a request's body, it identifies the caller, checks the right to make
+//! the request, and limits the caller's requests in progress. Next: the services, to which the gate passes the request.
 //!
-//! Daemons of the cluster pass at once. A user may have [`REQUESTS_EACH_MAX`] requests in progress, of [`USER_MESSAGE_BYTES_MAX`] bytes
-//! each. Watched streams count, but waits for files do not. Requests with a token end with the token.
+//! Requests of the cluster's daemons pass at once. A user may have [`REQUESTS_EACH_MAX`] requests in progress, of
+//! [`USER_MESSAGE_BYTES_MAX`] bytes each. Watched streams count, but waits for files do not. Requests with a token end with the token.
 
 use crate::access::{Access, Peer};
 use crate::files::{self, FileRefusal};
@@ -24,14 +24,14 @@ use tower::{Layer, Service};
 /// Maximum number of simultaneous requests of one user.
 const REQUESTS_EACH_MAX: usize = 32;
 
-/// Maximum number of simultaneous reductions of one user, since each holds a process of a node.
+/// Maximum number of simultaneous reductions of one user, since each reduction occupies a process on a node.
 const REDUCTIONS_EACH_MAX: usize = 16;
 
-/// Limits on reading a refused request, in bytes and in time.
+/// Limits on reading the body of a refused request, in bytes and (`REFUSED_MAX`) in time.
 const REFUSED_BYTES_MAX: usize = 256 << 10;
 const REFUSED_MAX: Duration = Duration::from_secs(1);
 
-/// Methods that a token with read-only rights may call; of `Apply` only operations that change nothing.
+/// gRPC methods that a token with read-only rights may call. Of `Apply`, such a token may only use operations that change nothing.
 const READS: [&str; 19] = [
     "/tidemill.v1.Names/Apply",
     "/tidemill.v1.Jobs/List",
@@ -57,10 +57,10 @@ const READS: [&str; 19] = [
 /// Maximum number of simultaneous waits for files of one user. Waits last long, and must not block the user's other requests.
 const WAITS_EACH_MAX: usize = 256;
 const WAIT: &str = "/tidemill.v1.Workspaces/Wait";
-/// Waits for file events last long, too.
+/// gRPC method of waits for file events, which last long and count like waits for files.
 const NEXT: &str = "/tidemill.v1.Events/Next";
 
-/// Puts a [`FrontGate`] in front of services.
+/// Factory that puts a [`FrontGate`] in front of services.
 #[derive(Clone, Debug)]
 pub(crate) struct Gates {
     access: Arc<Access>,
@@ -94,7 +94,7 @@ impl<S> Layer<S> for Gates {
     }
 }
 
-/// The gate: see the module.
+/// The gate in front of a service, as described in the module's documentation.
 #[derive(Clone, Debug)]
 pub(crate) struct FrontGate<S> {
     inner: S,
@@ -153,13 +153,13 @@ where
     }
 }
 
-/// Protocol that the client understands.
+/// Protocol of a request, which determines the form of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Speaks {
     Grpc,
-    /// Files by URL, which only read.
+    /// Files by URL, a protocol with which clients only read.
     Http,
-    /// Reductions by URL, which only read.
+    /// Reductions by URL, a protocol with which clients only read.
     Reduction,
 }
 
@@ -196,8 +196,8 @@ fn refuse(request: Request<Body>, status: Status, speaks: Speaks) -> GateFuture 
     })
 }
 
-/// Handles a request of an ordinary user when it is its turn, or of a caller with a token. The request is in progress until the whole
-/// answer was taken, or the token has ended.
+/// Handles a request of an ordinary user when the user's limit permits, or a request of a caller with a token. The request is in progress
+/// until the client has received the whole answer, or the token has ended.
 async fn bounded<S>(
     mut inner: S,
     mut request: Request<Body>,

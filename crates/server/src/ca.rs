@@ -1,9 +1,9 @@
-//! The cluster's CA: the key that signs the certificates of its server and nodes. This module reads and writes the CA's
-//! file.
+//! The cluster's CA: the key that signs the certificates of the cluster's server and nodes. This module reads and writes the file of the
+//! CA.
 //!
-//! The key is stored in `ca.pem` in the server's directory, readable by the server's user only. The server creates it at its first start. The CA's
-//! certificate does not expire, since other hosts recognise the cluster by their copies of the certificate. The signed certificates are valid for ten
-//! years. They are renewed at every start of the server and every attachment of a node.
+//! The key is in `ca.pem` in the server's directory, readable only by the server's user. The server creates the key at its first start. The
+//! CA's certificate does not expire, since other hosts recognise the cluster by their copies of the certificate. Signed certificates are
+//! valid for ten years, and are renewed at every start of the server and every attachment of a node.
 
 use crate::access::random;
 use rcgen::{
@@ -21,17 +21,17 @@ use std::time::{Duration, SystemTime};
 use tidemill_client::tls::{self, Inside, ServerIdentity};
 use tidemill_wire::route;
 
-/// Validity of signed certificates.
+/// Time for which signed certificates are valid.
 const LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// Maximum difference between clocks of hosts.
+/// Maximum expected difference between the clocks of hosts.
 const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// An uncompressed point of P-256 (SEC 1, 2.3.3): a marker byte and two coordinates of 32 bytes.
+/// Length of an uncompressed point of P-256 (SEC 1, 2.3.3): a marker byte and two coordinates of 32 bytes.
 const POINT_BYTES: usize = 65;
 const UNCOMPRESSED: u8 = 4;
 
-/// The cluster's CA.
+/// The cluster's CA: its key and its certificate.
 #[derive(Debug)]
 pub(crate) struct Ca {
     issuer: Issuer<'static, KeyPair>,
@@ -42,18 +42,18 @@ pub(crate) struct Ca {
 /// Reason why the CA can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// Its file can't be read or written.
+    /// The file of the CA can't be read or written.
     #[error(transparent)]
     File(#[from] std::io::Error),
-    /// The content of its file is invalid.
+    /// The content of the CA's file is invalid.
     #[error(
         "the file has no key with a certificate; restore it from a backup, or remove it and copy the new `token` to all other hosts"
     )]
     Broken,
-    /// The public key to certify is invalid.
+    /// The public key to certify is not a valid point.
     #[error("the key is not an uncompressed point of P-256")]
     Key,
-    /// Signing failed.
+    /// Signing a certificate failed.
     #[error("can't sign the certificate: {0}")]
     Sign(#[from] rcgen::Error),
     /// The signed certificate can't be used.
@@ -75,7 +75,7 @@ impl PublicKeyData for CurvePoint<'_> {
 }
 
 impl Ca {
-    /// Reads the CA of the cluster from a file, or creates one.
+    /// Reads the CA of the cluster from a file, or creates a CA and the file.
     pub(crate) fn open(path: &Path) -> Result<Self, CaError> {
         let text = match fs::read_to_string(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -88,7 +88,7 @@ impl Ca {
         Self::of(&text)
     }
 
-    /// Creates a CA that is stored nowhere.
+    /// Creates a CA that exists only in memory.
     #[cfg(feature = "simulation")]
     pub(crate) fn in_memory() -> Result<Self, CaError> {
         Self::of(&make()?)
@@ -117,7 +117,7 @@ impl Ca {
         &self.pem
     }
 
-    /// Returns a certificate (DER) that says that the owner of this public key is the node.
+    /// Returns a certificate (DER) which states that the owner of this public key is the node `node`.
     pub(crate) fn certify(
         &self,
         node: tidemill_core::id::NodeId,
@@ -129,8 +129,8 @@ impl Ca {
         self.sign(&[tls::node(node)], &CurvePoint(public_key))
     }
 
-    /// Creates a key with a certificate of the server. `hosts` are additional names, of hosts and addresses, for programs without
-    /// knowledge of clusters.
+    /// Creates a key with a certificate of the server. `hosts` are additional host names and addresses in the certificate, for programs
+    /// that know nothing of clusters.
     pub(crate) fn server(&self, hosts: &[String]) -> Result<ServerIdentity, CaError> {
         let key = KeyPair::generate()?;
         let names = [&[tls::SERVER.to_owned()], hosts].concat();
@@ -142,7 +142,7 @@ impl Ca {
         )?)
     }
 
-    /// Signs a certificate. The first name is its owner's.
+    /// Signs a certificate for these names. The first name identifies the owner of the certificate.
     fn sign(&self, names: &[String], key: &impl PublicKeyData) -> Result<Vec<u8>, CaError> {
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name = called(names.first().map_or("", String::as_str));
@@ -157,7 +157,7 @@ impl Ca {
     }
 }
 
-/// Returns the parameters of the CA's own certificate. They have to be equal whenever they are made for one key.
+/// Returns the parameters of the CA's own certificate. The parameters must be equal each time they are created for the same key.
 fn own_params(key: &KeyPair) -> CertificateParams {
     let mut params = CertificateParams::default();
     // Two clusters have different names, so that programs that look CAs up by name can tell them apart.
@@ -177,14 +177,14 @@ fn called(name: &str) -> DistinguishedName {
     names
 }
 
-/// Creates a CA and returns the text of its file.
+/// Creates a CA and returns the content of its file.
 fn make() -> Result<String, CaError> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let certificate = own_params(&key).self_signed(&key)?;
     Ok(format!("{}{}", key.serialize_pem(), certificate.pem()))
 }
 
-/// Replaces a file atomically by one that only its owner can read.
+/// Replaces a file atomically by a file with this text that only its owner can read.
 pub(crate) fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
     let new = path.with_extension("new");
     // A file that a crash has left may be readable by others.
@@ -207,7 +207,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn ca_key_is_private_and_same_after_restart() {
+    fn ca_key_file_is_private_and_key_is_same_after_reopen() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca.pem");
         let first = Ca::open(&path).unwrap();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn certify_refuses_keys_that_are_not_points() {
+    fn ca_certify_refuses_keys_that_are_not_curve_points() {
         let dir = tempfile::tempdir().unwrap();
         let ca = Ca::open(&dir.path().join("ca.pem")).unwrap();
         let key = KeyPair::generate().unwrap();

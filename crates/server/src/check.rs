@@ -1,7 +1,7 @@
-//! Compares the namespace with the objects of nodes, in both directions: objects that no file uses, and files whose object is missing, has another
-//! length or is not sealed. If the request asks for repairs, this module asks nodes to seal or set aside objects.
+//! Compares the namespace with the objects of nodes, in both directions: objects that no file uses, and files whose object is missing, has
+//! another length or is not sealed. If the request asks for repairs, this module asks nodes to seal objects or to set objects aside.
 //!
-//! All other work continues during the check, so each finding is checked a second time before it is reported.
+//! All other work continues during the check, so each finding is confirmed by a second check before it is reported.
 
 use crate::clock;
 use crate::cluster::Cluster;
@@ -23,16 +23,16 @@ use tidemill_wire::v1::{self, check_reply::Message};
 use tokio::sync::mpsc::Sender;
 use tonic::Status;
 
-/// Pause between the two checks of a finding. It is longer than a seal or a removal takes.
+/// Pause between the two checks of a finding, which is longer than a seal or a removal takes.
 const REST: Duration = Duration::from_secs(3);
-/// Time limit for a node to list one of its directories.
+/// Time limit for a node to list one directory of objects.
 const LIST_MAX: Duration = Duration::from_secs(60);
 
-/// Time for which an unused object stays on its node after it was set aside. A database that is rebuilt in that time does not know of
-/// it, so the object can be found again.
+/// Time in nanoseconds for which an unused object stays on its node after the check has set it aside. A database that is recovered in that
+/// time does not know the object, which can then be found again.
 const KEPT_NS: i64 = 7 * 24 * 3600 * 1_000_000_000;
 
-/// The check: see the module.
+/// The service that compares namespace and nodes, as described in the module's documentation.
 #[derive(Clone, Debug)]
 pub(crate) struct Check {
     names: Arc<SqliteNames>,
@@ -40,10 +40,10 @@ pub(crate) struct Check {
     objects: Objects,
 }
 
-/// Receiver of findings.
+/// Channel to which the check sends its findings.
 pub(crate) type Findings = Sender<Result<v1::CheckReply, Status>>;
 
-/// Possible fault of one object.
+/// Possible fault of one object, from the first check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Suspicion {
     Orphan(u64),
@@ -54,7 +54,7 @@ enum Suspicion {
 
 type Suspicions = BTreeMap<u64, Suspicion>;
 
-/// One check in progress.
+/// A check of nodes in progress, with its request.
 struct CheckRun<'a> {
     check: &'a Check,
     request: v1::CheckRequest,
@@ -71,7 +71,7 @@ impl Check {
         }
     }
 
-    /// Checks all nodes. Reports the findings and, at the end, the numbers of checked objects.
+    /// Checks all nodes. Reports the findings and, at the end, the number of checked objects.
     pub(crate) async fn run(&self, request: v1::CheckRequest, found: Findings) {
         let mut run = CheckRun {
             check: self,
@@ -170,7 +170,7 @@ impl CheckRun<'_> {
         Ok(())
     }
 
-    /// Compares the objects in one directory of a node with the expected ones.
+    /// Compares the objects in one directory of a node with the objects that the namespace expects there.
     fn compare(
         &self,
         node: u32,
@@ -209,7 +209,7 @@ impl CheckRun<'_> {
         Ok(suspicions)
     }
 
-    /// Returns the reason why no unused object of a node may be removed now, or `None`.
+    /// Returns the reason why the node's unused objects may not be removed now, or `None` if they may be removed.
     fn held_back(&self, found: &Suspicions, listed: u64) -> Result<Option<&'static str>, String> {
         let rebuilt = self.check.names.database().read(rebuild::noted_at);
         let Some((at, less)) = rebuilt.map_err(text)? else {
@@ -225,7 +225,7 @@ impl CheckRun<'_> {
         ))
     }
 
-    /// Repairs as many faults as possible. Returns the repaired objects.
+    /// Repairs as many faults of a node's objects as possible. Returns the repaired objects.
     async fn repair(
         &self,
         node: u32,
@@ -271,7 +271,7 @@ impl CheckRun<'_> {
         path.ok().flatten().unwrap_or_default()
     }
 
-    /// Returns the corruption of an object that a node has set aside.
+    /// Returns a description of how an object on a node is corrupt, if the node has set the object aside.
     fn corruption(&self, object: u64, node: u32) -> Option<String> {
         let of = |db: &rusqlite::Connection| corruption::of(db, object);
         let corrupt = self.check.names.database().read(of).ok()?;
@@ -336,8 +336,8 @@ impl CheckRun<'_> {
     }
 }
 
-/// Returns the reason why objects that a rebuilt database does not know may not be removed, or `None`. `orphans` of the node's
-/// `listed` objects are unused.
+/// Returns the reason why objects that a recovered database does not know may not be removed, or `None`. `orphans` is the number of unused
+/// objects among the node's `listed` objects.
 fn held_back(
     (rebuilt_at, less): (i64, bool),
     now: i64,
@@ -356,7 +356,7 @@ fn held_back(
     )
 }
 
-/// Groups the objects of files by the directory in which their node stores them.
+/// Groups the expected objects by the directory in which their node stores them.
 fn by_directory(held: BTreeMap<u64, SealedVersion>) -> BTreeMap<u32, BTreeMap<u64, SealedVersion>> {
     let mut directories: BTreeMap<u32, BTreeMap<u64, SealedVersion>> = BTreeMap::new();
     for (object, file) in held {
@@ -366,7 +366,7 @@ fn by_directory(held: BTreeMap<u64, SealedVersion>) -> BTreeMap<u32, BTreeMap<u6
     directories
 }
 
-/// Returns the directory in which a node stores an object.
+/// Returns the number of the directory in which a node stores an object.
 fn directory_of(object: u64) -> u32 {
     u32::try_from(object % u64::from(route::DIRECTORIES)).unwrap_or_default()
 }
@@ -376,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orphans_are_held_back_after_rebuild_that_found_less() {
+    fn fsck_keeps_orphans_for_days_after_incomplete_database_recovery() {
         let (few, most) = ((1, 100), (60, 100));
         assert!(held_back((1000, true), 2000, few).is_some());
         assert!(held_back((1000, false), 2000, most).is_some());

@@ -1,16 +1,16 @@
-//! The only place in this crate that reads the wall clock.
+//! The wall clock: only this module reads the wall clock in this crate.
 //!
 //! The clock is virtual in a simulation: see [`crate::simulated`].
 
 use std::time::Duration;
 use tidemill_core::time::Time;
 
-/// Returns nanoseconds since the Unix epoch.
+/// Returns the wall clock's time in nanoseconds since the Unix epoch.
 pub(crate) fn now_ns() -> i64 {
     i64::try_from(since_epoch().as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// Returns the time in the core's type.
+/// Returns the wall clock's time as a value of type [`Time`].
 pub(crate) fn now() -> Time {
     tidemill_wire::convert::time_from_wire(now_ns())
 }

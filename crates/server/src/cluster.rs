@@ -1,7 +1,7 @@
-//! The nodes of the cluster: which are up, their last status, and the one stream to each.
+//! The nodes of the cluster: which nodes are up, the last status of each node, and the stream of messages to each node.
 //!
 //! A node is up as long as its stream is open. This module passes reports about labels through a channel to the dispatcher's driver
-//! and decides nothing about work. Next: `server/src/jobs`, which receives each `DriverReport`.
+//! and does not decide where work runs. Next: `server/src/jobs`, which receives each `DriverReport`.
 
 pub(crate) mod conditions;
 pub(crate) mod suspended_connections;
@@ -42,11 +42,11 @@ use tidemill_wire::v1::{self, from_node::Message as From, to_node::Message as To
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::Status;
 
-/// Maximum number of messages that wait for one node. A slower reader loses its connection and has to reconnect.
+/// Maximum number of messages that wait for one node. A node that reads more slowly loses its connection and has to reconnect.
 const OUTBOX_MAX: usize = 4096;
 
-/// Maximum silence of a node before it counts as hanging: a healthy node sends its status every second. New files are placed on
-/// other nodes.
+/// Maximum silence of a node before the server treats the node as hanging. A healthy node sends its status every second. The server places
+/// new files on other nodes than hanging ones.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// Tier of a node that loses all its data when its host stops.
@@ -54,23 +54,23 @@ const MEMORY: &str = "memory";
 
 /// Time limit for a node to seal the objects of one request. The node may have to copy objects first.
 const SEAL_MAX: Duration = Duration::from_secs(120);
-/// Pause before another attempt to store a node's status.
+/// Pause before the server retries storing a node's properties.
 const REMEMBER_PAUSE: Duration = Duration::from_secs(1);
 
-/// Maximum wait for the load of the nodes. The driver may be storing decisions, or other callers may be asking for the load, too.
+/// Maximum wait for the driver's reply about the load of the nodes. The driver may be storing decisions or answering other callers.
 const LOAD_WAIT: Duration = Duration::from_millis(500);
 const PROBE_WAIT: Duration = Duration::from_secs(2);
 
 /// Report of a node to the dispatcher's driver.
 #[derive(Debug)]
 pub(crate) enum DriverReport {
-    /// The node joined or reconnected, and knows these labels.
+    /// The node joined or reconnected, and knows the labels with these ids.
     Up { node: v1::Node, labels: Vec<u64> },
-    /// The node was offline for longer than the cluster waits.
+    /// The node was offline for longer than the node timeout.
     Down { node: u32 },
     /// The node is suspended, not lost.
     Suspended { node: u32 },
-    /// Objects on the node are corrupt.
+    /// Objects on the node are corrupt; the server learned their ids from the node.
     Corrupt {
         node: u32,
         corrupt: v1::CorruptObjects,
@@ -79,15 +79,15 @@ pub(crate) enum DriverReport {
     Removed { node: u32 },
     /// New status of the node.
     Status { node: v1::Node },
-    /// The requested programs that the node has, and those that it lacks.
+    /// Answer of a node to the question which of the requested programs are installed there.
     Programs {
         node: u32,
         found: Vec<String>,
         missing: Vec<String>,
     },
-    /// The node began a label.
+    /// The node started to execute a label.
     Started { node: u32, label: u64 },
-    /// The node finished a label.
+    /// The node finished executing a label.
     Finished {
         node: u32,
         label: u64,
@@ -95,18 +95,18 @@ pub(crate) enum DriverReport {
     },
 }
 
-/// A node and the programs that it has.
+/// A node, and the names of those requested programs that are installed there.
 type NodePrograms = (u32, Vec<String>);
 
-/// State of one node.
+/// State of one node of the cluster.
 #[derive(Debug)]
 struct NodeSlot {
     status: v1::Node,
     /// Time of the node's last message.
     heard: Instant,
     connection: Option<NodeConnection>,
-    /// Start of the time without a connection. For a node that has not connected since the server started, this is the start of the server. The
-    /// monotonic clock is used, so that a change of the host's clock makes no node lost.
+    /// Start of the time without a connection. For a node that has not connected since the server started, this is the start of the server.
+    /// The monotonic clock is used, so that a change of the host's clock makes no node lost.
     offline_since: tokio::time::Instant,
     /// Number of the current connection, so that the end of an old connection is not taken for the end of the new one.
     epoch: u64,
@@ -118,11 +118,11 @@ struct NodeSlot {
 #[derive(Debug)]
 struct NodeConnection {
     outbox: mpsc::Sender<v1::ToNode>,
-    /// Signal that ends the stream.
+    /// Signal that ends the node's stream.
     end: watch::Sender<bool>,
 }
 
-/// State of the cluster: see the module.
+/// State of all nodes of the cluster, as described in the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     slots: Mutex<BTreeMap<u32, NodeSlot>>,
@@ -140,24 +140,24 @@ pub(crate) struct Cluster {
     probes: Mutex<BTreeMap<u64, oneshot::Sender<v1::Probed>>>,
     /// Held while a node measures its processor share, so that only one probe runs at a time.
     probing: tokio::sync::Mutex<()>,
-    /// Held from reading which nodes are up until all nodes are notified, so that no node receives an older list after a newer
-    /// one.
+    /// Lock held from reading which nodes are up until all nodes are notified, so that no node receives an older list of nodes after a
+    /// newer list.
     telling: Mutex<()>,
     noted: NotedChanges,
-    /// Processes of suspended nodes that wait for a resume message.
+    /// Processes that stay connected for suspended nodes and wait for a resume message.
     keepers: Mutex<BTreeMap<u32, (u64, NodeConnection)>>,
-    /// Nodes that were refused: the kind of condition, the reason and the time.
+    /// Rejected nodes, each with the kind of condition, the reason and the time of the rejection.
     refused: Mutex<BTreeMap<u32, (ConditionKind, String, Instant)>>,
     objects: OnceLock<Objects>,
 }
 
-/// Settings of a cluster.
+/// Settings of the cluster that the server needs to create [`Cluster`].
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterSettings {
     pub(crate) cluster_id: u64,
     pub(crate) node_timeout: Duration,
     pub(crate) link_bytes_per_sec: u64,
-    /// Whether nodes must serve inside TLS.
+    /// Whether nodes must serve their data inside TLS.
     pub(crate) tls: bool,
     pub(crate) ca: Arc<Ca>,
 }
@@ -175,7 +175,7 @@ impl NodeSlot {
         self.status.tier == BURST
     }
 
-    /// Returns a readable description of the trouble with this node, or `None`.
+    /// Returns a readable description of the problem with this node, or `None` if the node has no problem.
     fn trouble(&self) -> Option<String> {
         let id = self.status.node;
         if self.connection.is_none() {
@@ -190,7 +190,7 @@ impl NodeSlot {
     }
 }
 
-/// Informs the namespace which nodes belong to the burst tier.
+/// Reports to the namespace which nodes belong to the burst tier.
 fn tell_bursts<'a>(shared: &NamesShared, known: impl IntoIterator<Item = &'a v1::Node>) {
     let bursts = known.into_iter().filter(|one| one.tier == BURST);
     let bursts: BTreeSet<u32> = bursts.map(|one| one.node).collect();
@@ -245,17 +245,17 @@ impl Cluster {
         })
     }
 
-    /// Sets the connections with which the server itself reads objects of nodes.
+    /// Sets the connections through which the server itself reads objects from nodes.
     pub(crate) fn read_by(&self, objects: Objects) {
         self.objects.get_or_init(|| objects);
     }
 
-    /// Returns the connections for reading objects of nodes, or `None` in the simulation.
+    /// Returns the connections through which the server reads objects from nodes, or `None` in a simulation.
     pub(crate) fn objects(&self) -> Option<&Objects> {
         self.objects.get()
     }
 
-    /// Gives nodes that an earlier run of the server knew the usual time to reconnect.
+    /// Starts the node timeout for each node that an earlier run of the server knew, so that the nodes can reconnect.
     pub(crate) fn expect_known(self: &Arc<Self>) {
         let offline: Vec<u32> = self.slots.lock().keys().copied().collect();
         for node in offline {
@@ -276,14 +276,14 @@ impl Cluster {
         &self.ca
     }
 
-    /// Returns the URL of a node, or `None` if the node is not up.
+    /// Returns the URL of a node's data service, or `None` if the node is not up.
     pub(crate) fn url(&self, node: u32) -> Option<String> {
         let slots = self.slots.lock();
         let slot = slots.get(&node)?;
         slot.connection.as_ref().map(|_| slot.status.url.clone())
     }
 
-    /// Returns all nodes that were ever part of the cluster, with `up` set to the present state.
+    /// Returns all nodes that were ever part of the cluster, with `up` set to their present state.
     pub(crate) fn nodes(&self) -> Vec<v1::Node> {
         let slots = self.slots.lock();
         let shown = slots.values().map(|slot| {
@@ -300,7 +300,7 @@ impl Cluster {
         shown.collect()
     }
 
-    /// Returns a readable description of the trouble with a node, or `None` if the node is well.
+    /// Returns a readable description of the problem with a node, or `None` if the node has no problem.
     pub(crate) fn trouble(&self, node: u32) -> Option<String> {
         if self.shared.suspensions.is_suspended(node) {
             return Some(format!("node {node} is suspended"));
@@ -312,7 +312,7 @@ impl Cluster {
         )
     }
 
-    /// Returns the nodes that are up, as places for replicas.
+    /// Returns the nodes that are up, as possible places for replicas.
     pub(crate) fn sites(&self) -> Vec<OnlineNode> {
         let slots = self.slots.lock();
         let up = slots.values().filter(|slot| slot.connection.is_some());
@@ -339,7 +339,7 @@ impl Cluster {
         reading.map(|slot| slot.status.node).collect()
     }
 
-    /// Returns the nodes of the cluster.
+    /// Returns the nodes of the cluster with their properties.
     pub(crate) fn members(&self) -> Vec<NodeProperties> {
         let slots = self.slots.lock();
         let members = slots.values().map(|slot| NodeProperties {
@@ -352,14 +352,14 @@ impl Cluster {
         members.collect()
     }
 
-    /// Returns the nodes that store data on disks, whether they are up or not.
+    /// Returns the nodes of the capacity tier that store data on disks, whether the nodes are up or not.
     pub(crate) fn stores(&self) -> Vec<u32> {
         let members = self.members().into_iter();
         let stores = members.filter(|member| member.store && !member.memory && !member.burst);
         stores.map(|member| member.node).collect()
     }
 
-    /// Returns the nodes of the burst tier, whether they are up or not.
+    /// Returns the nodes of the burst tier, whether the nodes are up or not.
     pub(crate) fn bursts(&self) -> BTreeSet<u32> {
         let members = self.members().into_iter();
         let bursts = members.filter(|member| member.burst);
@@ -398,7 +398,7 @@ impl Cluster {
         self.tell_peers();
     }
 
-    /// Returns the nodes that were offline for at least `longer_than`, without suspended nodes.
+    /// Returns the nodes that were offline for at least `longer_than`. Suspended nodes are not included.
     pub(crate) fn offline_for(&self, longer_than: Duration) -> BTreeSet<u32> {
         let slots = self.slots.lock();
         let offline = slots.iter().filter(|(_, slot)| slot.connection.is_none());
@@ -426,8 +426,8 @@ impl Cluster {
             .map(|slot| slot.epoch)
     }
 
-    /// Asks a node to seal objects by the server's own right. Returns the result of each object, or the reason why the node could
-    /// not be asked.
+    /// Asks a node to seal objects, authorized by the server itself. Returns the result for each object, or the reason why the server could
+    /// not ask the node.
     pub(crate) async fn seal_all(
         &self,
         by: &Objects,
@@ -463,13 +463,13 @@ impl Cluster {
         })
     }
 
-    /// Returns the notes about names that nodes have confirmed.
+    /// Returns the notes about namespace changes that nodes have confirmed to be stored.
     pub(crate) fn noted(&self) -> &NotedChanges {
         &self.noted
     }
 
-    /// Sends a message to a node. Returns `false` if the node is offline. Messages lost with a connection are sent again, in some
-    /// form, when the node reconnects.
+    /// Sends a message to a node. Returns `false` if the node is offline. When a node reconnects, the driver sends the content of lost
+    /// messages again.
     pub(crate) fn send(&self, node: u32, message: To) -> bool {
         let mut slots = self.slots.lock();
         let Some(slot) = slots.get_mut(&node) else {
@@ -491,7 +491,7 @@ impl Cluster {
         }
     }
 
-    /// Admits a node whose stream began with this greeting.
+    /// Admits a node to the cluster, from the `Hello` message at the start of the node's stream.
     pub(crate) fn join(
         self: &Arc<Self>,
         hello: v1::Hello,
@@ -588,7 +588,7 @@ impl Cluster {
         Ok(node)
     }
 
-    /// Returns the certificate of a node that asked for one, or an empty vector.
+    /// Returns the certificate of a node that asked for a certificate, or an empty vector.
     fn certify(&self, hello: &v1::Hello, node: u32) -> Result<Vec<u8>, Status> {
         if hello.public_key.is_empty() {
             return Ok(Vec::new());
@@ -666,7 +666,7 @@ impl Cluster {
         }
     }
 
-    /// Applies the part of a node's status that changes all the time.
+    /// Updates the frequently changing values of a node's status: running and queued labels, free space, transferred bytes and load.
     fn on_standing(&self, node: u32, epoch: u64, standing: &v1::Standing) {
         let status = {
             let mut slots = self.slots.lock();
@@ -686,7 +686,7 @@ impl Cluster {
         self.report(DriverReport::Status { node: status });
     }
 
-    /// Records that a node sent a message.
+    /// Records the time of a node's last message.
     fn hear(&self, node: u32, epoch: u64) {
         let mut slots = self.slots.lock();
         let Some(slot) = slots.get_mut(&node).filter(|slot| slot.epoch == epoch) else {
@@ -700,7 +700,7 @@ impl Cluster {
         slot.heard = Instant::now();
     }
 
-    /// Handles the end of a node's stream. Its labels stay assigned to it until the timeout.
+    /// Handles the end of a node's stream. The node's labels stay assigned to the node until the node timeout.
     pub(crate) fn leave(self: &Arc<Self>, node: u32, epoch: u64) {
         {
             let mut slots = self.slots.lock();
@@ -720,7 +720,7 @@ impl Cluster {
         self.lose_if_offline(node, epoch);
     }
 
-    /// Declares a node lost unless it reconnects in time.
+    /// Declares a node lost unless the node reconnects within the node timeout.
     fn lose_if_offline(self: &Arc<Self>, node: u32, epoch: u64) {
         let cluster = self.clone();
         tokio::spawn(async move {
@@ -734,11 +734,11 @@ impl Cluster {
         });
     }
 
-    /// Stores the properties of a node, so that the cluster knows it after a restart of the server. If the node has another memory
-    /// than the known one, its objects are lost.
+    /// Stores the properties of a node, so that the cluster knows the node after a restart of the server. If the node has another memory
+    /// tier than its stored properties say, its objects are lost.
     ///
-    /// The task retries until the properties are stored or the node has reconnected. Before that, no file is placed in the new memory,
-    /// since the file would be lost together with the contents of the old memory.
+    /// The task retries until the properties are stored or the node has reconnected. Before that, no file is placed in the node's new
+    /// memory tier, since the server would later delete the file together with the old contents.
     fn remember(self: &Arc<Self>, node: &v1::Node, epoch: u64) {
         let status = v1::Node {
             up: false,
@@ -786,7 +786,7 @@ impl Cluster {
         let _ = self.reports.send(DriverMessage::Report(Box::new(report)));
     }
 
-    /// Returns the number of versions since the start that were meant for memory and were placed elsewhere.
+    /// Returns the number of versions since the server's start that were requested in memory and were placed elsewhere.
     pub(crate) fn overflowed(&self) -> u64 {
         self.shared.overflowed()
     }
@@ -796,7 +796,7 @@ impl Cluster {
         self.shared.spaces()
     }
 
-    /// Informs the namespace of the free space of the nodes.
+    /// Reports the free space of the nodes to the namespace.
     pub(crate) fn refresh(&self) {
         let known = self.slots.lock();
         tell_bursts(&self.shared, known.values().map(|slot| &slot.status));
@@ -860,7 +860,7 @@ impl Cluster {
         })
     }
 
-    /// Sends every node the addresses of the others.
+    /// Sends the addresses of all nodes to every node that is up.
     pub(crate) fn tell_peers(&self) {
         let _turn = self.telling.lock();
         let nodes: Vec<_> = self.nodes().into_iter().filter(|node| node.up).collect();
@@ -874,7 +874,7 @@ impl Cluster {
         }
     }
 
-    /// Asks the nodes that are up which of these programs they have. Returns the programs of each node that answers in time.
+    /// Asks the nodes that are up which of these programs are installed there. Returns the programs of each node that answers in time.
     pub(crate) async fn find_programs(
         &self,
         names: Vec<String>,
@@ -903,7 +903,7 @@ impl Cluster {
         found
     }
 
-    /// Returns the load of the nodes, or nothing if decisions can't be stored at this moment.
+    /// Returns the load of the nodes, or an empty list if the driver does not answer in time.
     pub(crate) async fn loads(&self) -> Vec<NodeLoad> {
         let (sender, answer) = oneshot::channel();
         // The driver only stops when the server shuts down.
@@ -912,16 +912,16 @@ impl Cluster {
         answer.ok().and_then(Result::ok).unwrap_or_default()
     }
 
-    /// Returns the demand for nodes, or `None` if the driver does not answer in time.
+    /// Returns which nodes are needed for waiting work, or `None` if the driver does not answer in time.
     pub(crate) async fn demand(&self) -> Option<Demand> {
         let (sender, answer) = oneshot::channel();
         let _ = self.reports.send(DriverMessage::Demand(sender));
         tokio::time::timeout(LOAD_WAIT, answer).await.ok()?.ok()
     }
 
-    /// Asks a node to measure the share of a processor that one more kernel of this user would get there. Returns `None` if the
-    /// node is not up or does not answer in time. Probes run one after the other, so that users can't keep a cluster's processors busy
-    /// with them.
+    /// Asks a node to measure the share of a processor that another kernel of this user would get on the node. Returns `None` if the node
+    /// is not up or does not answer in time. Only one probe runs at a time in the cluster, so that users can't keep the processors busy
+    /// with probes.
     pub(crate) async fn probe(&self, node: u32, owner: Owner) -> Option<v1::Probed> {
         let probed = async {
             let _turn = self.probing.lock().await;
@@ -945,7 +945,7 @@ impl Cluster {
     }
 }
 
-/// A probe that waits for its answer.
+/// A probe of a processor share that waits for the node's answer.
 struct PendingProbe<'a>(&'a Cluster, u64);
 
 impl Drop for PendingProbe<'_> {
@@ -962,7 +962,7 @@ fn drawn(drawn: energy::Drawn) -> v1::Drawn {
     }
 }
 
-/// Returns the stored status of a node, from before its present connection.
+/// Returns the stored status of a node, as it was before the node's present connection.
 fn known(db: &rusqlite::Connection, node: u32) -> Result<Option<v1::Node>, Fault> {
     let sql = "SELECT status FROM node WHERE node = ?1";
     let known = db.query_row(sql, [node], |row| row.get::<_, Vec<u8>>(0));
@@ -980,7 +980,7 @@ fn known_nodes(db: &rusqlite::Connection) -> Result<Vec<v1::Node>, Fault> {
         .collect())
 }
 
-/// Refuses two nodes that use one id at once.
+/// Returns an error if a connected node has the same id as another node that connects.
 fn check_same(old: &v1::Node, new: &v1::Node, connected: bool) -> Result<(), Status> {
     let same = old.host == new.host && old.directory == new.directory;
     if connected && !same {
@@ -992,7 +992,7 @@ fn check_same(old: &v1::Node, new: &v1::Node, connected: bool) -> Result<(), Sta
     Ok(())
 }
 
-/// Creates the queue of messages to a node, which holds at most `OUTBOX_MAX` messages.
+/// Creates the queue of messages to a node, with space for `OUTBOX_MAX` messages.
 pub(crate) fn outbox() -> (mpsc::Sender<v1::ToNode>, mpsc::Receiver<v1::ToNode>) {
     mpsc::channel(OUTBOX_MAX)
 }
@@ -1030,7 +1030,7 @@ mod tests {
         }
     }
 
-    /// Returns the nodes that the receiver of these messages knows in the end.
+    /// Returns the peers that the receiver knows after it has read all of these messages.
     fn known(receiver: &mut mpsc::Receiver<v1::ToNode>) -> Vec<u32> {
         let mut known = Vec::new();
         while let Ok(message) = receiver.try_recv() {
@@ -1042,7 +1042,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_attaching_at_once_learn_all_addresses() {
+    fn nodes_that_attach_simultaneously_receive_all_peer_addresses() {
         let runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = { runtime }.enable_all().build().unwrap();
         let directory = tempfile::tempdir().unwrap();

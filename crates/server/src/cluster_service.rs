@@ -1,4 +1,4 @@
-//! gRPC service of the cluster: status, and the streams of nodes. Next: `server/src/cluster.rs`, which handles the messages of nodes.
+//! gRPC service of the cluster: status requests, and the streams of nodes. Next: `server/src/cluster.rs`, which handles nodes' messages.
 
 use crate::access::Access;
 use crate::check::Check;
@@ -23,7 +23,7 @@ use tidemill_wire::v1::{self, from_node::Message as From};
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
 
-/// The service: see the module.
+/// The gRPC service of the cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterService {
     pub(crate) cluster: Arc<Cluster>,
@@ -83,7 +83,7 @@ impl ClusterService {
         Ok(Response::new(Box::pin(receiver.map(Ok))))
     }
 
-    /// Returns the hooks that lag, and the number of files that are mapped when a burst is over.
+    /// Returns the hooks whose map tasks lag, and the number of files that are mapped when a burst is over.
     fn hooks(&self) -> Result<(Vec<v1::HookLag>, u64), Fault> {
         let shared = self.names.shared();
         self.names.database().read(|db| {
@@ -93,7 +93,7 @@ impl ClusterService {
         })
     }
 
-    /// Returns the operations that fail now, and the reasons.
+    /// Returns a description of the operations that fail now, and of the reasons; empty if none fails.
     fn trouble(&self) -> String {
         let jobs = self.conditions.signals.trouble.lock().clone();
         let jobs = jobs.map(|(_, why)| why);
@@ -107,7 +107,7 @@ impl ClusterService {
     }
 }
 
-/// Maximum number of findings that wait for a client.
+/// Maximum number of findings of a check that wait to be sent to a client.
 const FINDINGS_MAX: usize = 64;
 
 type CheckReplies = Pin<Box<dyn Stream<Item = Result<v1::CheckReply, Status>> + Send>>;

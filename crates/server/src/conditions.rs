@@ -1,5 +1,5 @@
-//! States on which an administrator must act: they are shown by `tidemill status` and `tidemill cluster health`, and logged with one line when a
-//! state begins and one when it ends. Their names are in `tidemill_wire::condition`.
+//! Conditions that require an administrator. `tidemill status` and `tidemill cluster health` show the conditions, and the log has one line
+//! when a condition begins and one line when it ends. The names of the conditions are in `tidemill_wire::condition`.
 
 use crate::clock;
 use crate::cluster::Cluster;
@@ -21,17 +21,17 @@ use tidemill_core::display::line;
 use tidemill_wire::condition::{self, ConditionKind};
 use tidemill_wire::v1;
 
-/// Interval in which the states are logged.
+/// Interval at which the server checks conditions for the log.
 const PERIOD: Duration = Duration::from_secs(2);
-/// Number of consecutive equal looks before a log entry, so that short states are not logged.
+/// Number of consecutive equal checks before a log entry, so that short conditions are not logged.
 const LOOKS: u32 = 3;
-/// Times for which a number of unavailable files is reused: at least this long, and this many times the duration of counting.
+/// Times for which a count of unavailable files is reused: at least this long, and (`COUNTED_TIMES`) this many times the counting time.
 const COUNTED: Duration = Duration::from_secs(10);
 const COUNTED_TIMES: u32 = 20;
-/// Time for which an incomplete rebuild of the database counts as a state. `tidemill cluster fsck` removes no orphan in that time.
+/// Time in nanoseconds for which an incomplete recovery of the database is a condition. `tidemill cluster fsck` removes no orphan then.
 const REBUILT_NS: i64 = 7 * 86_400 * 1_000_000_000;
 
-/// Source of the states: see the module.
+/// The service that determines conditions, as described in the module's documentation.
 #[derive(Clone, Debug)]
 pub(crate) struct ConditionService {
     names: Arc<SqliteNames>,
@@ -41,7 +41,7 @@ pub(crate) struct ConditionService {
     counted: Arc<Mutex<Option<UnavailableFiles>>>,
 }
 
-/// Result of counting the unavailable files.
+/// Result of counting the unavailable files, with its time.
 #[derive(Clone, Debug)]
 struct UnavailableFiles {
     presence: ReachableNodes,
@@ -49,7 +49,7 @@ struct UnavailableFiles {
     until: Instant,
 }
 
-/// Returns the state of a database that can't store a change.
+/// Returns the condition of a database that can't store a change.
 pub(crate) fn database_state(fault: &Fault) -> ConditionKind {
     match fault.is_full() {
         true => condition::SERVER_FULL,
@@ -58,7 +58,7 @@ pub(crate) fn database_state(fault: &Fault) -> ConditionKind {
 }
 
 impl ConditionService {
-    /// Starts to log states.
+    /// Starts the task that logs conditions.
     pub(crate) fn start(
         (names, cluster, orphaned_versions): (
             &Arc<SqliteNames>,
@@ -78,7 +78,7 @@ impl ConditionService {
         conditions
     }
 
-    /// Returns all present states, the worst first. This reads the database, so it must not be called on threads of a runtime.
+    /// Returns all present conditions, the worst first. The function reads the database, so it must not be called on threads of a runtime.
     pub(crate) fn now(&self) -> Result<Vec<v1::Condition>, Fault> {
         let mut found = Vec::new();
         let database = self.names.database();
@@ -115,7 +115,7 @@ impl ConditionService {
         Ok(found)
     }
 
-    /// Adds the states of files and their replicas.
+    /// Adds the conditions of files and their replicas.
     fn add_files(&self, db: &Connection, found: &mut Vec<v1::Condition>) -> Result<(), Fault> {
         let shared = self.names.shared();
         let unavailable = self.unavailable(db)?;
@@ -159,7 +159,7 @@ impl ConditionService {
         Ok(())
     }
 
-    /// Returns the number of files that are only on nodes that do not answer. Counting reads all versions, so the number may be old.
+    /// Returns the number of files that are only on nodes that do not answer. The number may be old, since counting reads all versions.
     fn unavailable(&self, db: &Connection) -> Result<u64, Fault> {
         let presence = self.cluster.presence();
         let mut counted = self.counted.lock();
@@ -180,7 +180,7 @@ impl ConditionService {
         Ok(files)
     }
 
-    /// Adds the states of rules and hooks that need an administrator.
+    /// Adds the conditions of rules and hooks that require an administrator.
     fn add_rules(&self, db: &Connection, found: &mut Vec<v1::Condition>) -> Result<(), Fault> {
         let known = &self.names.shared().rules;
         for hook in batches::behind(db, known)? {
@@ -199,7 +199,7 @@ impl ConditionService {
         Ok(())
     }
 
-    /// Logs beginning and ending states as long as the server runs.
+    /// Logs the begin and the end of conditions as long as the server runs.
     async fn watch(self) {
         let mut log = ConditionLog::default();
         loop {
@@ -216,10 +216,10 @@ impl ConditionService {
     }
 }
 
-/// A state, and the node that is in it.
+/// Name of a condition, and the node that has the condition.
 type ConditionKey = (String, Option<u32>);
 
-/// States that are logged.
+/// Conditions that are logged, and the checks since the last log entry.
 #[derive(Debug, Default)]
 struct ConditionLog {
     known: BTreeMap<ConditionKey, ConditionState>,
@@ -227,7 +227,7 @@ struct ConditionLog {
 
 #[derive(Debug, Default)]
 struct ConditionState {
-    /// Number of consecutive looks that disagreed with the log.
+    /// Number of consecutive checks whose result differed from the logged conditions.
     looks: u32,
     logged: bool,
 }
@@ -262,7 +262,7 @@ impl ConditionLog {
     }
 }
 
-/// Writes one line of the log.
+/// Logs that a condition has begun or ended.
 fn tell((name, node): &ConditionKey, condition: Option<&v1::Condition>) {
     let node = node
         .map(|node| format!("node {node}: "))
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn lasting_state_is_logged_once() {
+    fn condition_log_reports_lasting_condition_once() {
         let mut log = ConditionLog::default();
         let offline = [condition::NODE_OFFLINE.of(Some(1), "it has had no connection for 3 s")];
         log.on_look(&offline);

@@ -1,5 +1,5 @@
-//! Replicas that nodes reported as corrupt: the table `corruption`. Such a replica does not count as a replica until it was recreated in its
-//! place.
+//! Replicas that nodes reported as corrupt: the table `corruption`. A corrupt replica does not count as a replica until a new replica has
+//! replaced it.
 
 use crate::jobs::store::json;
 use crate::names::burst;
@@ -14,11 +14,11 @@ use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::label::Corrupt;
 use tidemill_wire::v1;
 
-/// Corruption of objects that were in lost memory.
+/// Description of the corruption of objects that were in the memory of a stopped host.
 pub(crate) const FORGOTTEN: &str = "was in memory, which was lost with its host";
 
 /// Records objects that a node reported as corrupt. Objects that belong to no version, or are being removed, are ignored. Returns the
-/// number of the others.
+/// number of recorded objects.
 pub(crate) fn found(
     db: &Connection,
     shared: &NamesShared,
@@ -45,9 +45,9 @@ pub(crate) fn found(
     Ok(count)
 }
 
-/// Handles a known node of the memory tier that connects with another memory: all its objects are lost, and count as corrupt from now on. Versions
-/// that were being written there are lost, too: the file keeps its previous version, or, if it has none, gets a version that is lost. Returns the
-/// changes.
+/// Handles a known node of the memory tier that connects with empty memory: all its objects are lost, and count as corrupt from now on.
+/// Versions that were being written on the node are lost, too: a file keeps its previous version, or, if it has none, gets a lost version.
+/// Returns the changes in the namespace.
 pub(crate) fn forgotten(
     db: &Connection,
     shared: &NamesShared,
@@ -87,7 +87,7 @@ pub(crate) fn forgotten(
     Ok(tx.changes)
 }
 
-/// Records that a node verified these objects, except those in `corrupt`.
+/// Records that a node compared these objects with their hashes, and that all except those in `corrupt` are intact.
 pub(crate) fn verified(
     db: &Connection,
     node: NodeId,
@@ -109,7 +109,7 @@ pub(crate) fn verified(
     Ok(())
 }
 
-/// Whether a node's replica is corrupt.
+/// Whether a node's replica of an object is corrupt.
 pub(crate) fn is(db: &Connection, object: u64, node: u32) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM corruption WHERE object = ?1 AND node = ?2";
     Ok(db
@@ -117,7 +117,7 @@ pub(crate) fn is(db: &Connection, object: u64, node: u32) -> Result<bool, Fault>
         .exists(params![object.cast_signed(), node])?)
 }
 
-/// Returns the objects with a corrupt replica, and the nodes of these replicas.
+/// Returns the objects with a corrupt replica, each with the nodes of its corrupt replicas.
 pub(crate) fn of_all(
     db: &Connection,
     objects: &[ObjectId],
@@ -133,7 +133,7 @@ pub(crate) fn of_all(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the nodes with a corrupt replica of an object, and the kinds of corruption.
+/// Returns the nodes with a corrupt replica of an object, and a description of each corruption.
 pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<(u32, String)>, Fault> {
     let sql = "SELECT node, what FROM corruption WHERE object = ?1 ORDER BY node";
     let mut statement = db.prepare_cached(sql)?;
@@ -141,7 +141,7 @@ pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<(u32, String)>, Fau
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Records that a label recreates a corrupt replica.
+/// Records that a label is recreating a corrupt replica on a node.
 pub(crate) fn repairing(db: &Connection, object: u64, node: NodeId) -> Result<(), Fault> {
     let sql = "UPDATE corruption SET repairing = 1 WHERE object = ?1 AND node = ?2";
     db.prepare_cached(sql)?
@@ -149,7 +149,7 @@ pub(crate) fn repairing(db: &Connection, object: u64, node: NodeId) -> Result<()
     Ok(())
 }
 
-/// Records the end of a label that was to create a replica. Returns whether the replica replaced a corrupt one.
+/// Records the end of a label that was to create a replica. Returns whether the replica was to replace a corrupt replica.
 pub(crate) fn repaired(
     db: &Connection,
     object: ObjectId,
@@ -199,7 +199,7 @@ mod tests {
         read.unwrap()
     }
 
-    /// A client that was writing when the memory was lost may still bring bytes to the object. These bytes form no version and are
+    /// A client that was writing when the memory was lost may still write bytes to the object. These bytes belong to no version and are
     /// removed.
     #[test]
     fn late_seal_does_not_replace_version_lost_during_write() {

@@ -1,5 +1,5 @@
-//! gRPC service of file events. A waiting client is woken by matching file events, not by every change: one task examines the committed
-//! changes for all clients.
+//! gRPC service of file events. Only matching file events wake a waiting client, not every change: one task examines the committed changes
+//! for all clients.
 
 use crate::access::Access;
 use crate::clock;
@@ -22,19 +22,19 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-/// Maximum wait of one call. The client continues with the cursor of the answer.
+/// Maximum wait of one call. The client then continues with the cursor in the answer.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Maximum number of waiting calls.
 const WAITING_MAX: usize = 1024;
 /// Maximum number of waiting calls of one user.
 const WAITING_EACH_MAX: usize = 256;
-/// Maximum number of pages of history examined by one call. The client continues with the cursor of the answer.
+/// Maximum number of pages of stored file events that one call examines. The client continues with the cursor in the answer.
 const PAGES_MAX: usize = 64;
-/// Number of rows examined at once for the waiting calls.
+/// Number of rows of file events that are examined at once for the waiting calls.
 const ROWS: i64 = 4096;
 const MICROSECOND_NS: i64 = 1000;
 
-/// The service: see the module.
+/// The gRPC service of file events.
 #[derive(Clone, Debug)]
 pub(crate) struct EventService {
     names: Arc<SqliteNames>,
@@ -43,7 +43,7 @@ pub(crate) struct EventService {
     space: Arc<Shares>,
 }
 
-/// All waiting calls.
+/// All calls that wait for file events.
 #[derive(Debug, Default)]
 struct EventFeed(Mutex<WaitingCalls>);
 
@@ -55,7 +55,7 @@ struct WaitingCalls {
     listener: Option<AbortHandle>,
 }
 
-/// A waiting call.
+/// A call that waits for file events.
 #[derive(Debug)]
 struct CallWaiter {
     feed: Arc<EventFeed>,
@@ -64,7 +64,7 @@ struct CallWaiter {
 }
 
 impl EventFeed {
-    /// Adds a waiting call. From now on file events are examined.
+    /// Adds a waiting call. From now on a task examines new file events.
     fn enter(
         self: &Arc<Self>,
         names: &Arc<SqliteNames>,
@@ -175,7 +175,7 @@ impl EventService {
         Ok(Some(cursor))
     }
 
-    /// Returns the file events from the cursor on: up to the first matches, to the end, or to the limit of one call.
+    /// Returns the file events after the cursor: up to the first matches, up to the last event, or up to the limit of one call.
     async fn look(
         &self,
         caller: &Caller,

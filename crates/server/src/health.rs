@@ -1,4 +1,4 @@
-//! gRPC service of health: the files that are unavailable or lack replicas, the repairs in progress, and scrubs.
+//! gRPC service of health: reports unavailable files, files that lack replicas, repairs in progress, and scrubs.
 
 use crate::access::Access;
 use crate::clock;
@@ -22,11 +22,11 @@ use tidemill_core::replicas::REPLICAS_MAX;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
-/// Number of files that are named by default, and maximum number per page.
+/// Default number of files whose names are reported, and (`PAGE`) maximum number per page.
 const FEW: u32 = 10;
 const PAGE: u32 = 1000;
 
-/// The service: see the module.
+/// The gRPC service of health.
 #[derive(Clone, Debug)]
 pub(crate) struct HealthService {
     pub(crate) names: Arc<SqliteNames>,
@@ -34,7 +34,7 @@ pub(crate) struct HealthService {
     pub(crate) access: Arc<Access>,
 }
 
-/// Nodes that answer, and nodes that were removed from the cluster.
+/// Nodes that answer or are suspended, and nodes that were removed from the cluster.
 struct AnsweringNodes {
     presence: ReachableNodes,
     removed: BTreeSet<u32>,
@@ -45,7 +45,7 @@ impl HealthService {
         self.names.database()
     }
 
-    /// Returns the nodes that are to scrub: all nodes that store data, or the named one.
+    /// Returns the nodes to scrub: the requested node, or all nodes that store data.
     fn nodes(&self, named: Option<u32>) -> Result<Vec<v1::Node>, Status> {
         let mut nodes = self.cluster.nodes();
         nodes.retain(|one| match named {
@@ -136,7 +136,7 @@ impl v1::health_server::Health for HealthService {
     }
 }
 
-/// Returns the objects of the files at and below a path, by the nodes that have them, corrupt or not.
+/// Returns the objects of the files at and below a path, by the nodes that have replicas of the objects, intact or corrupt.
 fn lists(
     db: &Connection,
     shared: &NamesShared,
@@ -195,7 +195,7 @@ fn show(
 
 type AilingQuery<'a> = dyn Fn(u64, u32) -> Result<Vec<v1::Ailing>, Fault> + 'a;
 
-/// Returns an SQL condition for versions with bytes that have an intact replica, but none on these nodes.
+/// Returns an SQL condition for versions with bytes that have an intact replica, but no intact replica on these nodes.
 fn nowhere(present: &[u32]) -> String {
     let present = listed(present);
     let intact = |place: &str| {
@@ -217,13 +217,13 @@ fn nowhere(present: &[u32]) -> String {
     )
 }
 
-/// Returns nodes as an SQL list.
+/// Returns node ids as a list for SQL.
 fn listed<'a>(nodes: impl IntoIterator<Item = &'a u32>) -> String {
     let nodes: Vec<String> = nodes.into_iter().map(ToString::to_string).collect();
     nodes.join(",")
 }
 
-/// Returns an SQL condition for versions that were only on removed nodes (`migrations::remove` has put them on the list).
+/// Returns an SQL condition for versions whose replicas were only on removed nodes (`migrations::remove` has put them on the list).
 fn only_on_removed(removed: &BTreeSet<u32>) -> String {
     format!(
         "(held.node IN ({}) AND EXISTS (SELECT 1 FROM short WHERE short.object = held.object AND has = 0))",
@@ -231,7 +231,7 @@ fn only_on_removed(removed: &BTreeSet<u32>) -> String {
     )
 }
 
-/// Returns the number of files that are only on nodes that do not answer. The function reads all versions if any node may be
+/// Returns the number of files whose replicas are only on nodes that do not answer. The function reads all versions if any node may be
 /// offline.
 pub(crate) fn unavailable(
     db: &Connection,
@@ -251,12 +251,12 @@ pub(crate) fn unavailable(
     Ok(count.cast_unsigned())
 }
 
-/// A rebuilt database does not know the nodes whose data was not given for the recovery.
+/// Whether any node may be offline. A recovered database does not know the nodes whose data was not given for the recovery.
 fn may_be_offline(db: &Connection, presence: &ReachableNodes) -> Result<bool, Fault> {
     Ok(presence.any_offline || rebuild::noted_at(db)?.is_some())
 }
 
-/// Returns the number of files that were only on removed nodes.
+/// Returns the number of files whose replicas were only on removed nodes.
 pub(crate) fn lost_for_good(db: &Connection, removed: &BTreeSet<u32>) -> Result<u64, Fault> {
     if removed.is_empty() {
         return Ok(0);
@@ -274,7 +274,7 @@ pub(crate) fn lost_for_good(db: &Connection, removed: &BTreeSet<u32>) -> Result<
 const GOOD: &str = "((SELECT count(*) FROM replica WHERE replica.object = held.object AND state = 1) + 1 \
      - (SELECT count(*) FROM corruption WHERE corruption.object = held.object))";
 
-/// Returns the numbers of missing and corrupt replicas, and of repairs.
+/// Returns the numbers of missing replicas, corrupt replicas and repairs in progress.
 pub(crate) fn counted(db: &Connection, now: i64) -> Result<v1::HealthReply, Fault> {
     let count = |sql: &str| -> Result<u64, Fault> {
         let mut statement = db.prepare_cached(sql)?;
@@ -330,7 +330,7 @@ fn ailing(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// SQL expression for all nodes that have or once stored a version.
+/// SQL expression for the list of all nodes that store a version or once stored it.
 const HOLDERS: &str = "(held.node || coalesce((SELECT ',' || group_concat(node) FROM replica \
      WHERE replica.object = held.object), ''))";
 

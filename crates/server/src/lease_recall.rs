@@ -1,9 +1,9 @@
 //! Files that a mount has open for writing. When a mount opens a file for writing, the server notifies the other mounts before the mount
 //! continues, so that no mount uses outdated knowledge of the file. A request for such a file is answered only after the writing mount
-//! has reported whether the file is still open there. The reason is that a mount seals shortly *after* `close` has returned. A client
+//! has reported whether the file is still open. The reason is that a mount seals shortly *after* `close` has returned. A client
 //! that looks between the two events still gets the closed content, or an error if no mount can answer.
 //!
-//! This costs nothing if there is one mount and no other client looks at a file that is being written.
+//! The questions cost nothing if there is one mount and no other client requests a file that is being written.
 
 use crate::locks::Locks;
 use crate::names::{Change, Changes, Fault, Names, NamesRequest, OpenVersion};
@@ -20,26 +20,26 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::Status;
 
-/// Maximum wait for a mount's answer, or for the seal of a file that the mount has closed. The writes of a mount that died are sealed in
+/// Maximum wait for a mount's answer, or for the seal of a file that the mount has closed. If a mount dies, its open files are sealed in
 /// less time.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Time limit for a mount to forget a file that another mount opens for writing. A slower mount counts as hanging.
+/// Time limit for a mount to drop its cached knowledge of a file that another mount opens for writing. A slower mount counts as hanging.
 const RECEIPT_PATIENCE: Duration = Duration::from_secs(1);
-/// Time limit for a mount to let another mount write the same file. The mount is asked again while the request waits.
+/// Time limit for a mount to agree that another mount writes the same file. The server repeats the question while the request waits.
 const SHARE_PATIENCE: Duration = Duration::from_secs(2);
-/// Maximum wait until the state of all of several files is known. Each of the first files is reported by then.
+/// Maximum wait until the state of several files is known. The state of each of the first `ASKED_MAX` files is known by then.
 const ALL_PATIENCE: Duration = Duration::from_secs(16);
-/// Maximum number of files for which mounts are asked at once.
+/// Maximum number of files about which the server asks mounts at once.
 const ASKED_MAX: usize = 1024;
-/// Errno of a file that another client writes.
+/// Errno of a request for a file that another client writes.
 const BUSY: i32 = Errno::TXTBSY.raw_os_error();
-/// Maximum number of questions in progress. Further callers have to try again.
+/// Maximum number of questions to mounts in progress. Further callers have to retry.
 const QUESTIONS_MAX: usize = 4096;
 
-/// Stream of a mount.
+/// Stream of messages to a mount.
 pub(crate) type RecallStream = mpsc::Sender<Result<v1::Invalidation, Status>>;
 
-/// Questions to mounts: see the module. Cheap to clone.
+/// Questions to mounts about open files, as described in the module's documentation. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseRecalls(Arc<RecallState>);
 
@@ -48,15 +48,15 @@ struct RecallState {
     names: Arc<dyn Names>,
     locks: Locks,
     runtime: Handle,
-    /// Streams of the connected mounts, each with a number of its own.
+    /// Streams of the connected mounts by session, each with the number of its connection.
     lines: Mutex<BTreeMap<u64, (u64, RecallStream)>>,
-    /// Signalled when a mount connects.
+    /// Notified when a mount connects.
     arrived: Notify,
     questions: Mutex<BTreeMap<u64, oneshot::Sender<bool>>>,
     next: AtomicU64,
 }
 
-/// A mount that can be asked, until this value is dropped.
+/// Registration of a mount's stream; the mount can be asked until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Reachable {
     lease_recalls: LeaseRecalls,
@@ -76,7 +76,7 @@ impl Drop for Reachable {
     }
 }
 
-/// A question in progress. Dropping it forgets the question.
+/// A question to a mount in progress. Dropping this value cancels the question.
 struct RecallQuestion<'a> {
     lease_recalls: &'a LeaseRecalls,
     number: u64,
@@ -89,11 +89,11 @@ impl Drop for RecallQuestion<'_> {
     }
 }
 
-/// Part of a request that is needed when the request is answered.
+/// Part of a request that is needed when the server answers the request.
 #[derive(Clone, Copy)]
 struct RecallRequest {
     session: u64,
-    /// File that the request begins to write, if it does nothing else.
+    /// Inode of the file that the request opens for writing, if the request has no other operation.
     writes: Option<u64>,
 }
 
@@ -114,19 +114,19 @@ impl RecallRequest {
     }
 }
 
-/// State of a file that was being written when a client asked for it.
+/// State of a file version that was being written when a client asked for the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
-    /// The writer has the file open: the version before is the newest closed one.
+    /// The writer still has the file open: the newest sealed version is the file's content.
     Open,
-    /// The version that was being written is sealed or abandoned.
+    /// The version that was being written is sealed or aborted.
     Ended,
-    /// No mount answered in time.
+    /// No mount answered in time, so the state is unknown.
     Unknown,
 }
 
 impl LeaseRecalls {
-    /// Creates the questions. Call this within the runtime that carries them.
+    /// Creates the state for questions to mounts. Call this within the runtime that executes the questions.
     pub(crate) fn new(names: Arc<dyn Names>, locks: Locks) -> Self {
         Self(Arc::new(RecallState {
             names,
@@ -139,7 +139,7 @@ impl LeaseRecalls {
         }))
     }
 
-    /// Returns the locks of mounts.
+    /// Returns the file locks of mounts.
     pub(crate) fn locks(&self) -> &Locks {
         &self.0.locks
     }
@@ -148,7 +148,7 @@ impl LeaseRecalls {
         self.0.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Registers the stream that a mount has opened. The mount can be asked from now on.
+    /// Registers the stream that a mount has opened. The server can ask the mount questions from now on.
     pub(crate) fn reach(&self, session: u64, line: RecallStream) -> Reachable {
         let number = self.number();
         self.0.lines.lock().insert(session, (number, line));
@@ -160,7 +160,7 @@ impl LeaseRecalls {
         }
     }
 
-    /// Applies a request as [`Names::apply`] does, after files that other clients are writing are settled.
+    /// Applies a request as [`Names::apply`] does, after the state of files is known that other clients are writing.
     pub(crate) async fn apply(&self, request: NamesRequest) -> Result<Vec<v1::NameResult>, Fault> {
         if let Some(answered) = self.answered(&request) {
             return answered;
@@ -227,7 +227,7 @@ impl LeaseRecalls {
     }
 
     /// Adds to an answer whether other mounts are connected and hold locks. If another mount writes the file that this mount asked to
-    /// write, and the file has locks, the server asks the other mount to seal as much as it can.
+    /// write, and the file has locks, the server asks the other mount to seal as much of the file as possible.
     fn add_company(
         &self,
         asked: RecallRequest,
@@ -272,8 +272,8 @@ impl LeaseRecalls {
         Ok(())
     }
 
-    /// Returns the file that several mounts write together, if the request is to write it, too. Closed content is announced first, so
-    /// that it does not replace content that is written from now on.
+    /// Returns the file that several mounts write together, if the request opens that file for writing, too. The server announces closed
+    /// content first, so that closed content does not replace content that is written from now on.
     fn joins(&self, asked: RecallRequest) -> Result<Option<u64>, Fault> {
         let Some(ino) = asked.writes else {
             return Ok(None);
@@ -283,7 +283,7 @@ impl LeaseRecalls {
         Ok(is_open.then_some(ino))
     }
 
-    /// Returns the files that a request opens for writing, and the mounts to notify before the request is answered.
+    /// Returns the files that a request opens for writing, and the streams of the mounts to notify before the server answers the request.
     fn opening(&self, request: &NamesRequest) -> Vec<(u64, RecallStream)> {
         let opens = |op: &v1::NameOp| match &op.op {
             Some(Op::NewVersion(new)) => Some(new.ino),
@@ -303,7 +303,7 @@ impl LeaseRecalls {
             .collect()
     }
 
-    /// Waits until other mounts have forgotten their knowledge of files that are about to be written.
+    /// Waits until other mounts have dropped their cached knowledge of files that are about to be written.
     async fn tell_others(&self, opening: &[(u64, RecallStream)]) {
         let receipts = opening.iter().map(|(ino, line)| async move {
             let message = |receipt| v1::Invalidation {
@@ -338,7 +338,7 @@ impl LeaseRecalls {
         join_all(receipts).await;
     }
 
-    /// Takes a mount's answer to a question. Returns `None` if the request is not an answer.
+    /// Processes a mount's answer to a question. Returns `None` if the request is not an answer.
     fn answered(&self, request: &NamesRequest) -> Option<Result<Vec<v1::NameResult>, Fault>> {
         let [
             v1::NameOp {
@@ -397,8 +397,8 @@ impl LeaseRecalls {
         Ok(results)
     }
 
-    /// Asks the only writing mount of a file to let another mount write it, too. Returns whether that mount answered or has sealed the
-    /// file.
+    /// Asks the only mount that writes a file to let another mount write the file, too. Returns whether the asked mount answered or has
+    /// sealed the file.
     async fn invite(&self, session: u64, ino: u64) -> Result<bool, Fault> {
         if self.0.locks.are_known(ino) {
             return Ok(false);
@@ -429,8 +429,8 @@ impl LeaseRecalls {
         }
     }
 
-    /// Waits until it is known whether a version that mounts write is still open there. If the version is closed, waits until it is
-    /// sealed. `session` is the asking mount.
+    /// Waits until it is known whether the mounts that write a version still have the version open. If the version is closed, waits until
+    /// the version is sealed. `session` is the session of the asking mount.
     pub(crate) async fn settle(&self, session: u64, ino: u64) -> Result<Settled, Fault> {
         let writers = self.0.names.written(ino)?;
         // A mount that also writes the file asks by itself for the content of other writers.
@@ -440,8 +440,8 @@ impl LeaseRecalls {
         self.settle_all(session, ino).await
     }
 
-    /// Settles several files as [`Self::settle`] does, for a caller that is not a mount: files closed a moment ago are sealed then.
-    /// Returns the files for which no mount answered in time. These files may be closed and not sealed.
+    /// Waits for the state of several files as [`Self::settle`] does, for a caller that is not a mount: files closed a moment ago are then
+    /// sealed. Returns the files for which no mount answered in time; these files may be closed and not sealed.
     pub(crate) async fn unsettled(&self, inodes: &[u64]) -> Result<Vec<u64>, Fault> {
         let deadline = Instant::now() + ALL_PATIENCE;
         let mut unknown = Vec::new();
@@ -460,7 +460,7 @@ impl LeaseRecalls {
         Ok(unknown)
     }
 
-    /// Settles a file as [`Self::settle`] does, for all writers except the asking mount.
+    /// Waits for the state of a file as [`Self::settle`] does, for all writers except the asking mount.
     async fn settle_all(&self, session: u64, ino: u64) -> Result<Settled, Fault> {
         let writers = self.0.names.written(ino)?;
         let settled = writers
@@ -526,7 +526,7 @@ impl LeaseRecalls {
         }
     }
 
-    /// Asks the mount that writes a version, if the mount is connected.
+    /// Asks the mount that writes a version whether the version is still open, if the mount is connected.
     fn ask(
         &self,
         version: OpenVersion,
@@ -551,7 +551,7 @@ impl LeaseRecalls {
         self.send(&line, message)
     }
 
-    /// Sends a mount a message with a number that the mount is to answer. Returns `None` if the mount does not read its stream.
+    /// Sends a mount a message with a number that the mount repeats in its answer. Returns `None` if the mount does not read its stream.
     fn send(
         &self,
         line: &RecallStream,
@@ -562,7 +562,7 @@ impl LeaseRecalls {
         Ok(line.try_send(Ok(message)).is_ok().then_some(question))
     }
 
-    /// Registers a new question.
+    /// Registers a new question to a mount.
     fn question(&self) -> Result<RecallQuestion<'_>, Fault> {
         let number = self.number();
         let (sender, answer) = oneshot::channel();
@@ -579,7 +579,7 @@ impl LeaseRecalls {
     }
 }
 
-/// Returns the mount's answer: whether the file is open for writing. Never returns if the mount was not asked or has disconnected.
+/// Returns the mount's answer: whether the file is open for writing. Never completes if the mount was not asked or has disconnected.
 async fn answer_of(question: Option<&mut RecallQuestion<'_>>) -> bool {
     if let Some(question) = question
         && let Ok(open) = (&mut question.answer).await
@@ -589,7 +589,7 @@ async fn answer_of(question: Option<&mut RecallQuestion<'_>>) -> bool {
     std::future::pending().await
 }
 
-/// Waits for a change of the inode.
+/// Waits for a namespace change of the inode.
 async fn change_of(changes: &mut Changes, ino: u64) -> Result<(), Fault> {
     use tokio::sync::broadcast::error::RecvError;
     loop {
@@ -606,7 +606,7 @@ async fn change_of(changes: &mut Changes, ino: u64) -> Result<(), Fault> {
     }
 }
 
-/// Returns the file for which a mount wants the content that other mounts have written and closed, if the request asks nothing else.
+/// Returns the file for which a mount requests the content that other mounts wrote and closed, if the request has no other operation.
 fn publications_of_closed(request: &NamesRequest) -> Option<u64> {
     match &request.ops[..] {
         [
@@ -618,13 +618,13 @@ fn publications_of_closed(request: &NamesRequest) -> Option<u64> {
     }
 }
 
-/// Whether the request publishes written content.
+/// Whether the request publishes the content that a mount has written.
 fn publishes(request: &NamesRequest) -> bool {
     let publishes = |op: &v1::NameOp| matches!(op.op, Some(Op::Publish(_)));
     request.ops.iter().any(publishes)
 }
 
-/// Whether another client writes the file that the request was to write.
+/// Whether the request failed because another client writes the file.
 fn is_busy(results: &[v1::NameResult]) -> bool {
     let error = |result: &v1::NameResult| match &result.result {
         Some(Answer::Error(error)) => error.errno == BUSY,
@@ -644,7 +644,7 @@ fn asks(request: &NamesRequest) -> bool {
     request.ops.iter().all(asks)
 }
 
-/// Returns the files in an answer that some client is writing.
+/// Returns the inodes of the files in an answer that some client is writing.
 fn written(results: &[v1::NameResult]) -> impl Iterator<Item = u64> {
     let attr = |result: &v1::NameResult| match result.result.as_ref()? {
         Answer::Attr(attr) => Some(*attr),
@@ -668,7 +668,7 @@ mod tests {
     use tidemill_core::id::NodeId;
 
     #[tokio::test(start_paused = true)]
-    async fn recall_lists_any_number_of_unsettled_files() {
+    async fn lease_recall_reports_all_files_that_unreachable_mounts_write() {
         let count = 1030;
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();

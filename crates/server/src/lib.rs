@@ -1,7 +1,7 @@
 //! The server of a cluster: names, jobs, the dispatcher's driver, lineage.
 //!
-//! [`RunningServer::start`] opens the cluster's directory and serves the control protocol on a Unix socket and a TCP address. Bytes of files pass
-//! through the server to a client only for files by URL (`files`).
+//! [`RunningServer::start`] opens the server's directory and serves the control protocol on a Unix socket and a TCP address. Bytes of files
+//! pass through the server to a client only for files by URL (`files`).
 
 mod access;
 mod attached;

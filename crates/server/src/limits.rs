@@ -1,13 +1,13 @@
-//! Limits that an administrator sets for each user. They do not apply to root and to daemons of the cluster.
+//! Limits that an administrator sets for each user. The limits do not apply to root and to daemons of the cluster.
 
 use parking_lot::RwLock;
 
 /// Limits of each user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserLimits {
-    /// Maximum number of a user's unfinished jobs.
+    /// Maximum number of unfinished jobs of one user.
     pub jobs_each: u32,
-    /// Maximum sum of the quotas of a user's workspaces, in bytes. With this limit each workspace must have a quota. `None`: no limit.
+    /// Maximum sum of the quotas of one user's workspaces, in bytes. With this limit, each workspace must have a quota. `None`: no limit.
     pub workspaces_each_bytes: Option<u64>,
 }
 
@@ -20,7 +20,7 @@ impl Default for UserLimits {
     }
 }
 
-/// Present limits, shared by all readers.
+/// Present limits of each user, shared by all code that checks them.
 #[derive(Debug, Default)]
 pub(crate) struct Allowed(RwLock<UserLimits>);
 

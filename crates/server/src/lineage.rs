@@ -1,9 +1,9 @@
-//! Lineage: the task or writer that made an object, its exact inputs, and the objects that were made from it. The answer contains each
-//! version and each task as far as the asker may see it. This module only reads the database.
+//! Lineage: the task or writer that made an object, the exact inputs of the task, and the objects that were made from the object. The
+//! answer contains each version and each task as far as the asker may see them. This module only reads the database.
 //!
-//! A version may be seen by users who may read its file, or own it. If the file was deleted, the version may be seen by its writer, and
-//! by owners of tasks that have read or made it. The path at the time of the seal belongs to the writer: other users see the present
-//! path.
+//! Users may see a version if they may read its file, or own the file. If the file was deleted, its writer may see the version, and so may
+//! owners of tasks that have read or made the version. Only the writer may see the path at the time of the seal: other users see the
+//! present path.
 //!
 //! A task may be seen by the owner of its job. Any other user who may see an output of the task sees that the task existed, its owner,
 //! time and node, its built-in kernel, and the versions that this user may see: the answer omits the job, the arguments and the names
@@ -110,7 +110,7 @@ fn query(
     answer(tx, viewer, asked, walked)
 }
 
-/// Returns all versions of a file that the asker may see. The file may have been deleted.
+/// Returns all versions of the file at a path that the asker may see. The file may have been deleted.
 fn versions_at(tx: &Tx<'_>, viewer: &Caller, path: &[u8]) -> Result<Walked, Fault> {
     let ino = match tx.resolve(path, true) {
         Ok(vnode) => vnode.ino,
@@ -141,7 +141,7 @@ fn versions_at(tx: &Tx<'_>, viewer: &Caller, path: &[u8]) -> Result<Walked, Faul
     Ok(walked)
 }
 
-/// Returns a run, or all runs of a job, for its owner.
+/// Returns one task, or all tasks of a job, to the owner of the job.
 fn runs_of(tx: &Tx<'_>, viewer: &Caller, job: u64, task: u64) -> Result<Walked, Fault> {
     let (what, among) = if job == 0 {
         (format!("task {task}"), SearchedTasks::Task(task))
@@ -165,7 +165,7 @@ fn runs_of(tx: &Tx<'_>, viewer: &Caller, job: u64, task: u64) -> Result<Walked, 
     })
 }
 
-/// Returns the result of a search: the asker's own runs, or versions that the asker may see.
+/// Returns the result of a search: the asker's own tasks, or versions that the asker may see.
 fn found(tx: &Tx<'_>, viewer: &Caller, wanted: &v1::LineageSearch) -> Result<Walked, Fault> {
     let search = tidemill_wire::lineage::search(wanted);
     let mut visibility = Visibility::new(tx, viewer);
@@ -211,14 +211,14 @@ fn found(tx: &Tx<'_>, viewer: &Caller, wanted: &v1::LineageSearch) -> Result<Wal
     Ok(walked)
 }
 
-/// Returns the user whose tasks a viewer may ask for; `None`: the tasks of all users. A file check by a mount's Linux kernel grants no
-/// rights to tasks.
+/// Returns the user whose tasks a viewer may see; `None`: the viewer may see the tasks of all users. A permission check by a mount's Linux
+/// kernel grants no rights to tasks.
 fn of_viewer(viewer: &Caller) -> Option<u32> {
     (viewer.uid != 0).then_some(viewer.uid)
 }
 
-/// Returns a word that the text of each task with this kernel contains. The word is empty if JSON may encode a character of the kernel's
-/// name differently.
+/// Returns a word that the stored text of each task with this kernel contains. The word is empty if JSON may encode a character of the
+/// kernel's name differently.
 fn kernel_word(kernel: &str) -> &str {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let stem = OwnName::parse(kernel).stem;
@@ -239,7 +239,7 @@ fn object_at(tx: &Tx<'_>, path: &[u8]) -> Result<u64, Fault> {
     Ok(vnode.object)
 }
 
-/// Checks that the caller may ask for the origin of a version: a reader of the file, or its owner if the file was deleted.
+/// Checks that the caller may see the origin of a version: as a reader of the file, or as its owner if the file was deleted.
 fn check(tx: &Tx<'_>, version: &v1::Version) -> Result<(), Fault> {
     let what = format!("object {}", version.object);
     match InodeRecord::find(tx.db, version.ino)? {
@@ -252,7 +252,7 @@ fn check(tx: &Tx<'_>, version: &v1::Version) -> Result<(), Fault> {
     }
 }
 
-/// Builds the answer from all results of a walk, as far as the asker may see them.
+/// Builds the answer from all results of a walk, without facts that the asker may not see.
 fn answer(
     tx: &Tx<'_>,
     viewer: &Caller,
@@ -297,8 +297,8 @@ fn answer(
     })
 }
 
-/// Removes from another user's task the facts that the asker may not see. Little is left if the asker may see one of its outputs, else
-/// only its number and its connections.
+/// Removes from another user's task the facts that the asker may not see. Few facts remain if the asker may see an output of the task, else
+/// only the task's number and connections remain.
 fn conceal(run: &mut v1::Run, made: bool) {
     let whole = std::mem::take(run);
     let nameless = |objects: Vec<v1::NamedObject>| -> Vec<v1::NamedObject> {
@@ -326,7 +326,7 @@ fn conceal(run: &mut v1::Run, made: bool) {
     }
 }
 
-/// Returns a version with its present path, or only its number.
+/// Returns a version with its present path, or only its number if the asker may not see the version.
 fn shown(
     mut version: v1::Version,
     asked: u64,

@@ -1,5 +1,5 @@
-//! The namespace for peers on this host that wait for each answer, such as a mount. Each connection has a thread, and the code between
-//! the socket and the database is minimal. Next: `server/src/lease_recall.rs`, which applies the requests.
+//! The namespace for peers on this host that wait for each answer, such as mounts. Each connection has a thread, and the code between the
+//! socket and the database is minimal. Next: `server/src/lease_recall.rs`, which applies the requests.
 
 use crate::access::{Access, Peer};
 use crate::lease_recall::LeaseRecalls;
@@ -20,15 +20,15 @@ use tidemill_wire::local::ShortPath;
 use tidemill_wire::size_limits::Excess;
 use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, USER_MESSAGE_BYTES_MAX, local, v1};
 
-/// Maximum number of connections. A refused peer uses the other protocol.
+/// Maximum number of connections. A peer beyond the limit is refused and uses gRPC instead.
 const CONNECTIONS_MAX: usize = 256;
-/// Maximum numbers of connections of all ordinary users, so that the rest is left for mounts, and of each user.
+/// Maximum number of connections of all ordinary users, so that the rest remains for mounts, and (`EACH_MAX`) of each user.
 const USERS_MAX: usize = 128;
 const EACH_MAX: usize = 8;
-/// Time limit for a peer to send its version or to take an answer.
+/// Time limit for a peer to send its protocol version or to receive an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The open socket. Dropping it closes it with all its connections.
+/// The open socket of the namespace. Dropping this value closes the socket and all its connections.
 #[derive(Debug)]
 pub(crate) struct LocalNamesService {
     listener: Arc<UnixListener>,
@@ -43,20 +43,20 @@ struct Service {
     access: Arc<Access>,
     /// Open connections; `None` after the socket was closed.
     open: Mutex<Option<BTreeMap<u64, LocalConnection>>>,
-    /// Limits log entries about invalid peers and failed connections.
+    /// Rate limit of log entries about invalid peers and failed connections.
     logged: Sparse,
 }
 
-/// A connection.
+/// A connection of a peer to the socket.
 #[derive(Debug)]
 struct LocalConnection {
     stream: UnixStream,
-    /// Ordinary user of the connection.
+    /// Ordinary user to whom the connection belongs; `None` for an administrator or a daemon.
     user: Option<u32>,
 }
 
 impl LocalNamesService {
-    /// Begins to serve.
+    /// Starts to accept connections on the socket.
     pub(crate) fn start(
         path: &Path,
         lease_recalls: LeaseRecalls,
@@ -99,7 +99,7 @@ impl Drop for LocalNamesService {
     }
 }
 
-/// Whether one more connection of a peer is allowed.
+/// Whether the limits allow another connection of a peer.
 fn has_space(open: &BTreeMap<u64, LocalConnection>, peer: &Peer) -> bool {
     let users = || open.values().filter_map(|held| held.user);
     open.len() < CONNECTIONS_MAX
@@ -127,7 +127,7 @@ fn accept(listener: &UnixListener, service: &Arc<Service>) {
 }
 
 impl Service {
-    /// Starts a connection's thread, unless there are too many.
+    /// Starts the thread of a connection, unless there are too many connections.
     fn begin(self: &Arc<Self>, number: u64, mut stream: UnixStream) -> io::Result<()> {
         let cred = rustix::net::sockopt::socket_peercred(&stream)?;
         let peer = self.access.local_peer(cred.uid.as_raw(), cred.gid.as_raw());
@@ -173,7 +173,7 @@ impl Service {
         }
     }
 
-    /// Answers one request after the other until the peer disconnects.
+    /// Answers the requests on a connection one after the other until the peer disconnects.
     fn serve(&self, stream: UnixStream, peer: &Peer) -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut input = BufReader::new(stream);

@@ -1,5 +1,5 @@
-//! Locks between mounts. This module carries the messages of [`tidemill_core::locks`], which decides about locks. It stores which mounts
-//! may hold locks, so that a restarted server waits for these mounts before it grants locks to others.
+//! File locks between mounts. This module sends and receives the messages of [`tidemill_core::locks`], which decides about locks. The
+//! module stores which mounts may hold locks, so that a restarted server waits for these mounts before it grants locks to other mounts.
 
 use crate::names::{Fault, Names, NamesRequest};
 use crate::session::Sessions;
@@ -13,12 +13,12 @@ use tidemill_wire::v1::{
 };
 use tokio::sync::mpsc;
 
-/// Maximum number of messages that wait for a mount. A slower mount has to start over.
+/// Maximum number of messages that wait for a mount. A mount that reads more slowly is disconnected and reports its locks again.
 const NEWS_MAX: usize = 16_384;
-/// Maximum number of locks and files in one message.
+/// Maximum number of locks and files in one message of a mount.
 const LOCKS_MAX: usize = 1 << 20;
 
-/// Locks of mounts: see the module. Cheap to clone.
+/// The lock service for mounts, as described in the module's documentation. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Locks(Arc<LockServiceState>);
 
@@ -27,12 +27,12 @@ struct LockServiceState {
     names: Arc<dyn Names>,
     sessions: Sessions,
     arbiter: Mutex<Arbiter>,
-    /// Channel to each mount, with a number of its own.
+    /// Channel to each mount by session, with the number of the mount's connection.
     lines: Mutex<BTreeMap<u64, (u64, mpsc::Sender<v1::Invalidation>)>>,
     next: AtomicU64,
 }
 
-/// Messages to a mount, until this value is dropped.
+/// Lock messages to a mount; the subscription ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct LockSubscription {
     locks: Locks,
@@ -42,7 +42,7 @@ pub(crate) struct LockSubscription {
 }
 
 impl LockSubscription {
-    /// Returns the next message; `None`: messages were lost.
+    /// Returns the next lock message to the mount; `None` if messages were lost.
     pub(crate) async fn next(&mut self) -> Option<v1::Invalidation> {
         self.news.recv().await
     }
@@ -76,7 +76,7 @@ impl Locks {
         })))
     }
 
-    /// Begins a mount's stream. Messages of the stream before may be lost.
+    /// Begins the stream of lock messages to a mount. Messages of the mount's previous stream may be lost.
     pub(crate) fn listen(&self, session: u64) -> LockSubscription {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (sender, news) = mpsc::channel(NEWS_MAX);
@@ -93,7 +93,7 @@ impl Locks {
         }
     }
 
-    /// Whether a request is about locks.
+    /// Whether a request to the namespace is about locks.
     pub(crate) fn are_asked(request: &NamesRequest) -> bool {
         matches!(
             request.ops.first().map(|op| &op.op),
@@ -101,7 +101,7 @@ impl Locks {
         )
     }
 
-    /// Carries out a request about locks.
+    /// Executes a request about locks.
     pub(crate) async fn take(&self, request: &NamesRequest) -> Result<Vec<v1::NameResult>, Fault> {
         if request.session == 0 {
             return Err(Fault::Malformed("only mounts have locks"));
@@ -178,7 +178,7 @@ impl Locks {
         done.map_err(lost)
     }
 
-    /// Sends messages to mounts while the arbiter is locked, so that mounts receive them in the order of its decisions.
+    /// Sends lock messages to mounts while the arbiter is locked, so that mounts receive them in the order of the arbiter's decisions.
     fn carry_out(&self, arbiter: &mut Arbiter, actions: &[LockMessage]) {
         for &action in actions {
             let (mount, message) = news_of(action);
@@ -203,7 +203,7 @@ impl Locks {
         }
     }
 
-    /// Sends a message. Disconnects a mount that lags too far, so that it starts over.
+    /// Sends a lock message to a mount. A mount with too many waiting messages is disconnected, so that it reports its locks again.
     fn tell(&self, mount: u64, news: v1::LockNews) -> bool {
         let mut lines = self.0.lines.lock();
         let sent = lines
@@ -215,26 +215,26 @@ impl Locks {
         sent
     }
 
-    /// Asks the mount that writes a file to seal as much as it can.
+    /// Asks the mount that writes a file to seal as much of the file as possible.
     pub(crate) fn publish(&self, writer: u64, ino: u64) {
         if let Some((_, line)) = self.0.lines.lock().get(&writer) {
             let _ = line.try_send(invalidation(news(What::Publish, ino)));
         }
     }
 
-    /// Whether any mount holds, or may take, locks of the file.
+    /// Whether any mount holds, or may take, locks on the file.
     pub(crate) fn are_known(&self, ino: u64) -> bool {
         self.0.arbiter.lock().is_locked(ino)
     }
 
-    /// Sets in attributes whether other mounts hold locks.
+    /// Sets the flag in an inode's attributes that other mounts hold locks on the inode.
     pub(crate) fn mark(&self, session: u64, attr: Option<&mut v1::Attr>) {
         if let Some(attr) = attr {
             attr.locked = self.0.arbiter.lock().is_locked_elsewhere(attr.ino, session);
         }
     }
 
-    /// Sends a message to a mount after all earlier changes. Returns whether the message was queued.
+    /// Sends a message to a mount after all earlier lock messages. Returns whether the message was queued.
     pub(crate) fn tell_in_order(&self, mount: u64, message: v1::Invalidation) -> bool {
         let lines = self.0.lines.lock();
         let line = lines.get(&mount);
@@ -246,12 +246,12 @@ impl Locks {
         self.0.arbiter.lock().mounts().collect()
     }
 
-    /// Whether any other mount may hold locks.
+    /// Whether any mount other than `session` may hold locks.
     pub(crate) fn has_others(&self, session: u64) -> bool {
         self.0.arbiter.lock().mounts().any(|mount| mount != session)
     }
 
-    /// Frees the locks of a lost mount, after all its open files were sealed or abandoned.
+    /// Releases the locks of a lost mount, after all its open files were sealed or aborted.
     pub(crate) async fn abandon(&self, session: u64) -> Result<(), Fault> {
         let mut out = Vec::new();
         {

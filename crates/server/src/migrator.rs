@@ -1,5 +1,5 @@
-//! Requests about the places of files: nodes are emptied and removed, files are moved. This module writes the requests to tables
-//! ([`crate::migrations`]). Next: the dispatcher's driver in `server/src/jobs`, which carries them out.
+//! Requests to drain and remove nodes and to migrate files. This module writes the requests to tables ([`crate::migrations`]). Next: the
+//! dispatcher's driver in `server/src/jobs`, which executes the requests.
 
 use crate::access::Access;
 use crate::clock;
@@ -22,18 +22,18 @@ use tidemill_core::id::LabelId;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
-/// Handler of the requests: see the module.
+/// Handler of the requests to drain nodes and migrate files.
 #[derive(Clone, Debug)]
 pub(crate) struct Migrator {
     database: Arc<Database>,
     shared: Arc<NamesShared>,
     cluster: Arc<Cluster>,
     driver: Sender<DriverMessage>,
-    /// Labels without a job that nodes have begun.
+    /// Running labels that do not belong to a job.
     running: Arc<Mutex<BTreeSet<LabelId>>>,
 }
 
-/// gRPC service of places.
+/// gRPC service of requests to drain nodes and migrate files.
 #[derive(Clone, Debug)]
 pub(crate) struct PlaceService {
     migrator: Migrator,
@@ -115,7 +115,7 @@ impl Migrator {
         Ok(written.map_err(|fault| refused(&fault))??)
     }
 
-    /// Starts or stops the emptying of a node.
+    /// Starts draining a node, or cancels the drain.
     pub(crate) async fn drain(&self, request: v1::DrainRequest) -> Result<v1::Drain, Status> {
         let v1::DrainRequest { node, cancel } = request;
         let now = clock::now_ns();
@@ -141,7 +141,7 @@ impl Migrator {
         Ok(drains)
     }
 
-    /// Marks the nodes that are offline and make no progress now.
+    /// Sets the flag in the progress of those draining nodes that are offline and therefore make no progress.
     fn mark_offline(&self, drains: &mut [v1::Drain]) {
         let offline = self.cluster.offline_for(std::time::Duration::ZERO);
         for drain in drains {
@@ -164,7 +164,7 @@ impl Migrator {
         Ok(v1::RemoveNodeReply { files_lost })
     }
 
-    /// Orders files to be moved to a node.
+    /// Requests the migration of files to nodes.
     pub(crate) async fn move_files(
         &self,
         caller: Caller,
@@ -182,7 +182,7 @@ impl Migrator {
         .await
     }
 
-    /// Returns the files at or below a path that are being written, or that were closed and are not sealed yet.
+    /// Returns the files at or below a path that mounts are writing, or have closed and not sealed yet.
     async fn written(
         &self,
         caller: &Caller,
@@ -197,7 +197,7 @@ impl Migrator {
         written.map_err(|fault| refused(&fault))
     }
 
-    /// Orders the stage-out of files from the burst tier, or replicas of stored files in it.
+    /// Requests the stage-out of files from the burst tier, or replicas of stored files on a node of the burst tier.
     async fn stage(
         &self,
         caller: Caller,
@@ -230,7 +230,7 @@ impl Migrator {
         .await
     }
 
-    /// Ends reservations.
+    /// Ends space reservations in the burst tier.
     async fn release(
         &self,
         caller: Caller,
@@ -243,7 +243,7 @@ impl Migrator {
         .await
     }
 
-    /// Returns the caller's reservations.
+    /// Returns the caller's space reservations in the burst tier.
     async fn reservations(&self, caller: &Caller) -> Result<Vec<v1::SpaceReservation>, Status> {
         let now = clock::now_ns();
         let list = |db: &Connection| reservations::list(&Tx::new(db, &self.shared, caller, 0, now));
@@ -251,7 +251,7 @@ impl Migrator {
         listed.map_err(|fault| refused(&fault))
     }
 
-    /// Orders migrations from full nodes to empty ones.
+    /// Requests migrations from full nodes to empty nodes.
     async fn rebalance(&self, request: v1::RebalanceRequest) -> Result<v1::RebalanceReply, Status> {
         if request.cancel {
             self.write(|db, _, _| balance::cancel(db).map(Ok)).await?;
@@ -280,7 +280,7 @@ impl Migrator {
         Ok(reply)
     }
 
-    /// Returns the migrations and the other work without a job.
+    /// Returns the progress of migrations, and the other labels that belong to no job.
     pub(crate) fn migrations(&self) -> Result<v1::MigrationsReply, Status> {
         let running = self.running.lock().clone();
         let removed = self.shared.leaving.removed();

@@ -1,5 +1,5 @@
-//! gRPC service of the namespace: identifies callers, carries out their requests, and sends changes to mounts. Next: `server/src/names`,
-//! which applies the requests.
+//! gRPC service of the namespace: identifies callers, executes their requests, and sends changes to mounts. Next: `server/src/names`, which
+//! applies the requests.
 
 use crate::access::Access;
 use crate::clock;
@@ -15,10 +15,10 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc::Receiver;
 use tonic::{Request, Response, Status};
 
-/// Maximum number of invalidations that wait for a mount.
+/// Maximum number of invalidations that wait to be sent to a mount.
 const INVALIDATIONS_MAX: usize = 1024;
 
-/// The service: see the module.
+/// The gRPC service of the namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct NamespaceService {
     pub(crate) names: Arc<dyn Names>,
@@ -43,8 +43,8 @@ pub(crate) fn refused(fault: &Fault) -> Status {
     }
 }
 
-/// Returns the answer to a request. A failure of the database is reported as the failure of the first operation, with an errno: none of
-/// the operations has taken effect.
+/// Returns the answer to a request. A failure of the database is reported as the failure of the first operation, with an errno, since none
+/// of the operations has taken effect.
 pub(crate) fn reply(results: Result<Vec<v1::NameResult>, Fault>) -> Result<v1::NameReply, Status> {
     let results = match results {
         Err(Fault::Closed) => return Err(refused(&Fault::Closed)),
@@ -111,7 +111,7 @@ impl v1::names_server::Names for NamespaceService {
     }
 }
 
-/// Opens a mount's stream of changes. The first message has the mount's session.
+/// Opens a mount's stream of changes. The first message of the stream contains the mount's session.
 pub(crate) async fn watch(
     names: &dyn Names,
     lease_recalls: &LeaseRecalls,

@@ -1,8 +1,8 @@
-//! Sends nodes the namespace's facts about inodes, so that a lost database can be rebuilt from them. Next: `node/src`, which stores
-//! the notes.
+//! Sends nodes the facts of the namespace about inodes, so that a lost server database can be recovered from the nodes. Next: `node/src`,
+//! which stores the notes.
 //!
-//! Each change of an inode only writes a row in the table `note` in its own transaction. This module processes the rows in the
-//! background, one batch per node at a time: it reads, numbers and sends them, and removes them when the node has stored them. A
+//! Each change of an inode only writes a row in the table `note` in its own transaction. This module processes the rows in the background,
+//! one batch per node at a time: it reads the rows, numbers and sends the notes, and deletes the rows when the node has stored the notes. A
 //! row that was changed in the meantime stays.
 
 use crate::cluster::Cluster;
@@ -16,10 +16,10 @@ use std::time::Duration;
 use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::sync::Notify;
 
-/// Interval in which rows are looked for. A second change of the same inode within this time costs nothing.
+/// Interval at which the server looks for rows of notes. A second change of the same inode within the interval causes no second note.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Last change that each node has stored, by connection.
+/// Number of the last change that each node has stored, by the node's connection.
 #[derive(Debug, Default)]
 pub(crate) struct NotedChanges {
     last: Mutex<BTreeMap<u32, (u64, u64)>>,
@@ -27,7 +27,7 @@ pub(crate) struct NotedChanges {
 }
 
 impl NotedChanges {
-    /// Records that a node has stored notes up to this change.
+    /// Records that a node has stored the notes up to this change.
     pub(crate) fn on_noted(&self, node: u32, epoch: u64, change: u64) {
         self.last.lock().insert(node, (epoch, change));
         self.news.notify_one();
@@ -39,7 +39,7 @@ impl NotedChanges {
     }
 }
 
-/// A sent batch.
+/// A batch of notes that was sent to a node and is not confirmed yet.
 #[derive(Debug)]
 struct SentBatch {
     epoch: u64,

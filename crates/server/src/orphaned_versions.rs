@@ -1,10 +1,10 @@
-//! Ends the versions of writers that have disconnected, in all circumstances. This module asks nodes to seal and changes the
+//! Ends the versions of writers that have disconnected, in all circumstances: this module asks nodes to seal objects, and changes the
 //! namespace. Next: `server/src/names`, which applies the requests.
 //!
-//! The table of unsealed versions is the list of open work. A restart of the server therefore forgets no version, and no step is tried
-//! only once. A version that a lost mount was writing is sealed with the content that reached the node, as after an ordinary close.
-//! This is retried without limit until the node is connected and able to seal. A version that another client began is abandoned when
-//! that client has been silent for too long.
+//! The table of unsealed versions is the list of open work. A restart of the server therefore loses no version, and each failed step is
+//! retried. A version that a lost mount was writing is sealed with the content that reached the node, as after an ordinary close. The
+//! server retries the seal until the node is connected and able to seal. A version that another client began is aborted when that client
+//! has been silent for too long.
 
 use crate::clock;
 use crate::cluster::Cluster;
@@ -22,22 +22,22 @@ use tidemill_core::layout::PartOf;
 use tidemill_wire::route::{SealBody, SealResult};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Reason shown for a version of a lost writer that is not sealed yet, if there is no error.
+/// Reason shown for a version of a lost mount that is not sealed yet, if no error occurred.
 pub(crate) const ABOUT_TO_BE_SEALED: &str = "about to be sealed for a lost mount";
 
-/// Interval in which the list is examined.
+/// Interval at which the table of unsealed versions is examined.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Limits of the pause between two tries at one node. The pause doubles after each try.
+/// Shortest pause between two attempts at one node, and (`PAUSE_MAX`) longest pause. The pause doubles after each attempt.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Maximum number of versions sealed with one request.
+/// Maximum number of versions that a node seals in one request.
 const BATCH_MAX: usize = 256;
 
-/// HTTP status of an object that does not exist on the node.
+/// HTTP status of a node's answer about an object that does not exist on the node.
 const NOT_FOUND: u16 = 404;
 const SEALED: u16 = 200;
 
-/// Ends versions: see the module.
+/// The task that ends versions of disconnected writers, as described in the module's documentation.
 #[derive(Debug)]
 pub(crate) struct OrphanedVersions {
     names: Arc<dyn Names>,
@@ -46,19 +46,19 @@ pub(crate) struct OrphanedVersions {
     sessions: Sessions,
     objects: Objects,
     started: i64,
-    /// Nodes that have versions to end.
+    /// Nodes with versions to end, and the progress of each node.
     trials: Mutex<BTreeMap<u32, EndTrial>>,
 }
 
-/// Progress of the tries at one node.
+/// Progress of the attempts to end versions on one node.
 #[derive(Debug)]
 struct EndTrial {
     busy: bool,
     next: Instant,
     pause: Duration,
-    /// The node's connection at the last try.
+    /// Number of the node's connection at the last attempt; `None` if the node was offline.
     epoch: Option<u64>,
-    /// Reason why the last try failed.
+    /// Reason why the last attempt failed.
     why: String,
 }
 
@@ -81,7 +81,7 @@ impl OrphanedVersions {
         })
     }
 
-    /// Ends versions as long as the server runs.
+    /// Ends versions of disconnected writers as long as the server runs.
     pub(crate) async fn run(self: Arc<Self>) {
         let mut logged = String::new();
         loop {
@@ -140,7 +140,7 @@ impl OrphanedVersions {
         Ok(())
     }
 
-    /// Begins to end the versions that these mounts were writing on a node, if the node is up and the pause has passed.
+    /// Starts to end the versions that these mounts were writing on a node, if the node is up and the pause has passed.
     fn try_to_end(self: &Arc<Self>, node: u32, sessions: Vec<u64>) {
         let now = Instant::now();
         let epoch = self.cluster.epoch(node);
@@ -180,7 +180,7 @@ impl OrphanedVersions {
         });
     }
 
-    /// Ends as many versions as possible. Returns the reason why versions are left as an error.
+    /// Ends as many versions as possible on a node. If versions remain, returns the reason as an error.
     async fn end(&self, node: u32, sessions: &[u64]) -> Result<(), String> {
         let mut left = Ok(());
         for &session in sessions {
@@ -210,7 +210,7 @@ impl OrphanedVersions {
         left
     }
 
-    /// Applies the node's result to the namespace.
+    /// Applies the result of a node's seal to the namespace.
     async fn keep(&self, version: &Unfinished, result: SealResult) -> Result<(), String> {
         let Unfinished { ino, object, .. } = *version;
         let op = match result.status {
@@ -250,7 +250,7 @@ impl OrphanedVersions {
         }
     }
 
-    /// Returns the unsealed versions and the reasons.
+    /// Returns the unsealed versions of disconnected writers, with the reason why each is not sealed.
     pub(crate) fn unsealed(&self) -> Result<Vec<v1::Unsealed>, Fault> {
         let unsealed = self.names.unsealed()?;
         let trials = self.trials.lock();
@@ -282,7 +282,7 @@ impl OrphanedVersions {
 }
 
 impl EndTrial {
-    /// Records the reason of a failure. Each reason is logged once.
+    /// Records the reason of a failure at a node. Each reason is logged once.
     fn fails(&mut self, node: u32, why: String) {
         if self.why != why {
             tracing::warn!(

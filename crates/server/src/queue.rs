@@ -1,8 +1,8 @@
-//! Queues of labels on their way to nodes. Next: `server/src/jobs`, which takes labels from the queue and sends them.
+//! Queues that hold labels on their way to nodes. Next: `server/src/jobs`, which fetches labels from the queue and sends them.
 //!
-//! Each decision is stored in the outbox (`jobs/outbox.rs`), in the transaction of the decision, and passed to the queue after the
-//! commit. A queue therefore need not take part in the server's transactions. After a start, or when the queue could not be reached, it
-//! receives all labels without a known end again.
+//! The transaction of a decision stores its labels in the outbox (`jobs/outbox.rs`), and the driver adds the labels to the queue after the
+//! commit. A queue therefore need not take part in the server's transactions. After a start, and after the queue could not be reached, the
+//! driver adds all labels without a known outcome again.
 
 mod address;
 #[cfg(feature = "nats")]
@@ -39,18 +39,18 @@ impl From<Fault> for Unavailable {
     }
 }
 
-/// Queue of labels between the dispatcher and the nodes. A label may be delivered repeatedly until it is acknowledged; nodes carry
-/// out a repeated label only once.
+/// Queue of labels between the dispatcher and the nodes. The queue may deliver a label repeatedly until the label is acknowledged; nodes
+/// execute a repeated label only once.
 pub trait LabelQueue: std::fmt::Debug + Send + Sync {
-    /// Whether the queue may lack labels after a start, or after a time when it could not be used.
+    /// Whether the queue may lack labels after a start of the server, or after a time when the queue could not be used.
     fn may_lack(&self) -> bool {
         true
     }
 
-    /// Takes labels for a node. A label that the queue already has may be delivered again, or not.
+    /// Adds labels for a node. The queue may deliver a label that was added before once more, or not.
     ///
     /// # Errors
-    /// If the queue did not take all labels.
+    /// If the queue did not accept all labels.
     fn enqueue(&self, node: NodeId, labels: Vec<Label>) -> Result<(), Unavailable>;
 
     /// Returns the undelivered labels for a node, oldest first.
@@ -59,37 +59,37 @@ pub trait LabelQueue: std::fmt::Debug + Send + Sync {
     /// If the queue can't be read now.
     fn fetch(&self, node: NodeId) -> Result<Vec<Label>, Unavailable>;
 
-    /// Forgets labels whose end is stored, or that are no longer wanted.
+    /// Removes labels whose outcome is stored, or that are no longer wanted.
     ///
     /// # Errors
-    /// If the labels may be delivered again.
+    /// If the queue may deliver the labels again.
     fn acknowledge(&self, node: NodeId, labels: &[LabelId]) -> Result<(), Unavailable>;
 
-    /// Delivers all labels of a node again that are not acknowledged and not in `known`, the labels with which the node
-    /// reconnected.
+    /// Delivers all labels of a node again, except acknowledged labels and the labels in `known`, which the reconnected node reported to
+    /// know.
     ///
     /// # Errors
-    /// If the labels will not be delivered again.
+    /// If the queue will not deliver the labels again.
     fn redeliver(&self, node: NodeId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable>;
 }
 
 /// Place where labels wait for their nodes.
 #[derive(Clone, Debug, Default)]
 pub enum QueueLocation {
-    /// The server's own database.
+    /// The server's own database holds the labels.
     #[default]
     Own,
-    /// NATS JetStream.
+    /// A stream of NATS JetStream at this address holds the labels.
     Nats(Address),
-    /// An existing queue.
+    /// An existing queue, for tests and simulations, holds the labels.
     Given(Arc<dyn LabelQueue>),
 }
 
-/// Queue without other services: the outbox itself, in the server's database.
+/// Queue that needs no other service: the labels are in the outbox of the server's database.
 #[derive(Debug)]
 pub(crate) struct Journal {
     database: Arc<Database>,
-    /// Labels that were not delivered.
+    /// Labels that the queue has not delivered yet.
     due: Mutex<BTreeMap<NodeId, BTreeMap<LabelId, Label>>>,
 }
 
@@ -103,7 +103,7 @@ impl Journal {
 }
 
 impl LabelQueue for Journal {
-    /// The queue reads all its labels from the outbox.
+    /// This queue lacks no labels, since it reads all labels from the outbox.
     fn may_lack(&self) -> bool {
         false
     }
@@ -120,7 +120,7 @@ impl LabelQueue for Journal {
         Ok(due.into_iter().flat_map(BTreeMap::into_values).collect())
     }
 
-    /// The transaction that stored the end of the labels has removed them.
+    /// This function does nothing: the transaction that stored the outcomes has already removed the labels.
     fn acknowledge(&self, _: NodeId, _: &[LabelId]) -> Result<(), Unavailable> {
         Ok(())
     }
@@ -134,7 +134,7 @@ impl LabelQueue for Journal {
     }
 }
 
-/// A queue outside of the server that exists as long as it is referenced: it outlives servers, not processes.
+/// A queue in memory that exists as long as a reference to it: the queue survives a restart of the server within the same process.
 #[cfg(feature = "simulation")]
 #[derive(Debug, Default)]
 pub struct MemoryQueue {
@@ -238,7 +238,7 @@ mod tests {
         }
     }
 
-    /// Checks a queue's behaviour with labels that stay in the outbox as long as necessary.
+    /// Checks that a queue delivers labels as the trait requires, while the labels are in the outbox.
     fn delivers(queue: &dyn LabelQueue, database: &Database) {
         let post = |node, id| {
             let posted = Posted::new(node, &label(id));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn both_queues_redeliver_label_until_acknowledged() {
+    fn journal_and_memory_queues_redeliver_label_until_acknowledged() {
         for own in [true, false] {
             let directory = tempfile::tempdir().unwrap();
             let database = database(directory.path());
@@ -301,7 +301,7 @@ mod tests {
         }
     }
 
-    /// Measures labels per second in batches: stored, enqueued, fetched, their ends stored, acknowledged.
+    /// Measures the labels per second that a queue handles in batches: stored, added, fetched, with stored outcomes, acknowledged.
     #[cfg(feature = "nats")]
     fn labels_per_second(queue: &dyn LabelQueue, database: &Database) -> u64 {
         const LABELS: u64 = 20_000;
@@ -341,7 +341,7 @@ mod tests {
     #[cfg(feature = "nats")]
     #[test]
     #[ignore = "prints measurements, which need --release"]
-    fn figures() {
+    fn label_queues_print_labels_per_second() {
         let directory = tempfile::tempdir().unwrap();
         let journal = database(directory.path());
         let journal = labels_per_second(&Journal::new(journal.clone()), &journal);

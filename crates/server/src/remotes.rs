@@ -1,5 +1,5 @@
-//! Addresses of stores outside of the cluster, by name. Clients access the stores themselves, with keys that the cluster never sees. This
-//! module writes the table of remotes.
+//! Remotes: names for addresses of stores outside of the cluster. Clients access the stores themselves, with keys that the cluster never
+//! sees. This module writes the table of remotes.
 
 use crate::access::{Access, aside};
 use crate::attached::{self, AttachRefusal, StoreScans};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
-/// Maximum number of remotes.
+/// Maximum number of remotes in the cluster.
 const REMOTES_MAX: usize = 256;
 const NAME_BYTES_MAX: usize = 64;
 const URI_BYTES_MAX: usize = 2000;
@@ -52,8 +52,8 @@ pub(crate) fn one(db: &Connection, name: &str) -> Result<Option<v1::Remote>, Fau
     Ok(statement.query_row([name], read).optional()?)
 }
 
-/// Checks that a name is one component of a path and of a file's name, and that an address has no user, password or key, since all users
-/// may read it here.
+/// Checks that the name of a remote is valid in paths and in file names, and that the address has no user, password or key, since all users
+/// may read the address.
 fn checked(asked: &v1::AddRemoteRequest) -> Result<(), Status> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let name = &asked.name;
@@ -251,7 +251,7 @@ impl v1::remotes_server::Remotes for RemoteService {
     }
 }
 
-/// Converts the result of a request to an answer.
+/// Converts the result of a request about a remote to a gRPC answer.
 fn answered<T>(came: Result<Result<T, AttachRefusal>, Fault>) -> Result<Response<T>, Status> {
     let came = came.map_err(|fault| refused(&fault))?;
     came.map(Response::new).map_err(|refusal| {

@@ -1,6 +1,6 @@
 //! Removal of objects without a name. The table `removal` is a durable list, written in the transaction that makes the objects garbage.
-//! When nobody reads the objects and their node is up, they become labels with many objects each. They leave the list when such a
-//! label has succeeded. A second removal is no error, and an object that could not be removed becomes part of a label again. Next:
+//! When no client reads the objects and their node is up, labels remove many objects each. Objects leave the list when their label has
+//! succeeded. A repeated removal is no error, and an object that could not be removed becomes part of another label. Next:
 //! `server/src/jobs`, whose driver creates the labels.
 
 use crate::cluster::Cluster;
@@ -18,15 +18,15 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_core::id::{LabelId, NodeId, ObjectId};
 
-/// Interval in which the list is examined.
+/// Interval at which the list of objects to remove is examined.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Minimum time between listing and removal, so that a client that has just looked the object up can open it.
+/// Minimum time in nanoseconds between listing and removal, so that a client that has just looked up the object can open it.
 const REST_NS: i64 = 1_000_000_000;
-/// Time after a start in which mounts can report their open files. Objects that were listed before the start are not removed until then.
+/// Time after a start, in nanoseconds, in which mounts can report open files. Objects listed before the start are not removed earlier.
 const START_GRACE_NS: i64 = 15 * 1_000_000_000;
-/// Pause before another attempt to remove an object.
+/// Pause in nanoseconds before another attempt to remove an object.
 const AGAIN_NS: i64 = 30 * 1_000_000_000;
-/// Maximum number of objects in one label.
+/// Maximum number of objects that one label removes.
 const OBJECTS_MAX: usize = 1024;
 
 /// The list of objects to remove.
@@ -46,7 +46,7 @@ impl Garbage {
         }
     }
 
-    /// Makes the driver create labels as long as the server runs.
+    /// Makes the driver create labels for removals as long as the server runs.
     pub(crate) async fn watch(self, cluster: Arc<Cluster>, driver: Sender<DriverMessage>) {
         loop {
             tokio::time::sleep(PERIOD).await;
@@ -63,7 +63,7 @@ impl Garbage {
         }
     }
 
-    /// Replaces unused versions of several objects by their objects, which are then removed separately.
+    /// Replaces unused versions of several objects in the list by their objects, which are then removed separately.
     async fn let_go(&self) -> Result<(), Fault> {
         let any = self.database.read(|db| {
             let sql = "SELECT 1 FROM removal WHERE node = ?1";
@@ -78,7 +78,7 @@ impl Garbage {
         self.database.write(let_go).await
     }
 
-    /// Returns the range of listing times of objects that can be removed now: the exclusive end, and the inclusive start.
+    /// Returns the range of listing times of objects that can be removed now: the exclusive end and the inclusive start, in nanoseconds.
     fn queued(&self) -> (i64, i64) {
         let now = clock::now_ns();
         let since = if now - self.started < START_GRACE_NS {
@@ -89,8 +89,8 @@ impl Garbage {
         (now - REST_NS, since)
     }
 
-    /// Returns objects of a node after `after` that can be removed now and have no label in progress: in order, at most as many as
-    /// one label takes.
+    /// Returns objects of a node after `after` that can be removed now and have no label in progress: in order, at most as many as one
+    /// label removes.
     pub(crate) fn due(&self, node: u32, after: ObjectId) -> Result<Vec<ObjectId>, Fault> {
         let mut after = after;
         loop {
@@ -112,9 +112,9 @@ impl Garbage {
         }
     }
 
-    /// Returns the next objects of the list. The flag says whether the object still belongs to a version on another node: nobody is
-    /// then directed to read it here, and a rule that is triggered by it reads it there. A map that was sent to this node during the write
-    /// reads it here.
+    /// Returns the next objects of the list. The flag states whether the object still belongs to a version on another node. In that case no
+    /// client is directed to read the object on this node, and a rule run reads the object on the other node. Only a map task that was sent
+    /// to this node during the write reads the object here.
     fn page(&self, node: u32, after: ObjectId) -> Result<Vec<(ObjectId, bool)>, Fault> {
         let (before, since) = self.queued();
         self.database.read(|db| {
@@ -139,7 +139,7 @@ impl Garbage {
     }
 }
 
-/// Records that a label is to remove these objects of a node.
+/// Records that a label is to remove these objects from a node.
 pub(crate) fn labelled(
     db: &Connection,
     label: LabelId,
@@ -156,7 +156,7 @@ pub(crate) fn labelled(
     Ok(())
 }
 
-/// Records the end of a label that was to remove these objects of a node. A failed label may have removed some of them.
+/// Records the end of a label that was to remove these objects from a node. A failed label may have removed some of the objects.
 pub(crate) fn ended(
     db: &Connection,
     node: NodeId,

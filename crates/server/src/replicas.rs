@@ -1,9 +1,9 @@
-//! Additional replicas of versions. The tables `short` and `migration` say which replicas are missing or are to be removed, and labels create
-//! them. Next: `server/src/jobs`, whose driver calls this module and sends the labels.
+//! Additional replicas of versions. The tables `short` and `migration` list the replicas that are missing or are to be removed, and labels
+//! create them. Next: `server/src/jobs`, whose driver calls this module and sends the labels.
 //!
-//! A replica has the id of the version, on another node. Its row in `replica` is written together with its label, and becomes current when
-//! the label has succeeded. The row is deleted with the version, whatever its label does then. A row of `short` is deleted when there are
-//! as many replicas as wanted, so a restart finds in `short` exactly the work that is left.
+//! A replica has the id of the version, and is on another node. Its row in `replica` is written together with its label, and becomes
+//! current when the label has succeeded. The row is deleted with the version, whatever the outcome of its label. A row of `short` is
+//! deleted when a version has as many replicas as wanted, so after a restart `short` lists exactly the remaining work.
 
 use crate::attached;
 use crate::clock;
@@ -33,22 +33,22 @@ use tidemill_core::layout::{PartOf, Selection};
 use tidemill_core::replicas::{OnlineNode, REPLICAS_MAX, ReplicaSet, ReplicaState, ReplicaStep};
 use tidemill_wire::v1;
 
-/// Interval in which missing replicas are looked up.
+/// Interval at which the server checks for missing replicas.
 const PERIOD: Duration = Duration::from_millis(500);
 /// Maximum number of versions examined in one batch.
 pub(crate) const VERSIONS_MAX: usize = 256;
-/// Maximum number of a node's versions listed in one batch.
+/// Maximum number of versions of one node that are read in one batch.
 const PAGE_MAX: u32 = 4096;
-/// Value of `lost.after` when all versions are listed.
+/// Value of the column `lost.after` when all versions of the node are listed.
 const ALL: i64 = i64::MAX;
-/// Maximum number of unavailable files that are named.
+/// Maximum number of unavailable files whose names are reported.
 const LOST_NAMED_MAX: i64 = 10;
-/// Longest pause between seals that still belong to one run of files. The files of a run are copied when the run ends, since copying
-/// would slow down the program that writes them.
+/// Longest pause between seals that still belong to one run of new files. The files of a run are replicated when the run ends, since
+/// replication would slow down the program that writes the files.
 const GIVE_WAY_NS: i64 = 200_000_000;
-/// Maximum wait of the first file of a run.
+/// Maximum wait of the first file of a run, in nanoseconds, before its replication starts.
 const GIVE_WAY_NS_MAX: i64 = 5 * 1_000_000_000;
-/// Time for which a version is skipped after no replica of it could be created.
+/// Time in nanoseconds for which a version is skipped after no replica of the version could be created.
 pub(crate) const REST_NS: i64 = 10 * 1_000_000_000;
 
 /// A version that may have fewer replicas than wanted.
@@ -58,35 +58,35 @@ pub(crate) struct UnderReplicated {
     pub(crate) owner: Owner,
     ino: u64,
     path: String,
-    /// Version that contains the object as a part; `None` for a whole version.
+    /// Version that contains the object as a part; `None` if the object is a whole version.
     part: Option<PartOf>,
-    /// Whether the version is in the burst tier and was stored on another node at the last look.
+    /// Whether the version is in the burst tier and was also stored on a node of the capacity tier at the last check.
     staged_out: bool,
-    /// Whether the version no longer belongs to a file.
+    /// Whether the version was deleted and no longer belongs to a file.
     deleted: bool,
-    /// Nodes whose stores must not be written by the file of this path.
+    /// Nodes with a backend in which the file at this path must not be written.
     not_written: Vec<u32>,
 }
 
 /// Finding about the replicas of a version.
 #[derive(Clone, Debug)]
 pub(crate) enum ReplicaFinding {
-    /// There are enough replicas, or none are wanted any more.
+    /// The version has enough replicas, or no replicas are wanted any more.
     Enough,
-    /// No replica can be created or removed now. `has` replicas are current (`short.has`), which may be as many as there can be.
+    /// No replica can be created or removed now. `has` replicas are current (column `short.has`), which may be as many as possible.
     Rest { has: i64, stored: bool },
-    /// The replica that somebody wanted to move is needed where it is.
+    /// A replica with a requested migration must stay on its node.
     Stay,
-    /// The replicas `goes` are too many, or are to be removed, and `first` is the first replica after that.
+    /// The replicas on the nodes `goes` are to be removed, and `first` is the node of the first replica afterwards.
     Surplus { goes: Vec<NodeId>, first: NodeId },
 }
 
-/// Nodes for which the server no longer waits.
+/// Nodes that have been offline for longer than the repair delay.
 #[derive(Debug)]
 pub(crate) struct Losses {
-    /// Time for which a node may be offline.
+    /// Time for which a node may be offline before its replicas are recreated.
     pub(crate) after: Duration,
-    /// Lost nodes, and nodes that were lost and have reconnected, until their versions are examined.
+    /// Lost nodes, and lost nodes that have reconnected, until all their versions are examined.
     nodes: BTreeMap<u32, Loss>,
 }
 
@@ -97,7 +97,7 @@ struct Loss {
     all: bool,
 }
 
-/// Order to examine more versions of a node that is lost or has reconnected, or all of them from the first.
+/// Request to examine more versions of a node that is lost or has reconnected, or all of its versions from the first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReplicaReview {
     node: u32,
@@ -106,7 +106,7 @@ pub(crate) struct ReplicaReview {
 }
 
 impl Losses {
-    /// Reads the stored losses.
+    /// Reads the lost nodes from the database.
     pub(crate) fn new(db: &Connection, after: Duration) -> Result<Self, Fault> {
         let mut statement = db.prepare("SELECT node, back, after FROM lost")?;
         let rows = statement.query_map([], |row| {
@@ -126,7 +126,7 @@ impl Losses {
         lost.map(|(&node, _)| node).collect()
     }
 
-    /// Updates the losses from the offline and the connected nodes. Returns the versions to examine.
+    /// Updates the lost nodes from the nodes that are offline and up. Returns the reviews of versions that are due.
     pub(crate) fn renew(&mut self, offline: &BTreeSet<u32>, up: &[u32]) -> Vec<ReplicaReview> {
         let mut looks = Vec::new();
         for &node in offline {
@@ -168,19 +168,19 @@ impl Losses {
         looks
     }
 
-    /// Reads the losses again after a change was stored.
+    /// Reads the lost nodes again after a change was stored.
     pub(crate) fn looked(&mut self, db: &Connection) -> Result<(), Fault> {
         self.nodes = Self::new(db, self.after)?.nodes;
         Ok(())
     }
 
-    /// Whether more versions have to be examined.
+    /// Whether more versions of a lost or reconnected node have to be examined.
     pub(crate) fn pending(&self) -> bool {
         self.nodes.values().any(|loss| !loss.all)
     }
 }
 
-/// Puts the next versions of a node on the list of versions to examine.
+/// Adds the next versions of a node to the list of versions to examine.
 pub(crate) fn look(db: &Connection, look: ReplicaReview, now: i64) -> Result<(), Fault> {
     if look.begin {
         let sql = "INSERT OR REPLACE INTO lost VALUES (?1, ?2, 0)";
@@ -231,7 +231,7 @@ pub(crate) fn look(db: &Connection, look: ReplicaReview, now: i64) -> Result<(),
     Ok(())
 }
 
-/// Returns the nodes of the burst tier that hold too much.
+/// Returns the nodes of the burst tier that are filled above the limit for eviction.
 pub(crate) fn filling(database: &Database, cluster: &Cluster) -> Vec<TierNode> {
     let mut tier = cluster.tier();
     tier.retain(|&free| {
@@ -242,7 +242,7 @@ pub(crate) fn filling(database: &Database, cluster: &Cluster) -> Vec<TierNode> {
     tier
 }
 
-/// Makes the driver look for missing replicas as long as the server runs.
+/// Makes the driver check for missing replicas periodically, as long as the server runs.
 pub(crate) async fn watch(
     database: Arc<Database>,
     cluster: Arc<Cluster>,
@@ -263,7 +263,7 @@ pub(crate) async fn watch(
     }
 }
 
-/// Returns the numbers of missing replicas and the names of unavailable files.
+/// Returns the number of versions with missing replicas, and the names of unavailable files.
 pub(crate) fn health(db: &Connection) -> Result<v1::ReplicaHealth, Fault> {
     let count = |sql: &str| -> Result<u64, Fault> {
         let mut statement = db.prepare_cached(sql)?;
@@ -286,8 +286,8 @@ pub(crate) fn health(db: &Connection) -> Result<v1::ReplicaHealth, Fault> {
     })
 }
 
-/// Returns the versions to examine up to `until`, those with the fewest replicas first. New versions wait while more arrive. A version is
-/// left out while a node that is up creates a replica of it.
+/// Returns the versions to examine up to `until`; versions with the fewest replicas come first. New versions wait while more new versions
+/// arrive. A version is left out while a node that is up creates a replica of the version.
 pub(crate) fn due(
     db: &Connection,
     (now, until): (i64, i64),
@@ -318,12 +318,12 @@ pub(crate) fn due(
     Ok(objects)
 }
 
-/// Facts about nodes that are not in the tables of versions.
+/// Facts about absent or drained nodes that the tables of versions lack.
 #[derive(Debug)]
 pub(crate) struct NodeAbsences {
-    /// Nodes for which the server no longer waits, and nodes that were removed from the cluster.
+    /// Nodes that have been offline for longer than the repair delay, and nodes that were removed from the cluster.
     pub(crate) lost: BTreeSet<u32>,
-    /// Nodes that are being emptied.
+    /// Nodes that are being drained.
     pub(crate) emptied: BTreeSet<u32>,
     /// Number of nodes that could hold replicas.
     pub(crate) places: usize,
@@ -348,7 +348,7 @@ impl NodeAbsences {
     }
 }
 
-/// Reads all facts about a version that may lack replicas, or is to move.
+/// Reads all facts about a version that may lack replicas or has a requested migration.
 pub(crate) fn short(
     db: &Connection,
     object: i64,
@@ -432,7 +432,7 @@ fn going(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     Ok(going.collect::<Result<_, _>>()?)
 }
 
-/// Returns the node that is to have a replica because somebody wants one there, or `None` if that node already has a replica.
+/// Returns the node for which a replica was requested, or `None` if that node already has a replica.
 fn staged(
     migrations: &[migrations::Migration],
     holders: &[(NodeId, ReplicaState)],
@@ -466,7 +466,7 @@ impl UnderReplicated {
         }
     }
 
-    /// Returns the next step for the version while these nodes are up.
+    /// Returns the next step for the version's replicas, given the nodes that are up.
     pub(crate) fn next(&self, sites: &[OnlineNode]) -> ReplicaStep {
         if self.not_written.is_empty() {
             return self.kept.next(sites);
@@ -483,12 +483,12 @@ impl UnderReplicated {
         self.deleted
     }
 
-    /// Whether the version is no longer stored outside the burst tier.
+    /// Whether the version was staged out, but is no longer stored on any node of the capacity tier.
     pub(crate) fn stages_out_again(&self) -> bool {
         self.staged_out && !self.deleted && !self.kept.is_stored()
     }
 
-    /// Returns the operation of a node that is to create a replica.
+    /// Returns the operation of a label that creates a replica by copying from the node `from`.
     pub(crate) fn operation(&self, from: NodeId) -> Operation {
         Operation::Copy {
             from: LabelInput {
@@ -510,8 +510,8 @@ impl UnderReplicated {
     }
 }
 
-/// Returns the existing replicas of some objects except the first of each. This includes replicas that are to be removed as soon as nobody
-/// reads them. With `moved`, the first replicas are included, too, for callers that may know an earlier first replica.
+/// Returns the existing replicas of some objects except the first of each. The result includes replicas that are removed as soon as no
+/// client reads them. With `moved`, the first replicas are included, too, for callers that may know an earlier first replica.
 pub(crate) fn of_all(
     db: &Connection,
     objects: &[ObjectId],
@@ -559,7 +559,7 @@ pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     Ok(nodes)
 }
 
-/// Keeps the replicas of a version that are still to be removed, if every other replica is corrupt.
+/// Cancels the removal of a version's replicas if every other replica is corrupt.
 pub(crate) fn reprieve(
     db: &Connection,
     object: u64,
@@ -592,7 +592,7 @@ pub(crate) fn reprieve(
     Ok(())
 }
 
-/// Records that a label is to create a replica. A version that was deleted in the meantime gets none.
+/// Records that a label is to create a replica on a node. Does nothing if the version was deleted in the meantime.
 pub(crate) fn coming(db: &Connection, object: u64, node: NodeId) -> Result<(), Fault> {
     let sql = "INSERT OR IGNORE INTO replica SELECT object, ?2, ?3 FROM held \
                WHERE object = ?1 AND removed = 0 AND node != ?2";
@@ -601,7 +601,7 @@ pub(crate) fn coming(db: &Connection, object: u64, node: NodeId) -> Result<(), F
     Ok(())
 }
 
-/// Records the end of a label that was to create a replica.
+/// Records the outcome of a label that was to create a replica.
 pub(crate) fn ended(
     db: &Connection,
     object: ObjectId,
@@ -642,7 +642,7 @@ pub(crate) fn ended(
     remove_replica(db, object.0, node.0, now)
 }
 
-/// Stores a finding about the replicas of a version. Returns the change to announce to clients that know its file.
+/// Stores a finding about the replicas of a version. Returns the change to announce to clients that use the version's file.
 pub(crate) fn found(
     db: &Connection,
     object: ObjectId,
@@ -667,8 +667,8 @@ pub(crate) fn found(
     }
 }
 
-/// Removes a version from the tables `short` and `migration`. A version with a wanted migration from one of its nodes is examined later instead:
-/// somebody has just asked for the migration, or the migration can't be done now.
+/// Removes a version from the tables `short` and `migration`. If a migration from one of the version's nodes is requested, the version
+/// is examined later instead: the request is new, or the migration can't be done now.
 fn enough(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     let object = object.cast_signed();
     let sql = "SELECT 1 FROM migration WHERE object = ?1 AND (source = (SELECT node FROM held WHERE object = ?1 \
@@ -685,7 +685,7 @@ fn enough(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     burst::staged_out(db, object)
 }
 
-/// Removes replicas. If the first replica is one of them, another replica becomes the first.
+/// Removes replicas. If the first replica is removed, another replica becomes the first.
 fn remove(
     db: &Connection,
     object: u64,
@@ -729,7 +729,7 @@ mod tests {
     use crate::names::SqliteNames;
 
     #[test]
-    fn removal_of_multipart_version_hides_no_replicas() {
+    fn removed_multipart_version_does_not_hide_replicas_of_other_objects() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let database = names.database();
@@ -768,7 +768,7 @@ mod tests {
     }
 
     #[test]
-    fn short_versions_wait_for_newer_ones_for_bounded_time() {
+    fn replication_of_new_versions_waits_for_end_of_run_at_most_5_s() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let database = names.database();

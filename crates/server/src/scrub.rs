@@ -1,9 +1,9 @@
-//! Scrubs: nodes read all of their objects, or some, and compare them with their hashes. This module writes the tables of scrubs.
+//! Scrubs: nodes read all of their objects, or some, and compare the bytes with the stored hashes. This module writes the tables of scrubs.
 //! Next: `server/src/jobs`, whose driver creates the labels.
 //!
-//! A scrub of one node is a row of `scrub`, with the objects of a list in `verify` or, for all objects, the progress. The driver
-//! creates labels for it with a few hundred objects each, and few at a time. A row and its labels change in one transaction, so a restart
-//! finds the remaining work. All objects of each node are also read regularly.
+//! A scrub of one node is a row of `scrub`. The table `verify` has the objects of a list; for a scrub of all objects, the row has the
+//! progress. The driver creates labels of a few hundred objects each, and few labels at a time. A row and its labels change in one
+//! transaction, so after a restart the tables list the remaining work. All objects of each node are also read regularly.
 
 use crate::clock;
 use crate::cluster::Cluster;
@@ -21,20 +21,20 @@ use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::label::{Corrupt, Operation};
 use tidemill_wire::v1;
 
-/// Interval in which work is looked for.
+/// Interval at which the server checks for due scrubs.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Maximum number of objects of one label.
+/// Maximum number of objects that one label reads.
 const OBJECTS_MAX: u32 = 256;
-/// Number of bytes from which a label takes no more objects.
+/// Total size in bytes from which no more objects are added to a label.
 const BYTES_MAX: u64 = 1 << 30;
-/// Maximum number of a list's objects stored in one transaction.
+/// Maximum number of objects of a list that are stored in one transaction.
 const LIST_MAX: usize = 4096;
-/// Time for which ended scrubs are stored.
+/// Time in nanoseconds for which ended scrubs stay in the database.
 const KEPT_NS: i64 = 86_400 * 1_000_000_000;
-/// Value of `ended` for a scrub whose list is not complete yet.
+/// Value of the column `ended` for a scrub whose list of objects is still being stored.
 const LISTING: i64 = -1;
 
-/// Position at which a scrub continues.
+/// Position at which a scrub continues on a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScrubPosition {
     id: i64,
@@ -44,7 +44,7 @@ pub(crate) struct ScrubPosition {
     after: i64,
 }
 
-/// Returns the scrubs that have no label in progress.
+/// Returns the scrubs that have no label in progress, each with its position.
 pub(crate) fn open(db: &Connection) -> Result<Vec<ScrubPosition>, Fault> {
     let sql = "SELECT scrub, node, listed, idle, after FROM scrub \
                WHERE ended = 0 AND labels = 0 ORDER BY idle, scrub";
@@ -66,7 +66,7 @@ impl ScrubPosition {
         self.id.cast_unsigned()
     }
 
-    /// Returns the next objects to read; `None` after the last.
+    /// Returns the operation that reads the next objects; `None` after the last object.
     pub(crate) fn next(&self, db: &Connection) -> Result<Option<Operation>, Fault> {
         let sql = if self.listed {
             "SELECT verify.object, coalesce(size, 0) FROM verify LEFT JOIN held USING (object) \
@@ -103,7 +103,7 @@ impl ScrubPosition {
     }
 }
 
-/// Records that a label is about to be sent.
+/// Records that a label of a scrub is about to be sent.
 pub(crate) fn labelled(db: &Connection, scrub: u64, last: Option<ObjectId>) -> Result<(), Fault> {
     let sql = "UPDATE scrub SET labels = labels + 1, after = coalesce(?2, after) WHERE scrub = ?1";
     let last = last.map(|object| object.0.cast_signed());
@@ -112,14 +112,14 @@ pub(crate) fn labelled(db: &Connection, scrub: u64, last: Option<ObjectId>) -> R
     Ok(())
 }
 
-/// Result of a label.
+/// Result of a label that read objects.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ScrubbedLabel {
     pub(crate) bytes: u64,
     pub(crate) corrupt: Vec<Corrupt>,
 }
 
-/// Records the end of a label. If it has failed, only its corrupt objects are known.
+/// Records the end of a label that read objects. If the label has failed, only its corrupt objects are known.
 pub(crate) fn ended(
     db: &Connection,
     shared: &NamesShared,
@@ -145,7 +145,7 @@ pub(crate) fn ended(
     Ok(())
 }
 
-/// Records the end of a scrub without remaining objects.
+/// Records the end of a scrub that has no objects left to read.
 pub(crate) fn finish(db: &Connection, scrub: u64, now: i64) -> Result<(), Fault> {
     let id = [scrub.cast_signed()];
     db.prepare_cached("DELETE FROM verify WHERE scrub = ?1")?
@@ -178,7 +178,7 @@ fn new_request(db: &Connection) -> Result<u64, Fault> {
     Ok(request.cast_unsigned())
 }
 
-/// Orders a scrub of all objects of these nodes. Returns the number of the request.
+/// Requests a scrub of all objects of these nodes. Returns the number of the request.
 pub(crate) fn ask_for_all(db: &Connection, nodes: &[u32], now: i64) -> Result<u64, Fault> {
     let request = new_request(db)?;
     for &node in nodes {
@@ -187,7 +187,7 @@ pub(crate) fn ask_for_all(db: &Connection, nodes: &[u32], now: i64) -> Result<u6
     Ok(request)
 }
 
-/// Orders a scrub of these objects, by node. Returns the number of the request.
+/// Requests a scrub of these objects, by node. Returns the number of the request.
 pub(crate) async fn ask_for(
     database: &Database,
     lists: Vec<(u32, Vec<u64>)>,
@@ -226,7 +226,7 @@ pub(crate) async fn ask_for(
     Ok(request)
 }
 
-/// Returns the progress of scrubs: those of a request, or for all nodes the last complete one and those in progress.
+/// Returns the progress of the scrubs of a request; without a request, of each node's last complete scrub and the scrubs in progress.
 pub(crate) fn list(db: &Connection, request: Option<u64>) -> Result<Vec<v1::NodeScrub>, Fault> {
     let sql = "SELECT node, begun, ended, objects, bytes, corrupt, idle, \
                iif(listed, 0, after), (SELECT next FROM counter WHERE name = 'object'), request FROM scrub \
@@ -252,7 +252,7 @@ pub(crate) fn list(db: &Connection, request: Option<u64>) -> Result<Vec<v1::Node
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Deletes scrubs whose lists were incomplete at the end of an earlier run of the server.
+/// Deletes scrubs whose lists of objects were incomplete when an earlier run of the server ended.
 pub(crate) fn clean(db: &Connection) -> Result<(), Fault> {
     for sql in [
         "DELETE FROM verify WHERE scrub IN (SELECT scrub FROM scrub WHERE ended = -1)",
@@ -263,7 +263,7 @@ pub(crate) fn clean(db: &Connection) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Begins to read all objects of the nodes for which the interval has passed. A new node is first read after one interval.
+/// Begins a scrub of all objects of each node whose interval has passed. The first scrub of a new node begins after one interval.
 fn begin(db: &Connection, nodes: &[u32], every: Duration, now: i64) -> Result<(), Fault> {
     let sql = "SELECT ended FROM scrub WHERE node = ?1 AND listed = 0 ORDER BY ended = 0 DESC, ended DESC LIMIT 1";
     let every = i64::try_from(every.as_nanos()).unwrap_or(i64::MAX);
@@ -280,7 +280,7 @@ fn begin(db: &Connection, nodes: &[u32], every: Duration, now: i64) -> Result<()
     Ok(())
 }
 
-/// Whether a scrub of a node is due, or its first interval has to be recorded.
+/// Whether a scrub of a node is due, or the start of the node's first interval has to be recorded.
 fn is_due(db: &Connection, nodes: &[u32], every: Duration, now: i64) -> Result<bool, Fault> {
     let sql = "SELECT coalesce(max(iif(ended = 0, ?2, ended)), 0) FROM scrub WHERE node = ?1 AND listed = 0";
     let every = i64::try_from(every.as_nanos()).unwrap_or(i64::MAX);
@@ -294,7 +294,7 @@ fn is_due(db: &Connection, nodes: &[u32], every: Duration, now: i64) -> Result<b
     Ok(false)
 }
 
-/// Makes the driver look for work as long as the server runs. With `every`, all objects of each node are read once in that interval.
+/// Makes the driver check for due scrubs as long as the server runs. With `every`, all objects of each node are read once in that interval.
 pub(crate) async fn watch(
     database: Arc<Database>,
     cluster: Arc<Cluster>,

@@ -80,10 +80,10 @@ use tonic::service::Routes;
 const CONNECTIONS_EACH_MAX: usize = 32;
 const CONNECTIONS_BY_TCP_EACH_MAX: usize = 128;
 
-/// Interval within which changes of names reach waiting jobs together.
+/// Interval after which changes of names are reported to waiting jobs together.
 const COALESCE: Duration = Duration::from_millis(5);
 
-/// Time limit for the process that holds the directory to end.
+/// Time limit for another process to release the lock on the server's directory.
 const ENDING: Duration = Duration::from_secs(1);
 
 /// Default rate of copying between nodes for repairs and migrations, in bytes per second: twice the rate of a link of 1 Gbit/s.
@@ -94,21 +94,21 @@ pub const MOVE_BYTES_PER_SEC: u64 = 250_000_000;
 pub struct ServeConfig {
     /// Directory of the server: database, token, socket. The server creates it if it is missing.
     pub dir: PathBuf,
-    /// TCP address to listen on. Port 0 selects a free port.
+    /// TCP address on which the server listens. Port 0 selects a free port.
     pub listen: SocketAddr,
-    /// Path of the Unix socket; `None` for `server.sock` in the directory.
+    /// Path of the server's Unix socket; `None` for `server.sock` in the directory.
     pub socket: Option<PathBuf>,
     /// Whether TCP connections to the server and to its nodes use TLS.
     pub tls: bool,
     /// Additional names, of hosts or addresses, in the server's certificate, for programs that fetch files by URL.
     pub tls_names: Vec<String>,
-    /// Policy of jobs that name none.
+    /// Scheduling policy of jobs that name no policy.
     pub default_policy: String,
     /// Time for which a node may be offline before its labels are assigned to other nodes.
     pub node_timeout: Duration,
-    /// Time for which a mount may be offline before its open files are closed by the server.
+    /// Time for which a mount may be offline before the server closes the mount's open files.
     pub mount_timeout: Duration,
-    /// Time for which finished jobs stay on the list; `None` for until somebody deletes them.
+    /// Time for which finished jobs stay in the job list; `None`: finished jobs stay until a user deletes them.
     pub keep_jobs: Option<Duration>,
     /// Assumed rate at which nodes fetch from each other if they report none, in bytes per second.
     pub link_bytes_per_sec: u64,
@@ -116,13 +116,13 @@ pub struct ServeConfig {
     pub replicas: WantedReplicas,
     /// Time for which a node may be offline before its replicas are recreated on other nodes.
     pub repair_after: Duration,
-    /// Interval in which all objects of each node are read and compared with their hashes; `None`: only on request.
+    /// Interval at which a scrub reads all objects of each node and compares them with their hashes; `None`: only on request.
     pub scrub_every: Option<Duration>,
-    /// Rate limit of recreated replicas and of migrations in the whole cluster, in bytes per second; 0 for no limit.
+    /// Rate limit of recreated replicas and of migrations in the whole cluster, in bytes per second; 0 means no limit.
     pub move_bytes_per_sec: u64,
-    /// Place where labels wait for their nodes.
+    /// Place where labels wait for their nodes: the database or NATS.
     pub queue: QueueLocation,
-    /// Settings of suspending nodes.
+    /// Settings of suspending idle nodes.
     pub elastic: Elastic,
     /// Limits of each user.
     pub limits: UserLimits,
@@ -130,12 +130,12 @@ pub struct ServeConfig {
     pub burst: burst::TierLimits,
 }
 
-/// Default interval in which all objects of a node are read.
+/// Default interval at which a scrub reads all objects of a node.
 const SCRUB_EVERY_DEFAULT: Duration = Duration::from_secs(7 * 86_400);
 
 impl ServeConfig {
-    /// Returns the settings of a server in `dir` with all else at its default: a free port on the loopback address, 10 s node timeout,
-    /// 1 Gbit/s links.
+    /// Returns the settings of a server in `dir` with default values for all other settings: a free port on the loopback address, 10 s node
+    /// timeout, 1 Gbit/s links.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
@@ -169,15 +169,15 @@ pub enum StartError {
     File {
         /// Path of the file or directory.
         path: String,
-        /// Error of the system.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The TCP address can't be used.
     #[error("can't listen on {address}: {source}; is another server running there?")]
     Listen {
-        /// The address.
+        /// The TCP address.
         address: String,
-        /// Error of the system.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The cluster's CA can't be used.
@@ -191,7 +191,7 @@ pub enum StartError {
     /// The cluster's token can't be used.
     #[error(transparent)]
     Token(#[from] CredentialError),
-    /// The other tokens can't be used.
+    /// The tokens other than the cluster's token can't be used.
     #[error(transparent)]
     Tokens(#[from] TokensError),
     /// The server's own certificate can't be used.
@@ -203,18 +203,18 @@ pub enum StartError {
     /// The database can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The queue of labels can't be used.
+    /// The queue of labels can't be used, for example because NATS can't be reached.
     #[cfg(feature = "nats")]
     #[error("the queue of labels can't be used: {0}")]
     Queue(std::io::Error),
-    /// Labels are to wait in NATS, and this program was built without NATS.
+    /// The settings require NATS for labels, and this program was built without NATS.
     #[cfg(not(feature = "nats"))]
     #[error(
         "labels can't wait in NATS: this program was built without it; build it with `cargo build --release -p tidemill-cli --features nats`, \
          or start it without --queue"
     )]
     NoNats,
-    /// The default policy is not known.
+    /// The name of the default policy is unknown.
     #[error(transparent)]
     Policy(#[from] tidemill_core::policy::UnknownPolicy),
     /// The content of the database can't be used.
@@ -238,7 +238,7 @@ pub struct RunningServer {
 }
 
 impl RunningServer {
-    /// Opens the directory and begins to serve.
+    /// Opens the server's directory and starts to serve.
     ///
     /// # Errors
     /// If the directory, its database, the socket or the address can't be used.
@@ -395,7 +395,7 @@ fn settings(
     })
 }
 
-/// Starts the background tasks of the server, which run as long as the server.
+/// Starts the background tasks, which run as long as the server runs.
 fn keep_up(
     (names, keep_jobs): (&Arc<SqliteNames>, Option<Duration>),
     cluster: Arc<Cluster>,
@@ -428,7 +428,7 @@ fn start_local(
     LocalNamesService::start(&path, lease_recalls, access).map_err(|source| file(&path, source))
 }
 
-/// Settings by which the driver decides, and the place where it puts labels.
+/// Settings for the decisions of the driver, and the queue to which the driver adds labels.
 struct Decides {
     policy: String,
     repairing: Repairing,
@@ -450,7 +450,7 @@ impl Decides {
     }
 }
 
-/// Starts the driver. It reads unfinished jobs first, which may take a while, and then runs on a thread of its own.
+/// Starts the driver. The driver first reads unfinished jobs, which may take a while, and then runs on its own thread.
 async fn start_driver(
     names: &Arc<SqliteNames>,
     cluster: &Arc<Cluster>,
@@ -618,7 +618,7 @@ impl ServiceParts {
     }
 }
 
-/// Passes the settings to the operations on names.
+/// Applies the settings of the server to the namespace.
 fn tell(names: &SqliteNames, config: &ServeConfig) {
     names.shared().set_replicas(config.replicas);
     names.shared().bursts.set_limits(config.burst);
@@ -640,7 +640,7 @@ fn remotes(names: &Arc<SqliteNames>, access: &Arc<Access>) -> RemotesServer<Remo
     })
 }
 
-/// Returns the services at which clients wait for changes.
+/// Returns the services through which clients wait for changes.
 fn waits(
     names: &Arc<SqliteNames>,
     access: &Arc<Access>,
@@ -678,7 +678,7 @@ pub(crate) async fn forward_changes(
     }
 }
 
-/// Opens the cluster's CA and the identity that it has signed for this server.
+/// Opens the cluster's CA, and the server's identity signed by the CA.
 fn open_ca(path: &Path, config: &ServeConfig) -> Result<(Arc<Ca>, ServerIdentity), StartError> {
     let at = |reason| StartError::Ca {
         path: path.display().to_string(),
@@ -702,7 +702,7 @@ fn own_user() -> (u32, u32) {
     (uid.as_raw(), gid.as_raw())
 }
 
-/// Returns the names by which programs without knowledge of clusters may reach the server.
+/// Returns the host names and addresses by which programs that know no clusters may reach the server.
 fn hosts(config: &ServeConfig) -> Vec<String> {
     let mut hosts = vec!["localhost".into(), "127.0.0.1".into(), "::1".into()];
     let address = config.listen.ip();
@@ -725,7 +725,7 @@ fn file(path: &Path, source: std::io::Error) -> StartError {
     }
 }
 
-/// Creates the directory with a private database file and locks it against a second server.
+/// Creates the server's directory with a private database file and locks the directory against a second server.
 fn prepare(dir: &Path) -> Result<std::fs::File, StartError> {
     std::fs::create_dir_all(dir).map_err(|source| file(dir, source))?;
     let lock = lock(dir)?;
@@ -736,8 +736,8 @@ fn prepare(dir: &Path) -> Result<std::fs::File, StartError> {
     Ok(lock)
 }
 
-/// Keeps every other server out of the directory for as long as the returned file is open. The function waits for a server that is ending
-/// now: a forked copy of its process, made to start a program, holds the lock for a moment longer.
+/// Locks the directory against other servers for as long as the returned file is open. The function waits for a server that is ending now:
+/// a forked child of that server, on its way to execute a program, holds the lock for a moment longer.
 pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, StartError> {
     let path = dir.join("server.lock");
     let lock = private()
@@ -810,7 +810,7 @@ async fn listen(
     Ok(bound)
 }
 
-/// Accepts the next connection from this host. The Linux kernel reports its user at once.
+/// Accepts the next connection from this host. The Linux kernel reports the connecting user at once.
 async fn accept_local(unix: &UnixListener, guests: &Guests, access: &Access) -> Seated<UnixStream> {
     loop {
         let accepted = match unix.accept().await {

@@ -1,5 +1,5 @@
-//! Mounts: which are connected, and since when the others are offline. [`crate::orphaned_versions`] seals or abandons the versions that lost mounts
-//! were writing.
+//! Sessions of mounts: which mounts are connected, and since when other mounts are offline. [`crate::orphaned_versions`] seals or aborts
+//! the versions that lost mounts were writing.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_wire::v1;
 
-/// Mounts that the server knows.
+/// Connected and offline mounts that the server knows.
 #[derive(Clone, Debug)]
 pub(crate) struct Sessions {
     mounts: Arc<Mutex<Mounts>>,
@@ -26,15 +26,15 @@ struct Present {
     streams: u32,
 }
 
-/// A mount that has files open and no stream.
+/// A mount that has files open and no connected stream.
 #[derive(Debug)]
 struct Offline {
     since: Instant,
-    /// Whether the mount was offline for so long that its open files were closed.
+    /// Whether the mount was offline for so long that the server closed its open files.
     ended: bool,
 }
 
-/// Stream of a mount. Dropping it makes the mount offline.
+/// Connected stream of a mount. When the mount's last stream is dropped, the mount becomes offline.
 #[derive(Debug)]
 pub(crate) struct MountStream {
     session: u64,
@@ -65,7 +65,7 @@ impl Offline {
 }
 
 impl Sessions {
-    /// Creates the list of mounts, which may be offline for `timeout`.
+    /// Creates the list of mounts. A mount may be offline for `timeout` before its files are closed.
     pub(crate) fn new(timeout: Duration) -> Self {
         let sessions = Self {
             mounts: Arc::default(),
@@ -76,7 +76,7 @@ impl Sessions {
         sessions
     }
 
-    /// Registers the beginning of a mount's stream.
+    /// Registers the start of a mount's stream.
     pub(crate) fn arrive(&self, mount: v1::Mount) -> MountStream {
         let session = mount.session;
         let mut mounts = self.mounts.lock();
@@ -95,7 +95,7 @@ impl Sessions {
         mounts.present.values().map(|p| p.mount.clone()).collect()
     }
 
-    /// Registers that this mount has files open. If the mount is not connected, it counts as offline from now on.
+    /// Registers that a mount has files open. If the mount is not connected, it counts as offline from now on.
     pub(crate) fn expect(&self, session: u64) {
         let mut mounts = self.mounts.lock();
         if !mounts.present.contains_key(&session) {
@@ -103,7 +103,7 @@ impl Sessions {
         }
     }
 
-    /// Returns the mounts whose timeout has just passed. Each mount is returned once.
+    /// Returns the mounts whose timeout has passed since the last call, each mount once.
     pub(crate) fn end(&self) -> Vec<u64> {
         let mut mounts = self.mounts.lock();
         let late = |offline: &Offline| !offline.ended && offline.since.elapsed() >= self.timeout;
@@ -119,7 +119,7 @@ impl Sessions {
             .collect()
     }
 
-    /// Whether a mount was offline for longer than the timeout.
+    /// Whether a mount was offline for longer than the timeout, so that its files were closed.
     pub(crate) fn has_ended(&self, session: u64) -> bool {
         let mounts = self.mounts.lock();
         mounts
@@ -133,7 +133,7 @@ impl Sessions {
         self.mounts.lock().present.contains_key(&session)
     }
 
-    /// Forgets mounts that have ended and for which no work is left.
+    /// Removes mounts from the list that have ended and for which no work is left.
     pub(crate) fn forget_all_but(&self, left: impl Fn(u64) -> bool) {
         let mut mounts = self.mounts.lock();
         mounts
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn mount_is_offline_after_last_stream_and_back_with_next() {
+    fn mount_is_offline_after_last_stream_and_online_with_next_stream() {
         let sessions = Sessions::new(Duration::ZERO);
         let (first, second) = (sessions.arrive(mount(7)), sessions.arrive(mount(7)));
         assert_eq!(sessions.end(), [0]);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn mount_offline_for_less_than_timeout_has_not_ended() {
+    fn mount_session_offline_for_less_than_timeout_has_not_ended() {
         let sessions = Sessions::new(Duration::from_secs(1000));
         drop(sessions.arrive(mount(7)));
         assert!(sessions.end().is_empty() && !sessions.has_ended(7));

@@ -38,20 +38,20 @@ use tidemill_wire::v1::{self, from_node::Message as From};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// Maximum number of versions that a mount writes on one node.
+/// Maximum number of unfinished versions that are read for one mount and one node when the mount's session ends.
 const UNFINISHED_MAX: usize = 4096;
 
 /// Time limit for a resumed node to connect.
 const RESUME_LIMIT: Duration = Duration::from_secs(5);
 
-/// Virtual time.
+/// Virtual time of a simulated server.
 pub mod time {
     use std::cell::Cell;
     use std::time::Duration;
     use tokio::time::Instant;
 
     thread_local! {
-        /// Time since the epoch at which the server of this thread started, and the reading of its runtime's clock at that moment.
+        /// Time since the Unix epoch at which the server of this thread started, and the reading of its runtime's clock at that moment.
         static START: Cell<Option<(Duration, Instant)>> = const { Cell::new(None) };
         static REST: Cell<Option<fn()>> = const { Cell::new(None) };
     }
@@ -75,13 +75,13 @@ pub mod time {
         REST.set(Some(rest));
     }
 
-    /// Calls the function set by `on_rest`, if this thread simulates. Returns whether it does.
+    /// Calls the function set by `on_rest` if this thread simulates a server. Returns whether this thread simulates one.
     pub(crate) fn rest() -> bool {
         REST.get().map(|rest| rest()).is_some()
     }
 }
 
-/// Random numbers from a seed.
+/// Random numbers from the seed of a simulation.
 pub(crate) mod chance {
     use std::cell::RefCell;
     use tidemill_core::random::RandomSource;
@@ -94,7 +94,7 @@ pub(crate) mod chance {
         SOURCE.set(Some(RandomSource::seeded(seed)));
     }
 
-    /// Fills `bytes` with random numbers if this thread simulates. Returns whether it does.
+    /// Fills `bytes` with random numbers if this thread simulates a server. Returns whether this thread simulates one.
     pub(crate) fn fill(bytes: &mut [u8]) -> bool {
         SOURCE.with_borrow_mut(|source| {
             let Some(source) = source else { return false };
@@ -109,25 +109,25 @@ pub(crate) mod chance {
 /// Settings of a simulated server.
 #[derive(Clone, Debug)]
 pub struct SimulatedOptions {
-    /// Seed of all random numbers.
+    /// Seed of all random numbers of the simulation.
     pub seed: u64,
     /// Time for which a node may be offline before its labels are assigned to other nodes.
     pub node_timeout: Duration,
-    /// Policy of jobs that name none.
+    /// Scheduling policy of jobs that name no policy.
     pub policy: String,
-    /// Wanted number of replicas of versions.
+    /// Wanted number of replicas of each version.
     pub replicas: u32,
     /// Time for which a node may be offline before its replicas are recreated.
     pub repair_after: Duration,
-    /// Interval in which all objects of each node are read and compared with their hashes.
+    /// Interval at which a scrub reads all objects of each node and compares them with their hashes.
     pub scrub_every: Duration,
-    /// Rate limit of repairs and migrations in bytes per second; 0 for no limit.
+    /// Rate limit of repairs and migrations in bytes per second; 0 means no limit.
     pub move_bytes_per_sec: u64,
     /// Idle time after which a node is suspended; `None`: nodes are suspended only on request.
     pub suspend_after: Option<Duration>,
     /// Fill levels at which the burst tier evicts files.
     pub burst: TierLimits,
-    /// Queue where labels wait; `None` for the server's own database.
+    /// Queue in which labels wait for their nodes; `None` for the server's own database.
     pub queue: Option<Arc<dyn LabelQueue>>,
 }
 
@@ -142,35 +142,35 @@ pub enum SimulatedStartError {
     Fault(#[from] Fault),
 }
 
-/// Stream of one node.
+/// Stream of messages to one simulated node.
 #[derive(Debug)]
 pub struct NodeStream {
     /// Number of the node's connection.
     pub epoch: u64,
-    /// Messages from the server.
+    /// Messages from the server to the node.
     pub outbox: mpsc::Receiver<v1::ToNode>,
-    /// Signal that the server ends the stream.
+    /// Signal that the server ends the node's stream.
     pub ended: watch::Receiver<bool>,
 }
 
-/// Answer to a mount's request.
+/// Pending answer to a mount's request for namespace operations.
 pub type PendingNames = oneshot::Receiver<Result<Vec<v1::NameResult>, Fault>>;
 
-/// Stream of changes to a mount.
+/// Stream of namespace changes to a mount.
 #[derive(Debug)]
 pub struct ChangeStream(mpsc::Receiver<Result<v1::Invalidation, tonic::Status>>);
 
 impl ChangeStream {
-    /// Returns the next change, if one has arrived.
+    /// Returns the next change of the namespace, or `None` if no change has arrived.
     pub fn next_now(&mut self) -> Option<v1::Invalidation> {
         self.0.try_recv().ok()?.ok()
     }
 }
 
-/// Answer to a submission: the job's number, or the reason of the refusal.
+/// Pending answer to a job submission: the job's number, or the reason why the server refused the job.
 pub type Submitted = oneshot::Receiver<Result<u64, String>>;
 
-/// A simulated server: see the module.
+/// A simulated server, as described in the module's documentation.
 #[derive(Debug)]
 pub struct Simulated {
     names: Arc<SqliteNames>,
@@ -181,16 +181,16 @@ pub struct Simulated {
     driver: Driver,
     inbox: Inbox,
     rule_runner: RuleRunner,
-    /// Whether the driver has handled the consequences of the jobs that it read at its start.
+    /// Whether the driver has processed the events of the unfinished jobs that it read at its start.
     begun: bool,
     sender: Sender<DriverMessage>,
-    /// The runtime is the last field, so that its tasks are dropped after all else.
+    /// The runtime is dropped last, so that its tasks end after all other fields are dropped.
     runtime: Runtime,
     started: tokio::time::Instant,
 }
 
 impl Simulated {
-    /// Starts a server on the database in `disk`, `since_epoch` after the epoch.
+    /// Starts a simulated server on the database in `disk`, at the time `since_epoch` after the Unix epoch.
     ///
     /// # Errors
     /// If the database can't be used. The error returns the database.
@@ -250,7 +250,7 @@ impl Simulated {
         }
     }
 
-    /// Creates the parts of a server as a server does at its start.
+    /// Creates the parts of a simulated server in the same way as a real server does at its start.
     fn parts(
         names: &Arc<SqliteNames>,
         options: &SimulatedOptions,
@@ -308,7 +308,7 @@ impl Simulated {
         Ok((cluster, manager, driver))
     }
 
-    /// Advances the time to `since_start` after the start, and runs the work that is due.
+    /// Advances the virtual time to `since_start` after the server's start, and runs the work that is due.
     pub fn advance(&self, since_start: Duration) {
         let until = self.started + since_start;
         self.runtime.block_on(async {
@@ -320,12 +320,12 @@ impl Simulated {
         });
     }
 
-    /// Whether messages wait for the driver.
+    /// Whether messages wait for the dispatcher's driver.
     pub fn has_messages(&mut self) -> bool {
         !self.begun || self.inbox.has_more()
     }
 
-    /// Lets the driver take its messages, decide, store and send, or look around if there are no messages.
+    /// Lets the driver process its messages and store and send its decisions. Without messages, the driver checks the waiting jobs.
     pub fn turn(&mut self) {
         let _entered = self.runtime.enter();
         // A server that stops is dropped instead.
@@ -339,7 +339,7 @@ impl Simulated {
     /// Begins a node's stream.
     ///
     /// # Errors
-    /// If the cluster refuses the node.
+    /// If the cluster rejects the node.
     pub fn join(&self, hello: v1::Hello) -> Result<NodeStream, String> {
         let _entered = self.runtime.enter();
         let (sender, outbox) = outbox();
@@ -358,7 +358,7 @@ impl Simulated {
         self.cluster.on_message(node, epoch, message);
     }
 
-    /// Ends a node's stream.
+    /// Ends a node's stream, as a lost connection does.
     pub fn leave(&self, node: u32, epoch: u64) {
         let _entered = self.runtime.enter();
         self.cluster.leave(node, epoch);
@@ -367,7 +367,7 @@ impl Simulated {
     /// Connects a process that stays connected while its node is suspended.
     ///
     /// # Errors
-    /// If the cluster refuses the process.
+    /// If the cluster rejects the process.
     pub fn keep(&self, hello: &v1::Hello) -> Result<NodeStream, String> {
         let _entered = self.runtime.enter();
         let (sender, outbox) = outbox();
@@ -380,12 +380,12 @@ impl Simulated {
         })
     }
 
-    /// Disconnects a process that waits to resume a node.
+    /// Disconnects a process that waits to resume a suspended node.
     pub fn unkeep(&self, node: u32, number: u64) {
         self.cluster.unkeep(node, number);
     }
 
-    /// Requests that a node is suspended. It is suspended if nobody needs it.
+    /// Requests that a node is suspended. The server suspends the node only if no work needs the node.
     pub fn suspend_node(&self, node: u32) {
         let manager = self.manager.clone();
         self.runtime
@@ -404,16 +404,16 @@ impl Simulated {
         self.cluster.up().contains(&node)
     }
 
-    /// Carries out a mount's request.
+    /// Applies a mount's namespace operations.
     ///
     /// # Errors
-    /// If the request could not be carried out as a whole.
+    /// If the server could not commit the operations of the request.
     pub fn apply(&self, request: NamesRequest) -> Result<Vec<v1::NameResult>, Fault> {
         let _entered = self.runtime.enter();
         self.names.apply_blocking(request)
     }
 
-    /// Begins to carry out a mount's request as `lease_recall` does. The answer arrives as time passes.
+    /// Begins to apply a mount's namespace operations as `lease_recall` does. The answer arrives when virtual time advances.
     pub fn ask(&self, request: NamesRequest) -> PendingNames {
         let (answer, answered) = oneshot::channel();
         let lease_recalls = self.lease_recalls.clone();
@@ -424,7 +424,7 @@ impl Simulated {
         answered
     }
 
-    /// Opens a mount's stream of changes.
+    /// Opens a mount's stream of namespace changes.
     ///
     /// # Errors
     /// If the database fails.
@@ -438,29 +438,29 @@ impl Simulated {
         self.runtime.block_on(watched).map(ChangeStream)
     }
 
-    /// Repeats a mount's report of a version that it writes, as a mount does after a start of the server.
+    /// Repeats a mount's report that the mount writes a version, as a mount does after a restart of the server.
     pub fn hold(&self, session: u64, version: (u64, u64), node: u32) {
         self.names.shared().hold(session, version, node);
     }
 
-    /// Reserves ids for a mount.
+    /// Reserves inode ids and object ids for a mount. Returns the first id of each kind.
     ///
     /// # Errors
-    /// If the reservation can't be stored.
+    /// If the server can't store the reservation.
     pub fn reserve(&self, inodes: u32, objects: u32) -> Result<(u64, u64), Fault> {
         let reserved = self.names.reserve(Caller::root(), inodes, objects);
         self.runtime.block_on(reserved)
     }
 
-    /// Returns a number for a mount.
+    /// Returns a new session number for a mount.
     ///
     /// # Errors
-    /// If the number can't be stored.
+    /// If the server can't store the session number.
     pub fn new_session(&self) -> Result<u64, Fault> {
         self.runtime.block_on(self.names.new_session())
     }
 
-    /// Ends a mount. Returns the versions that the mount was writing, and their nodes.
+    /// Ends the session of a mount. Returns the versions that the mount was writing, each with its node.
     ///
     /// # Errors
     /// If the database fails.
@@ -478,7 +478,7 @@ impl Simulated {
         Ok(versions)
     }
 
-    /// Submits a job script as a user. The answer arrives as time passes.
+    /// Submits a job script as the user `uid`. The answer arrives when virtual time advances.
     pub fn submit(&self, uid: u32, script: String) -> Submitted {
         let submission = Submission {
             caller: Caller {
@@ -520,12 +520,12 @@ impl Simulated {
         answered
     }
 
-    /// Stores a rule of root's, which replaces any rule of the same name. Returns the rule's number, or `None` on failure.
+    /// Stores a rule owned by root, which replaces any rule of the same name. Returns the rule's number, or `None` on failure.
     pub fn put_rule(&self, text: &str) -> Option<u64> {
         self.runtime.block_on(self.rule_runner.put_rule(text)).ok()
     }
 
-    /// Removes a rule of root's. Returns whether that succeeded.
+    /// Removes a rule owned by root. Returns whether the server removed the rule.
     pub fn remove_rule(&self, name: &str) -> bool {
         self.runtime
             .block_on(self.rule_runner.remove_rule(name))
@@ -538,7 +538,7 @@ impl Simulated {
         let _ = self.runtime.block_on(self.rule_runner.retry_rule(name));
     }
 
-    /// Ends the open batch of a hook. Returns whether there was one.
+    /// Closes the open batch of a hook. Returns whether there was an open batch.
     pub fn end_batch(&self, name: &str) -> bool {
         let ended = self.runtime.block_on(self.rule_runner.end_batch(name));
         ended.is_ok_and(|batch| batch.is_some())
@@ -591,7 +591,7 @@ impl Simulated {
         self.member(name, 0)
     }
 
-    /// Renews a lease holder's presence in a workspace. Returns whether it is a lease holder.
+    /// Renews a lease holder's lease on a workspace. Returns whether `member` is still a lease holder.
     pub fn stay_in_workspace(&self, name: &str, member: u64) -> bool {
         self.member(name, member).is_some()
     }
@@ -607,7 +607,7 @@ impl Simulated {
         let _ = self.in_workspaces(move |tx| tx.leave_workspace(&leave));
     }
 
-    /// Starts or cancels the emptying of a node. Returns whether that succeeded.
+    /// Starts draining a node, or cancels the drain. Returns whether the server stored the change.
     pub fn drain(&self, node: u32, cancel: bool) -> bool {
         let request = v1::DrainRequest { node, cancel };
         self.runtime
@@ -615,7 +615,7 @@ impl Simulated {
             .is_ok()
     }
 
-    /// Moves all files to a node. Returns whether the order succeeded.
+    /// Requests the migration of all files to a node. Returns whether the server stored the request.
     pub fn move_all(&self, node: u32) -> bool {
         let request = v1::MoveRequest {
             path: b"/".to_vec(),
@@ -627,7 +627,7 @@ impl Simulated {
         self.runtime.block_on(moved).is_ok()
     }
 
-    /// Whether a node that is being emptied is empty; `None` if the node is not being emptied.
+    /// Whether a node that is being drained is empty; `None` if the node is not being drained.
     #[must_use]
     pub fn is_empty(&self, node: u32) -> Option<bool> {
         let migrations = self.migrator().migrations().ok()?;
@@ -640,15 +640,15 @@ impl Simulated {
         Migrator::new(&self.names, &self.cluster, &self.sender, Arc::default())
     }
 
-    /// Cancels a job as its owner does.
+    /// Cancels a job with the rights of the job's owner.
     pub fn cancel(&self, job: u64) {
         let _ = self.sender.send(DriverMessage::Cancel(JobId(job)));
     }
 
-    /// Reads committed data.
+    /// Reads committed data from the server's database.
     ///
     /// # Errors
-    /// If SQLite refuses.
+    /// If SQLite returns an error.
     pub fn read<T>(
         &self,
         read: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
@@ -656,12 +656,12 @@ impl Simulated {
         self.names.database().read(|db| Ok(read(db)?))
     }
 
-    /// Calls `with` on the database connection, which nobody else uses during the call.
+    /// Calls `with` on the database connection; no other code uses the connection during the call.
     pub fn with_connection<T>(&self, with: impl FnOnce(&Connection) -> T) -> T {
         self.names.database().with_connection(with)
     }
 
-    /// Kills the server. Returns its database.
+    /// Kills the server without a shutdown. Returns its database connection.
     #[must_use]
     pub fn kill(self) -> Connection {
         let Self { names, runtime, .. } = self;
@@ -671,7 +671,7 @@ impl Simulated {
     }
 }
 
-/// Returns one CA for all simulations, since a simulation certifies no keys.
+/// Returns one CA that all simulations share, since a simulation certifies no keys.
 fn ca() -> Arc<Ca> {
     static CA: std::sync::OnceLock<Arc<Ca>> = std::sync::OnceLock::new();
     let made = CA.get_or_init(|| {
@@ -692,7 +692,7 @@ mod tests {
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Level, Metadata, Subscriber};
 
-    /// A queue that can't be used before `is_available` is set.
+    /// A label queue that fails until `is_available` is set.
     #[derive(Debug, Default)]
     struct Offline {
         is_available: AtomicBool,
@@ -721,7 +721,7 @@ mod tests {
         }
     }
 
-    /// Counts errors in the log.
+    /// Counts the error messages in the log.
     struct Errors(Arc<AtomicUsize>);
 
     impl Subscriber for Errors {
@@ -742,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn unreachable_queue_is_logged_once_and_retried() {
+    fn unreachable_label_queue_is_logged_once_and_retried() {
         let queue = Arc::new(Offline::default());
         let options = SimulatedOptions {
             seed: 1,

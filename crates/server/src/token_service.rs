@@ -1,4 +1,4 @@
-//! gRPC service of tokens: checks the rights to create, list and revoke tokens. Next: `server/src/tokens.rs`, which stores them.
+//! gRPC service of tokens: checks the rights to create, list and revoke tokens. Next: `server/src/tokens.rs`, which stores the tokens.
 
 use crate::access::{Access, Peer};
 use crate::ca::Ca;
@@ -8,7 +8,7 @@ use tidemill_client::Credential;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
-/// The service: see the module.
+/// The gRPC service of tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenService {
     pub(crate) access: Arc<Access>,
@@ -27,7 +27,7 @@ impl From<TokensError> for Status {
     }
 }
 
-/// Whether a peer may list and revoke tokens of this user.
+/// Whether a peer may list and revoke the tokens of the user `uid`.
 fn rules(peer: &Peer, uid: Option<u32>) -> bool {
     peer.administrator || uid == Some(peer.uid)
 }
@@ -38,7 +38,7 @@ fn not_yours() -> Status {
     )
 }
 
-/// Runs work that writes a file, which may take as long as a disk. No other task waits for it.
+/// Runs work that writes a file, which may take as long as a disk access, without blocking other asynchronous tasks.
 async fn kept<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, TokensError> + Send + 'static,
 ) -> Result<T, Status> {

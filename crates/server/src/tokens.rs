@@ -1,9 +1,9 @@
-//! Tokens other than the cluster's own. A user's token lets its bearer act only as that user. Another token belongs to one host or daemon
-//! of the cluster, so that each can be revoked separately.
+//! Tokens other than the cluster's own token. A user's token lets its bearer act only as that user. Other tokens each belong to one host or
+//! daemon of the cluster, so that each token can be revoked separately.
 //!
 //! The server stores the tokens in the file `tokens` in its directory, each as the hash of its secret, so a reader of the file can't use
-//! them. All tokens are held in memory, so a lookup costs nothing. A revoked token is refused immediately, and open connections of its
-//! bearer are closed.
+//! the tokens. All tokens are in memory, so a lookup needs no input/output. A revoked token is rejected immediately, and the server closes
+//! open connections of the token's bearer.
 
 use crate::access::new_token;
 use crate::ca::write_private;
@@ -18,50 +18,50 @@ use std::time::Duration;
 use tidemill_wire::v1;
 use tokio::sync::watch;
 
-/// Version of the file.
+/// Version of the format of the file `tokens`.
 const VERSION: u32 = 1;
 
-/// Maximum number of tokens, without expired ones.
+/// Maximum number of tokens, not counting expired tokens.
 const TOKENS_MAX: usize = 10_000;
-/// Maximum number of tokens that each user may create.
+/// Maximum number of tokens that each user may create for the user's own account.
 const OWN_MAX: usize = 100;
 
 /// Maximum length of a note in bytes.
 const NOTE_BYTES_MAX: usize = 200;
 
-/// Time for which an expired token is still listed, unless its place is needed.
+/// Time in nanoseconds for which an expired token is still listed, unless its place is needed.
 const EXPIRED_KEPT_NS: i64 = 7 * 24 * 3600 * 1_000_000_000;
 
 /// Reason why tokens can't be stored, or a token can't be created.
 #[derive(Debug, thiserror::Error)]
 pub enum TokensError {
-    /// The file can't be read or written.
+    /// The file with the tokens can't be read or written.
     #[error("{path}: {reason}")]
     File {
-        /// Path of the file.
+        /// Path of the file with the tokens.
         path: String,
-        /// Error of the system.
+        /// Error of the operating system.
         reason: std::io::Error,
     },
-    /// The content of the file is invalid.
+    /// The content of the file with the tokens is invalid.
     #[error(
         "{path}: the file is not a list of tokens of this release ({reason}); restore it from a backup, or remove it: all tokens but the cluster's are then revoked"
     )]
     Broken {
-        /// Path of the file.
+        /// Path of the file with the tokens.
         path: String,
-        /// Reason of the failure.
+        /// Reason why the content is invalid.
         reason: String,
     },
     /// The maximum number of tokens is reached.
     #[error("there are {0} tokens already: revoke some")]
     Full(usize),
-    /// The note is invalid.
+    /// The note of a new token is too long or contains control characters.
     #[error(
         "a note has at most {NOTE_BYTES_MAX} bytes, without line ends and other control characters"
     )]
     Note,
-    /// The token would have expired already.
+    /// The expiry time of a new token is in the past.
     #[error("the token would have expired already")]
     Expired,
 }
@@ -86,7 +86,7 @@ struct TokenRecord {
 #[derive(Debug, Serialize, Deserialize)]
 struct TokenFile {
     version: u32,
-    /// Number of the next token.
+    /// Number that the next token gets.
     next: u64,
     tokens: Vec<TokenRecord>,
 }
@@ -99,12 +99,12 @@ pub(crate) struct Token {
     revoked: watch::Sender<bool>,
 }
 
-/// All tokens but the cluster's own.
+/// All tokens except the cluster's own token.
 #[derive(Debug)]
 pub(crate) struct Tokens {
     path: PathBuf,
-    /// Number of the next token. It is locked while a token is created or revoked, until the change is in the file. Lookups do not wait
-    /// for this lock.
+    /// Number that the next token gets. The lock is held while a token is created or revoked, until the change is in the file. Lookups do
+    /// not wait for this lock.
     next: Mutex<u64>,
     by_hash: RwLock<ByHash>,
 }
@@ -121,12 +121,12 @@ pub(crate) struct NewToken {
 }
 
 impl Token {
-    /// Returns the user of the token; `None`: its bearer may act for any user.
+    /// Returns the user of the token; `None` if the bearer may act for any user.
     pub(crate) fn uid(&self) -> Option<u32> {
         self.record.uid
     }
 
-    /// Whether the bearer may change nothing.
+    /// Whether the bearer of the token may only read.
     pub(crate) fn read_only(&self) -> bool {
         self.record.read_only
     }
@@ -140,7 +140,7 @@ impl Token {
         self.record.expires == 0 || now < self.record.expires
     }
 
-    /// Waits until the token is revoked or expires.
+    /// Waits until the token is revoked or expires, then returns.
     pub(crate) async fn ended(self: Arc<Self>) {
         let mut revoked = self.revoked.subscribe();
         let revoked = revoked.wait_for(|revoked| *revoked);
@@ -153,7 +153,7 @@ impl Token {
         let _ = tokio::time::timeout(left, revoked).await;
     }
 
-    /// Returns the token's public data.
+    /// Returns the token's public data, which does not include the secret.
     pub(crate) fn shown(&self) -> v1::AccessToken {
         v1::AccessToken {
             token: self.record.token,
@@ -179,7 +179,7 @@ fn hash(secret: &str) -> String {
     blake3::hash(secret.as_bytes()).to_hex().to_string()
 }
 
-/// Makes space for one more token of a kind by deleting expired ones. Fails if there are `most` valid ones already.
+/// Deletes expired tokens of a kind to make space for another token. Fails if there are already `most` valid tokens of that kind.
 fn make_space(
     by_hash: &mut ByHash,
     now: i64,
@@ -197,7 +197,7 @@ fn make_space(
 }
 
 impl Tokens {
-    /// Reads the file. Without a file there are no tokens.
+    /// Reads the file with the tokens. If the file does not exist, there are no tokens.
     pub(crate) fn open(path: &Path) -> Result<Self, TokensError> {
         let shown = || path.display().to_string();
         let broken = |reason: String| TokensError::Broken {
@@ -231,7 +231,7 @@ impl Tokens {
         })
     }
 
-    /// Returns the token with this secret, if it is valid.
+    /// Returns the token with this secret, if the token is valid.
     pub(crate) fn find(&self, secret: &str) -> Option<Arc<Token>> {
         let now = clock::now_ns();
         let found = self.by_hash.read().get(&hash(secret)).cloned();
@@ -240,7 +240,7 @@ impl Tokens {
         Some(token)
     }
 
-    /// Creates a token. Returns it with its secret, which is stored nowhere.
+    /// Creates a token. Returns the token and its secret, which is stored nowhere.
     pub(crate) fn create(&self, wanted: NewToken) -> Result<(Arc<Token>, String), TokensError> {
         let now = clock::now_ns();
         if wanted.note.len() > NOTE_BYTES_MAX || wanted.note.contains(char::is_control) {
@@ -281,7 +281,7 @@ impl Tokens {
         tokens.find(|token| token.number() == number).cloned()
     }
 
-    /// Returns all tokens, or those of one user, in the order of their numbers.
+    /// Returns all tokens, or the tokens of one user, in the order of their numbers.
     pub(crate) fn list(&self, of: Option<u32>) -> Vec<Arc<Token>> {
         let by_hash = self.by_hash.read();
         let wanted = |token: &&Arc<Token>| of.is_none() || token.uid() == of;
@@ -291,7 +291,7 @@ impl Tokens {
         tokens
     }
 
-    /// Revokes a token. A token that was revoked before is no error.
+    /// Revokes a token. Succeeds also if the token was revoked before.
     pub(crate) fn revoke(&self, token: &Token) -> Result<(), TokensError> {
         let next = self.next.lock();
         let mut by_hash = self.by_hash.read().clone();
@@ -301,7 +301,7 @@ impl Tokens {
         Ok(())
     }
 
-    /// Replaces the tokens after the new ones are in the file. The caller holds the lock of the next number.
+    /// Stores the new list of tokens in the file, then replaces the tokens in memory. The caller holds the lock of the next number.
     fn keep(&self, next: u64, by_hash: ByHash) -> Result<(), TokensError> {
         let mut tokens: Vec<_> = by_hash.values().map(|one| one.record.clone()).collect();
         tokens.sort_by_key(|record| record.token);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn token_is_valid_after_restart_until_revoked() {
+    fn token_stays_valid_after_server_restart_until_revoked() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
         let tokens = Tokens::open(&path).unwrap();
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn expired_token_is_not_created_and_not_valid() {
+    fn token_is_invalid_after_expiry_and_not_created_with_past_expiry() {
         let dir = tempfile::tempdir().unwrap();
         let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
         let past = NewToken {
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_one_user_are_bounded() {
+    fn token_creation_beyond_limit_of_user_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
         for _ in 0..OWN_MAX {
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn expired_tokens_free_their_places() {
+    fn expired_tokens_do_not_count_towards_token_limit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
         let write = |numbers: std::ops::RangeInclusive<usize>, uid| {
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn token_end_wakes_waiters() {
+    async fn token_revocation_wakes_waiting_tasks() {
         let dir = tempfile::tempdir().unwrap();
         let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
         let (token, _) = tokens.create(of(7)).unwrap();
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn token_file_of_other_format_is_refused() {
+    fn token_file_of_other_format_version_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
         for text in ["", "{}", r#"{"version": 9, "next": 1, "tokens": []}"#] {

@@ -1,4 +1,4 @@
-//! Labels in NATS JetStream, against real servers that are killed, hang, start late and lose their data.
+//! Tests of labels in NATS JetStream, with real NATS servers that are killed, hang, start late and lose their data.
 #![cfg(feature = "nats")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -54,7 +54,7 @@ fn queue(broker: &Broker, replicas: usize) -> Nats {
     Nats::start(address, CLUSTER, &KEY).unwrap()
 }
 
-/// Repeats `what` until it succeeds.
+/// Repeats `what` until the call succeeds.
 fn patiently<T>(mut what: impl FnMut() -> Result<T, Unavailable>) -> T {
     let began = Instant::now();
     loop {
@@ -69,7 +69,7 @@ fn patiently<T>(mut what: impl FnMut() -> Result<T, Unavailable>) -> T {
     }
 }
 
-/// A dispatcher that decides on labels and keeps them until their end is known, as the server does.
+/// A fake dispatcher that creates labels and stores them until their outcome is known, as the server does.
 struct Dispatcher {
     queue: Nats,
     outbox: BTreeMap<LabelId, Label>,
@@ -89,7 +89,7 @@ impl Dispatcher {
         }
     }
 
-    /// Decides on `count` labels, and ends those that the queue delivers.
+    /// Creates `count` labels, and ends the labels that the queue delivers.
     fn turn(&mut self, count: u64) {
         let new = labels(self.next..self.next + count);
         self.next += count;
@@ -123,7 +123,7 @@ impl Dispatcher {
         self.queue.acknowledge(HERE, &given)
     }
 
-    /// Continues until no labels are left.
+    /// Delivers and ends labels until no labels are left.
     fn rest(&mut self) {
         let began = Instant::now();
         while self.behind || !self.outbox.is_empty() {
@@ -137,7 +137,7 @@ impl Dispatcher {
     }
 }
 
-/// Access of an administrator, or of anybody else with the servers' password.
+/// Connection of an administrator to NATS, or of anybody else with the password of the NATS servers.
 struct Admin {
     runtime: tokio::runtime::Runtime,
     context: jetstream::Context,
@@ -191,7 +191,7 @@ impl Admin {
         self.runtime.block_on(publish).unwrap();
     }
 
-    /// Returns the oldest message unchanged.
+    /// Returns the payload of the oldest message in the stream.
     fn first(&self) -> Vec<u8> {
         let stream = self.stream();
         let first = stream.cached_info().state.first_sequence;
@@ -240,7 +240,7 @@ fn nats_labels_outlive_producer_until_acknowledged() {
 }
 
 #[test]
-fn foreign_messages_are_removed_and_never_delivered() {
+fn nats_messages_without_valid_key_are_removed_and_never_delivered() {
     let Some(broker) = Broker::start(1, tell) else {
         return;
     };
@@ -281,7 +281,7 @@ fn foreign_messages_are_removed_and_never_delivered() {
 }
 
 #[test]
-fn oversized_label_does_not_block_other_labels() {
+fn nats_oversized_label_does_not_block_other_labels() {
     let Some(broker) = Broker::start(1, tell) else {
         return;
     };
@@ -303,7 +303,7 @@ fn oversized_label_does_not_block_other_labels() {
 }
 
 #[test]
-fn broker_crash_hang_or_data_loss_loses_no_label() {
+fn nats_server_crash_hang_or_data_loss_loses_no_label() {
     let Some(mut broker) = Broker::new(1, tell) else {
         return;
     };
@@ -361,7 +361,7 @@ fn broker_crash_hang_or_data_loss_loses_no_label() {
 }
 
 #[test]
-fn three_brokers_lose_no_label_if_one_is_killed() {
+fn three_nats_servers_lose_no_label_if_one_is_killed() {
     let Some(mut broker) = Broker::start(3, tell) else {
         return;
     };
@@ -398,7 +398,7 @@ fn ids_of(labels: &[Label]) -> Vec<LabelId> {
     labels.iter().map(|label| label.id).collect()
 }
 
-/// Waits until a restarted server has caught up with the others. Otherwise there is no majority when the next server is killed.
+/// Waits until a restarted NATS server has caught up with the others. Otherwise there is no majority when the next server is killed.
 fn caught_up(broker: &Broker) {
     let admin = Admin::new(broker);
     let all = || {
@@ -425,7 +425,7 @@ fn caught_up(broker: &Broker) {
 }
 
 #[test]
-fn stream_replicas_change_and_foreign_stream_is_kept() {
+fn nats_stream_replicas_are_changed_and_foreign_stream_is_kept() {
     let Some(broker) = Broker::start(1, tell) else {
         return;
     };
@@ -468,7 +468,7 @@ async fn trouble(client: &tidemill_client::Server) -> String {
     client.status().await.unwrap().trouble
 }
 
-/// Waits until the server reports that labels wait for their queue.
+/// Waits until the server reports that it can't add labels to the queue.
 async fn in_trouble(client: &tidemill_client::Server) {
     let began = Instant::now();
     loop {
@@ -483,7 +483,7 @@ async fn in_trouble(client: &tidemill_client::Server) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_work_without_queue_and_jobs_run_when_it_returns() {
+async fn namespace_works_without_nats_and_jobs_run_when_nats_returns() {
     let Some(mut broker) = Broker::new(1, tell) else {
         return;
     };

@@ -1,4 +1,4 @@
-//! States of nodes that an administrator must act on: those that the server sees by its connections, and those that nodes report.
+//! Conditions of nodes that require an administrator: conditions that the server sees by its connections, and conditions that nodes report.
 
 use super::{Cluster, NodeSlot};
 use std::time::{Duration, Instant};
@@ -7,23 +7,23 @@ use tidemill_wire::condition::{self, ConditionKind};
 use tidemill_wire::v1;
 use tonic::Status;
 
-/// Time after which a refused node counts as stopped. A refused node that still runs tries again within 3 s.
+/// Time after which a rejected node counts as stopped. A rejected node that still runs retries within 3 s.
 const REFUSED: Duration = Duration::from_secs(10);
 
-/// Free space in bytes below which a node takes no file of useful size.
+/// Free space in bytes below which a node can store no file of useful size.
 const FULL_BYTES: u64 = 1 << 20;
 
-/// Nodes that can be asked for their objects.
+/// Nodes from which the server can request objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReachableNodes {
-    /// Nodes that answer, and suspended nodes, in order.
+    /// Nodes that answer and suspended nodes, in the order of their ids.
     pub(crate) present: Vec<u32>,
-    /// Whether any other node is known.
+    /// Whether the cluster has any other node.
     pub(crate) any_offline: bool,
 }
 
 impl Cluster {
-    /// Returns the nodes that answer, or that are resumed when they are needed.
+    /// Returns the nodes that answer, and the suspended nodes, which can be resumed.
     pub(crate) fn presence(&self) -> ReachableNodes {
         let slots = self.slots.lock();
         let suspensions = &self.shared.suspensions;
@@ -39,7 +39,7 @@ impl Cluster {
         }
     }
 
-    /// Notes the reason why a node was refused.
+    /// Records the reason why the server rejected a node.
     pub(super) fn note_refused(&self, hello: &v1::Hello, status: &Status) {
         let (Some(node), Some(kind)) = (&hello.node, ConditionKind::why(status)) else {
             return;
@@ -51,7 +51,7 @@ impl Cluster {
         refused.insert(node.node, why);
     }
 
-    /// Returns the states of all nodes. `failed_nodes` names the nodes that have been offline for longer than `--repair-after`.
+    /// Returns the conditions of all nodes. `failed_nodes` contains the nodes that have been offline for longer than `--repair-after`.
     pub(crate) fn conditions(&self, failed_nodes: &[u32]) -> Vec<v1::Condition> {
         let mut found = Vec::new();
         let refused = self.refused.lock().clone();
@@ -129,7 +129,7 @@ impl Cluster {
 }
 
 impl NodeSlot {
-    /// Whether the node stores files permanently on a disk of its own.
+    /// Whether the node belongs to the capacity tier and stores files on its own disk, not in memory or a backend.
     fn is_plain(&self) -> bool {
         let status = &self.status;
         status.role == "store" && !self.in_memory() && !self.is_burst() && status.backend.is_none()

@@ -1,4 +1,4 @@
-//! Connections of suspended nodes: their last message, and the processes that wait for a resume message.
+//! Connections of suspended nodes: the last message of a node, and the processes that wait for a resume message.
 
 use super::{Cluster, DriverReport, NodeConnection, check_same};
 use crate::elastic::energy::PowerFacts;
@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use tonic::Status;
 
 impl Cluster {
-    /// Handles a node's last message, which says that it suspends itself.
+    /// Handles the last message of a node, which announces that the node suspends itself.
     pub(super) fn on_suspended(&self, node: u32, epoch: u64) {
         {
             let slots = self.slots.lock();
@@ -25,8 +25,8 @@ impl Cluster {
         tracing::info!(node, "a node is suspended");
     }
 
-    /// Admits a process that stays connected while its node is suspended. Returns the node, the number of the process's connection,
-    /// and the signal that ends it.
+    /// Admits a process that stays connected while its node is suspended. Returns the node, the number of the process's connection, and the
+    /// signal that ends the connection.
     pub(crate) fn keep(
         &self,
         hello: &v1::Hello,
@@ -66,7 +66,7 @@ impl Cluster {
         Ok((id, number, ended))
     }
 
-    /// Handles the end of a process that waits to resume a node.
+    /// Handles the end of a process that waited to resume a node.
     pub(crate) fn unkeep(&self, node: u32, number: u64) {
         let mut keepers = self.keepers.lock();
         if keepers.get(&node).is_some_and(|(own, _)| *own == number) {
@@ -74,14 +74,14 @@ impl Cluster {
         }
     }
 
-    /// Ends the process that waits to resume a node: the node is up, or was removed from the cluster.
+    /// Ends the connection of the process that waits to resume a node: the node is up, or was removed from the cluster.
     pub(super) fn dismiss(&self, node: u32) {
         if let Some((_, keeper)) = self.keepers.lock().remove(&node) {
             let _ = keeper.end.send(true);
         }
     }
 
-    /// Sends the resume message to a node's waiting process. Returns whether a node has a waiting process and the message was
+    /// Sends the resume message to the process that waits to resume a node. Returns whether such a process exists and the message was
     /// queued.
     pub(crate) fn resume(&self, node: u32) -> bool {
         let keepers = self.keepers.lock();
@@ -91,14 +91,14 @@ impl Cluster {
         })
     }
 
-    /// Reports that a node is suspended, so that the node is not reported as missing.
+    /// Reports to the driver that a node is suspended, so that the node does not count as missing.
     pub(crate) fn tell_suspended(&self, node: u32) {
         self.report(DriverReport::Suspended { node });
         self.refresh();
         self.tell_peers();
     }
 
-    /// Treats a suspended node that can't be resumed like any other offline node from now on.
+    /// Makes a suspended node that can't be resumed count as offline, like any other offline node.
     pub(crate) fn declare_offline(self: &Arc<Self>, node: u32) {
         let epoch = {
             let mut slots = self.slots.lock();
@@ -116,7 +116,7 @@ impl Cluster {
         self.lose_if_offline(node, epoch);
     }
 
-    /// Returns the activity of a node, from which its idle time is computed: labels, and bytes that it transferred.
+    /// Returns the activity of a node, from which its idle time is computed: labels and transferred bytes. Returns `None` if it is not up.
     pub(crate) fn activity(&self, node: u32) -> Option<Activity> {
         let slots = self.slots.lock();
         let slot = slots.get(&node)?;
@@ -150,7 +150,7 @@ impl Cluster {
         draws.collect()
     }
 
-    /// Returns the power that a node reported, and its number of cores, whether it is up or not.
+    /// Returns the power values that a node reported, and its number of cores, whether the node is up or not.
     pub(crate) fn power(&self, node: u32) -> Option<(NodePower, u32)> {
         let slots = self.slots.lock();
         let status = &slots.get(&node)?.status;
@@ -166,12 +166,12 @@ fn power(status: &v1::Node) -> NodePower {
     }
 }
 
-/// Activity of a node: see [`Cluster::activity`].
+/// Activity of a node, as [`Cluster::activity`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Activity {
-    /// Whether the node has labels.
+    /// Whether the node has queued or running labels.
     pub(crate) busy: bool,
     pub(crate) moved: u64,
-    /// Whether the node may be suspended at all.
+    /// Whether the node is of a kind that may be suspended.
     pub(crate) may: bool,
 }

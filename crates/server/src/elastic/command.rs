@@ -1,5 +1,5 @@
-//! Commands that suspend or resume a host: `systemctl`, `ssh`, `ipmitool`, wake-on-LAN, a batch system. An administrator configures them.
-//! This module runs them as processes, and they may hang, fail, or print without end.
+//! Commands that suspend or resume a host: `systemctl`, `ssh`, `ipmitool`, wake-on-LAN, a batch system. An administrator configures the
+//! commands. This module runs them as processes, which may hang, fail, or print without end.
 
 use parking_lot::Mutex;
 use std::io::Read as _;
@@ -8,30 +8,30 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time limit for a command.
+/// Time limit for one run of a command.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Interval in which the end of a command is looked for.
+/// Interval at which a running command is checked for its end.
 const PERIOD: Duration = Duration::from_millis(20);
-/// Number of bytes that are stored of a command's output.
+/// Maximum number of bytes of a command's output that are stored.
 const PRINTED_BYTES_MAX: usize = 400;
-/// Maximum wait for a command's last output after its end.
+/// Maximum wait for the last output of a command after its end.
 const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(100);
 
-/// A line for the shell. The environment variable `TIDEMILL_NODE` has the node's number.
+/// A command line for the shell. The environment variable `TIDEMILL_NODE` contains the node's number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShellCommand(pub String);
 
-/// Commands that suspend and resume the host of a node, if ending and resuming its process is not enough.
+/// Commands that suspend and resume the host of a node, if ending and resuming the node's process is not enough.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commands {
-    /// Command that runs after the node has ended in order.
+    /// Command that runs after the node's process has ended in order.
     pub suspend: Option<ShellCommand>,
-    /// Command that has to start the node, or its host, which starts the node.
+    /// Command that has to start the node's process, or the host, which then starts the process.
     pub resume: Option<ShellCommand>,
 }
 
 impl ShellCommand {
-    /// Runs the command until it ends or exceeds the time limit. Blocks.
+    /// Runs the command and waits until it ends or exceeds the time limit. Blocks the thread.
     pub(super) fn run(&self, node: u32) -> Result<(), String> {
         self.run_within(node, LIMIT)
     }
@@ -64,8 +64,8 @@ impl ShellCommand {
     }
 }
 
-/// Reads the command's output to its end in a thread, and stores the beginning. A process that holds the pipe open forever keeps the
-/// thread forever.
+/// Reads the command's output to its end in a thread, and stores the beginning. If a process holds the pipe open forever, the thread never
+/// ends.
 fn listen(child: &mut Child) -> Arc<Mutex<Vec<u8>>> {
     let printed = Arc::<Mutex<Vec<u8>>>::default();
     if let Some(mut pipe) = child.stderr.take() {
@@ -82,7 +82,7 @@ fn listen(child: &mut Child) -> Arc<Mutex<Vec<u8>>> {
     printed
 }
 
-/// Returns the exit status; `None` if the command was killed, with all processes that it has started.
+/// Waits for the command. Returns the exit status; `None` if the command was killed, with all processes that it has started.
 fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let end = Instant::now() + limit;
     loop {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn command_gets_node_number_and_reports_failure() {
+    fn shell_command_receives_node_number_and_reports_failure() {
         assert_eq!(run("test $TIDEMILL_NODE = 7"), Ok(()));
         let failed = run("echo 'no such host' >&2; exit 3").unwrap_err();
         assert!(
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn command_that_hangs_is_killed_with_its_children() {
+    fn hanging_shell_command_is_killed_with_its_child_processes() {
         let directory = tempfile::tempdir().unwrap();
         let pid = directory.path().join("pid");
         let line = format!("sleep 1000 & echo $! > {}; yes >&2", pid.display());

@@ -1,5 +1,5 @@
-//! Energy consumption of nodes: the power, measured or derived from the configuration, multiplied by the time for which it was known.
-//! Times of unknown power are not counted.
+//! Energy consumption of nodes: the power, measured or derived from the configuration, multiplied by the time for which the power was
+//! known. Times of unknown power are not counted.
 
 use crate::names::Fault;
 use parking_lot::Mutex;
@@ -9,32 +9,32 @@ use std::time::Duration;
 use tidemill_core::elastic::NodePower;
 use tokio::time::Instant;
 
-/// Maximum time between two looks. A longer time is not counted.
+/// Maximum time between two measurements of power. A longer time is not counted.
 const GAP: Duration = Duration::from_secs(10);
 
-/// Facts from which a node's present power follows.
+/// Facts from which a node's present power is computed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PowerFacts {
     pub(crate) node: u32,
     pub(crate) power: NodePower,
-    /// Number of running kernels; `cores` is the number of cores.
+    /// Number of running kernels; `cores` is the number of the node's cores.
     pub(crate) running: u32,
     pub(crate) cores: u32,
     pub(crate) up: bool,
     pub(crate) suspended: bool,
     pub(crate) resuming: bool,
-    /// Reading of a meter in thousandths of a watt, and the meter's name.
+    /// Reading of a power meter in thousandths of a watt, and the meter's name; `None` without a meter.
     pub(crate) measured: Option<(u64, String)>,
 }
 
-/// Energy consumption of a node.
+/// Energy consumption of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Drawn {
-    /// Energy in millionths of a joule.
+    /// Consumed energy in millionths of a joule.
     pub(crate) microjoules: u64,
     /// Time for which the power was known, in nanoseconds.
     pub(crate) counted_ns: u64,
-    /// Source of the power.
+    /// Source of the power values: a meter or the configuration.
     pub(crate) by: String,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Energy {
 const CONFIGURED: &str = "estimated by configured power";
 
 impl PowerFacts {
-    /// Returns the power in thousandths of a watt, and its source; `None` if it is unknown.
+    /// Returns the power in thousandths of a watt, and its source; `None` if the power is unknown.
     fn milliwatts(&self) -> Option<(u64, String)> {
         if let (true, Some((milli, by))) = (self.up, &self.measured) {
             return Some((*milli, by.clone()));
@@ -80,7 +80,7 @@ impl Energy {
         Ok(())
     }
 
-    /// Counts the time since the last look.
+    /// Adds the energy consumed since the last measurement.
     pub(super) fn count(&self, draws: &[PowerFacts]) {
         let now = Instant::now();
         let Some(last) = self.last.lock().replace(now) else {

@@ -1,5 +1,5 @@
-//! The worker manager: finds nodes that were idle for a while, suspends them, and resumes nodes that are needed. It sends messages to
-//! nodes and runs commands. Next: `server/src/cluster.rs`, which sends the messages.
+//! The worker manager suspends nodes that were idle for a while, and resumes nodes that are needed. It sends messages to nodes and runs
+//! commands. Next: `server/src/cluster.rs`, which sends the messages.
 
 use super::{Elastic, Suspensions, energy, needs, span, store};
 use crate::clock;
@@ -22,28 +22,28 @@ use tidemill_core::time::Span;
 use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::time::Instant;
 
-/// Interval of looks while a caller waits.
+/// Interval at which the state of a node is checked while a caller waits for the node.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
-/// Interval in which the consumed energy is stored.
+/// Interval at which the consumed energy of nodes is stored.
 const KEEP: Duration = Duration::from_secs(30);
-/// Interval in which needs are examined.
+/// Interval at which the manager checks which nodes are needed and which are idle.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// The worker manager: see the module.
+/// The worker manager, as described in the module's documentation.
 #[derive(Clone, Debug)]
 pub(crate) struct Manager {
     cluster: Arc<Cluster>,
     database: Arc<Database>,
     shared: Arc<NamesShared>,
     elastic: Arc<Elastic>,
-    /// Activity of the nodes at the last look.
+    /// Activity of the nodes at the manager's last check.
     seen: Arc<Mutex<BTreeMap<u32, Activity>>>,
-    /// Nodes that are to be suspended at once on request, whatever their recent reads.
+    /// Nodes with a request to suspend them at once, even if clients have read from them recently.
     by_hand: Arc<Mutex<BTreeSet<u32>>>,
 }
 
 impl Manager {
-    /// Starts the manager, for as long as the server runs.
+    /// Starts the manager, which runs as long as the server.
     pub(crate) fn start(names: &SqliteNames, cluster: &Arc<Cluster>, elastic: Elastic) -> Self {
         let (automatic, shared) = (elastic.after.is_some(), names.shared().clone());
         shared.suspensions.configure(elastic.limits(), automatic);
@@ -86,7 +86,7 @@ impl Manager {
         }
     }
 
-    /// Counts the nodes' energy, and stores it from time to time.
+    /// Adds up the energy that nodes consume, and stores the sums periodically.
     async fn count(&self, kept: &mut Instant) {
         let energy = &self.suspensions().energy;
         energy.count(&self.cluster.draws());
@@ -118,7 +118,7 @@ impl Manager {
         }
     }
 
-    /// Suspends a node unless it is needed. Work may have been assigned to it since the last look; from now on none is.
+    /// Suspends a node unless the node is needed. Work may have been assigned to the node since the last check; from now on none is.
     async fn suspend_unless_needed(&self, node: u32) {
         self.cluster.refresh();
         if let Some(why) = self.needed(node, self.cluster.demand().await.as_ref()) {
@@ -148,7 +148,7 @@ impl Manager {
         }
     }
 
-    /// Runs the command that suspends a host, if there is one.
+    /// Runs the command that suspends the host of a node, if such a command is configured.
     fn end_host(&self, node: u32) {
         let Some(command) = self.elastic.commands(node).suspend else {
             return;
@@ -166,7 +166,7 @@ impl Manager {
         });
     }
 
-    /// Resumes a node in all available ways.
+    /// Resumes a node by a message and by the configured command.
     fn resume(&self, node: u32) {
         let reported = self.cluster.resume(node);
         tracing::info!(node, "a suspended node is resumed");
@@ -189,7 +189,7 @@ impl Manager {
         });
     }
 
-    /// Returns the need for a node, or `None`.
+    /// Returns the reason why a node is needed, or `None` if the node is not needed.
     fn needed(&self, node: u32, demand: Option<&Demand>) -> Option<&'static str> {
         let Some(demand) = demand else {
             return Some("the needs of jobs are not known at this moment");
@@ -232,7 +232,7 @@ impl Manager {
         }
     }
 
-    /// Returns the nodes that were idle for the allowed time.
+    /// Returns the nodes that were idle for the time set in `Elastic::after`.
     fn idle(&self) -> Vec<u32> {
         let Some(after) = self.elastic.after else {
             return Vec::new();
@@ -257,7 +257,7 @@ impl Manager {
         idle
     }
 
-    /// Resumes a node for replicas for which no node that is up has space.
+    /// Resumes a suspended node when no node that is up has space for waiting replicas.
     fn make_space(&self, suspended: &[u32]) {
         if suspended.is_empty() {
             return;
@@ -275,7 +275,7 @@ impl Manager {
         }
     }
 
-    /// Resumes as many nodes for waiting tasks as `allocate` chooses.
+    /// Resumes the number of nodes for waiting tasks that `allocate` chooses.
     fn share(&self, suspended: &[u32], demand: &Demand) {
         let able: BTreeSet<u32> = demand.able.iter().map(|node| node.0).collect();
         let able: Vec<u32> = suspended
@@ -317,16 +317,16 @@ impl Manager {
         learnt.unwrap_or(RESUME_UNKNOWN)
     }
 
-    /// Work is measured in core time here.
+    /// Returns a node as a candidate for `allocate`, with work measured in core time.
     fn worker(&self, node: u32, resume: Span) -> Option<ResumeCandidate> {
         let (power, cores) = self.cluster.power(node)?;
         Some(ResumeCandidate::of_cores(cores, power, resume))
     }
 
-    /// Suspends a node on request. Waits until it is suspended.
+    /// Suspends a node on request. Waits until the node is suspended.
     ///
     /// # Errors
-    /// The reason why it is not suspended.
+    /// The reason why the node is not suspended.
     pub(crate) async fn suspend(&self, node: u32) -> Result<(), String> {
         let suspensions = self.suspensions();
         if suspensions.is_suspended(node) && !suspensions.is_resuming(node) {
@@ -357,10 +357,10 @@ impl Manager {
         }
     }
 
-    /// Resumes a node on request. Waits until it is up.
+    /// Resumes a node on request. Waits until the node is up.
     ///
     /// # Errors
-    /// The reason why it is not up.
+    /// The reason why the node is not up.
     pub(crate) async fn resume_now(&self, node: u32) -> Result<(), String> {
         let suspensions = self.suspensions();
         loop {

@@ -1,8 +1,8 @@
-//! Suspended nodes: their states, the ways to suspend and resume them, and the needs that keep them active. This is the worker manager of
-//! LABIOS (§3.3). `tidemill_core::elastic` decides the times. Next: `server/src/elastic/manager.rs`, which carries out the decisions.
+//! Suspended nodes: their states, the ways to suspend and resume nodes, and the needs that keep nodes active. This is the worker manager of
+//! LABIOS (§3.3). `tidemill_core::elastic` decides about the times. Next: `server/src/elastic/manager.rs`, which executes the decisions.
 //!
-//! The suspension of a node is stored before any other step. A suspended node reports its state again with every connection, so
-//! the server may be killed at any moment.
+//! The server stores the suspension of a node before any other step. A suspended node reports its state again with every connection. The
+//! server may therefore be killed at any moment.
 
 mod command;
 pub(crate) mod energy;
@@ -25,14 +25,14 @@ use tidemill_wire::v1;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Settings of suspending a cluster's nodes.
+/// Settings for suspending the nodes of a cluster.
 #[derive(Clone, Debug)]
 pub struct Elastic {
-    /// Idle time after which a node is suspended; `None`: only by command.
+    /// Idle time after which a node is suspended; `None`: nodes are suspended only on request.
     pub after: Option<Duration>,
-    /// Commands for nodes without a command in `each`.
+    /// Commands that suspend and resume nodes without an entry in `each`.
     pub all: Commands,
-    /// Commands of particular nodes.
+    /// Commands that suspend and resume particular nodes, by node id.
     pub each: BTreeMap<u32, Commands>,
     /// Time limit for resuming a node.
     pub resume_limit: Duration,
@@ -50,7 +50,7 @@ impl Default for Elastic {
 }
 
 impl Elastic {
-    /// Returns the commands of a node.
+    /// Returns the commands that suspend and resume a node.
     fn commands(&self, node: u32) -> Commands {
         let own = self.each.get(&node).cloned().unwrap_or_default();
         Commands {
@@ -71,25 +71,25 @@ fn span(duration: Duration) -> Span {
     Span(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// State of one node.
+/// State of suspending one node.
 #[derive(Clone, Debug)]
 struct ElasticState {
     suspension: Suspension,
     /// Time at which the node was suspended, for display.
     since: i64,
-    /// Reason why the node can't be resumed or was not suspended.
+    /// Reason why the node can't be resumed, or why it was not suspended.
     trouble: String,
-    /// Need that keeps the node active.
+    /// Reason why the node is needed and must stay active.
     needed: String,
 }
 
-/// States of all nodes.
+/// States of suspending all nodes.
 #[derive(Debug)]
 pub(crate) struct Suspensions {
     known: Mutex<BTreeMap<u32, ElasticState>>,
     actions: Mutex<Vec<(u32, ElasticAction)>>,
     limits: Mutex<ElasticLimits>,
-    /// Whether any node is suspended or may be. If not, no check is necessary.
+    /// Whether any node is suspended or being suspended. If not, other code needs no check.
     any: AtomicBool,
     news: Notify,
     began: Instant,
@@ -111,7 +111,7 @@ impl Default for Suspensions {
 }
 
 impl Suspensions {
-    /// Returns the time of a clock that nobody can set.
+    /// Returns the time of the monotonic clock, which nobody can set.
     fn now(&self) -> Time {
         let elapsed = Instant::now().saturating_duration_since(self.began);
         Time(span(elapsed).0)
@@ -122,7 +122,7 @@ impl Suspensions {
         self.any.fetch_or(automatic, Ordering::Relaxed);
     }
 
-    /// Restores the states that an earlier run of the server stored.
+    /// Restores the states of nodes that an earlier run of the server stored.
     pub(crate) fn restore(&self, kept: Vec<store::StoredElasticState>) {
         let now = self.now();
         let mut known = self.known.lock();
@@ -142,7 +142,7 @@ impl Suspensions {
         }
     }
 
-    /// Applies an event to a node.
+    /// Applies an event to the state of a node.
     pub(crate) fn on(&self, node: u32, event: ElasticEvent) {
         let (now, limits) = (self.now(), *self.limits.lock());
         if event == ElasticEvent::Suspended || event == ElasticEvent::Idle {
@@ -171,7 +171,7 @@ impl Suspensions {
         }
     }
 
-    /// Records that a node is needed. The caller waits separately.
+    /// Requests that a node is resumed because it is needed. The caller waits for the node separately.
     pub(crate) fn want(&self, node: u32) {
         if self.any.load(Ordering::Relaxed) {
             self.on(node, ElasticEvent::Wanted);
@@ -196,7 +196,7 @@ impl Suspensions {
         }
     }
 
-    /// Records that a node was asked to suspend itself and does not.
+    /// Records that a node was asked to suspend itself and stays active, with the reason.
     pub(crate) fn stays(&self, node: u32, why: String) {
         self.trouble(node, ElasticEvent::Stays, why);
     }
@@ -215,7 +215,7 @@ impl Suspensions {
         known.get(&node).map(|one| answer(one, &limits))
     }
 
-    /// Whether a node is suspended, so that it is not reported as missing.
+    /// Whether a node is suspended, so that the server does not report the node as missing.
     pub(crate) fn is_suspended(&self, node: u32) -> bool {
         self.any.load(Ordering::Relaxed)
             && self
@@ -223,7 +223,7 @@ impl Suspensions {
                 .unwrap_or(false)
     }
 
-    /// Whether a node is being suspended.
+    /// Whether a node is being suspended at the moment.
     pub(crate) fn is_suspending(&self, node: u32) -> bool {
         self.any.load(Ordering::Relaxed)
             && self
@@ -266,12 +266,12 @@ impl Suspensions {
             .unwrap_or_default()
     }
 
-    /// Forgets a node that was removed from the cluster.
+    /// Deletes the state of a node that was removed from the cluster.
     pub(crate) fn forget(&self, node: u32) {
         self.known.lock().remove(&node);
     }
 
-    /// Returns a node's data for `status`.
+    /// Returns a node's suspension data for `tidemill status`.
     pub(crate) fn reported(&self, node: u32) -> Option<v1::Suspension> {
         self.ask(node, |one, limits| {
             let suspended = one.suspension.is_suspended(limits);
@@ -288,7 +288,7 @@ impl Suspensions {
         })
     }
 
-    /// Resumes a node and waits for it, at most for `limit`. Returns whether it is active.
+    /// Resumes a node and waits for the node, at most for `limit`. Returns whether the node is active.
     pub(crate) async fn until_resumed(self: &Arc<Self>, node: u32, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         while self.is_suspended(node) || self.is_resuming(node) {

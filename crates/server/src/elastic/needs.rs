@@ -1,10 +1,10 @@
-//! Needs for a node according to the database. The same needs keep a node active and have it resumed, so that no node alternates.
+//! Reasons in the database why a node is needed. The same reasons keep a node active and resume a node, so that no node alternates.
 
 use crate::names::Fault;
 use rusqlite::{Connection, params};
 use tidemill_core::replicas::REPLICAS_MAX;
 
-/// Readable reasons of needs, and their queries, each with the node as `?1`.
+/// Readable reasons why a node is needed, each with an SQL query that has the node as `?1`.
 const NEEDS: [(&str, &str); 6] = [
     (
         "a file is being written to it",
@@ -31,7 +31,7 @@ const NEEDS: [(&str, &str); 6] = [
     ),
 ];
 
-/// Returns the need for a node, or `None`.
+/// Returns the reason why a node is needed, or `None` if the node is not needed.
 pub(super) fn of(db: &Connection, node: u32) -> Result<Option<&'static str>, Fault> {
     for (what, sql) in NEEDS {
         if db.prepare_cached(sql)?.exists([node])? {

@@ -1,10 +1,10 @@
-//! Stored states of nodes that are or were suspended: the table `suspension`.
+//! Stored states of nodes that are or were suspended, in the table `suspension`.
 
 use crate::names::Fault;
 use rusqlite::{Connection, params};
 use tidemill_core::elastic::Resumes;
 
-/// Stored state of one node.
+/// Stored state of a node that is or was suspended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoredElasticState {
     pub(crate) node: u32,
@@ -13,7 +13,7 @@ pub(crate) struct StoredElasticState {
     pub(crate) resumes: Resumes,
 }
 
-/// Returns all stored states.
+/// Returns the stored states of all nodes.
 pub(crate) fn all(db: &Connection) -> Result<Vec<StoredElasticState>, Fault> {
     let mut statement =
         db.prepare("SELECT node, suspended, since, resumes, resume_ns FROM suspension")?;
@@ -31,7 +31,7 @@ pub(crate) fn all(db: &Connection) -> Result<Vec<StoredElasticState>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Stores whether a node is suspended, and the times that it took to resume.
+/// Stores whether a node is suspended, and the durations of its resumes so far.
 pub(crate) fn keep(db: &Connection, kept: StoredElasticState) -> Result<(), Fault> {
     let sql = "INSERT INTO suspension(node, suspended, since, resumes, resume_ns) VALUES (?1, ?2, ?3, ?4, ?5) \
                ON CONFLICT DO UPDATE SET suspended = ?2, since = ?3, resumes = ?4, resume_ns = ?5";

@@ -1,14 +1,14 @@
-//! Conditions of a request on a version (RFC 9110 §13, §14): tags, times and ranges.
+//! Conditions of an HTTP request on a version (RFC 9110 §13, §14): entity tags, times and ranges.
 
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 use tidemill_wire::route;
 use tonic::codegen::http::{HeaderMap, header};
 
-/// Properties by which clients recognise a version.
+/// Properties by which HTTP clients recognise a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VersionTag {
-    /// Entity tag of the version, with the quotes.
+    /// Entity tag of the version, including the quotes.
     pub(crate) tag: String,
     /// Time of the file's last change, in whole seconds.
     pub(crate) modified: Option<SystemTime>,
@@ -16,24 +16,24 @@ pub(crate) struct VersionTag {
     pub(crate) size: u64,
 }
 
-/// Kind of answer to a request.
+/// Kind of answer to an HTTP request for a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ResponseKind {
-    /// All bytes of the version.
+    /// The answer has all bytes of the version.
     All,
-    /// This range of bytes, with a header that names it.
+    /// The answer has this range of bytes, and a header with the range.
     Some(Range<u64>),
-    /// The client already has this version.
+    /// The client already has this version, so the answer has no bytes.
     Known,
-    /// The version differs from the requested one.
+    /// The version does not fulfil the request's condition, so the request fails.
     Other,
-    /// The version has no such bytes.
+    /// The requested range begins beyond the end of the version.
     Beyond,
 }
 
 impl VersionTag {
-    /// Returns the properties of a version of a file in a cluster. Objects are never reused and never change, so the object's number
-    /// identifies the content. Versions without bytes are equal everywhere.
+    /// Returns the properties of a version of a file in a cluster. Object numbers are never reused and objects never change, so the
+    /// object's number identifies the content. Versions without bytes are equal in all clusters.
     pub(crate) fn new(cluster: u64, object: u64, size: u64, mtime: i64, now: i64) -> Self {
         // The time must not be later than the request.
         let seconds = u64::try_from(mtime.min(now))
@@ -46,7 +46,7 @@ impl VersionTag {
         }
     }
 
-    /// Returns the kind of answer to a `GET`, or to a `HEAD` if `bytes` is false, with these headers.
+    /// Returns the kind of answer to a `GET` with these headers, or to a `HEAD` if `bytes` is false.
     pub(crate) fn wanted(&self, headers: &HeaderMap, bytes: bool) -> ResponseKind {
         if let Some(tags) = listed(headers, &header::IF_MATCH)
             && !self.is_among(&tags, false)
@@ -79,7 +79,7 @@ impl VersionTag {
         }
     }
 
-    /// Whether a list of tags contains this version's tag. With `weak`, weak tags count, too.
+    /// Whether a list of entity tags contains this version's tag. With `weak`, weak tags match, too.
     fn is_among(&self, tags: &[&str], weak: bool) -> bool {
         let is = |tag: &&str| {
             let strong = tag.strip_prefix("W/").filter(|_| weak).unwrap_or(tag);
@@ -89,7 +89,7 @@ impl VersionTag {
     }
 }
 
-/// Returns the values in a header's list; `None` if there is no such header.
+/// Returns the values in the list of a header; `None` if the request does not have the header.
 fn listed<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Option<Vec<&'a str>> {
     headers.get(name)?;
     let values = headers.get_all(name).iter();

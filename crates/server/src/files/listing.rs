@@ -1,4 +1,4 @@
-//! Contents of a directory as JSON: in pages, so that no directory is too large.
+//! Contents of a directory as JSON. The server reads and sends the entries in pages, so that no directory is too large.
 
 use super::FileRefusal;
 use super::path::{FILES, encoded};
@@ -9,10 +9,10 @@ use std::future::Future;
 use tidemill_core::display::escaped;
 use tidemill_wire::v1::{self, Kind};
 
-/// Number of names that are read and sent at once.
+/// Number of directory entries that are read and sent at once.
 pub(crate) const ENTRIES: u32 = 1000;
 
-/// Sends the first names of the directory at `path` and then all others.
+/// Sends the given first entries of the directory at `path` and then all other entries.
 pub(crate) async fn send<F>(
     path: &[u8],
     mut page: v1::Entries,
@@ -49,7 +49,7 @@ pub(crate) async fn send<F>(
     }
 }
 
-/// Returns one name: `url` is exact, `name` is its readable form.
+/// Returns one entry as JSON: `url` is exact, and `name` is the readable form of the name.
 fn shown(directory: &str, entry: &v1::Entry) -> String {
     let attr = entry.attr.unwrap_or_default();
     let slash = if attr.kind() == Kind::Directory {

@@ -1,8 +1,8 @@
-//! Files by URL: `GET` and `HEAD /files/PATH`, for programs without knowledge of Tidemill (`docs/decisions/0024-files-over-http.md`). Only
+//! Files by URL: `GET` and `HEAD /files/PATH`, for programs that know nothing of Tidemill (`docs/decisions/0024-files-over-http.md`). Only
 //! this module sends bytes of files through the server to a client.
 //!
-//! The user of a request is known before ([`crate::authentication`]). The rights are those of that user to the file at the time of the request. The
-//! server sends the version that was current at that time.
+//! [`crate::authentication`] determines the user of a request before this module. The request has the rights of that user to the file at
+//! the time of the request. The server sends the version that was current at that time.
 
 mod conditions;
 mod listing;
@@ -39,14 +39,14 @@ use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Maximum numbers of files that are sent at once to one user, and to all users.
+/// Maximum number of files that are sent to one user at once, and (`STREAMS_MAX`) to all users.
 const STREAMS_EACH_MAX: usize = 16;
 const STREAMS_MAX: usize = 64;
 
-/// Maximum wait until one of these streams has ended.
+/// Maximum time for which a request waits until another stream has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The service of files by URL: see the module. Cheap to clone.
+/// The service of files by URL, as described in the module's documentation. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct FileService(Arc<FileServiceState>);
 
@@ -60,7 +60,7 @@ struct FileServiceState {
     of_all: Arc<Semaphore>,
 }
 
-/// The right to send a file, until this value is dropped.
+/// Permission to send a file, which ends when this value is dropped.
 #[derive(Debug)]
 struct SendPermit {
     _own: Option<OwnedSemaphorePermit>,
@@ -89,7 +89,7 @@ impl FileService {
         }))
     }
 
-    /// Returns the routes of the service.
+    /// Returns the HTTP routes of the service.
     pub(crate) fn routes(self) -> axum::Router {
         let below = format!("{}/{{*path}}", path::FILES);
         let directory = format!("{}/", path::FILES);
@@ -138,7 +138,7 @@ impl FileService {
         }
     }
 
-    /// Returns the version of a file for reading.
+    /// Returns the present version of a file, and keeps the version from being removed while it is read.
     pub(crate) async fn version(
         &self,
         peer: &Peer,
@@ -153,7 +153,7 @@ impl FileService {
         }
     }
 
-    /// Returns the nodes from which bytes of versions are read.
+    /// Returns the access to the nodes from which bytes of versions are read.
     pub(crate) fn nodes(&self) -> &SourceNodes {
         &self.0.nodes
     }
@@ -175,7 +175,7 @@ impl FileService {
         }
     }
 
-    /// Carries out one operation on names.
+    /// Executes one namespace operation with the rights of the caller.
     async fn one(&self, caller: &Caller, op: Op) -> Result<Answer, FileRefusal> {
         let request = NamesRequest {
             caller: caller.clone(),
@@ -246,7 +246,7 @@ impl FileService {
         built(response, body)
     }
 
-    /// Returns the names in a directory and their kinds.
+    /// Returns the names and kinds of the entries of a directory.
     async fn directory(
         &self,
         bytes: bool,
@@ -284,7 +284,7 @@ impl FileService {
         }
     }
 
-    /// Waits for the right to send a file.
+    /// Waits until the limits permit that another file is sent to the peer.
     async fn turn(&self, peer: &Peer) -> Result<SendPermit, FileRefusal> {
         let own = match peer.administrator {
             true => None,
@@ -305,7 +305,7 @@ async fn serve(State(files): State<FileService>, request: Request<Body>) -> Resp
     answer.unwrap_or_else(|refused| refused.response())
 }
 
-/// Returns the name of a kind of file without bytes.
+/// Returns the readable name of an inode's kind, for inodes without bytes.
 fn called(kind: Kind) -> &'static str {
     match kind {
         Kind::Directory => "a directory",
@@ -315,7 +315,7 @@ fn called(kind: Kind) -> &'static str {
     }
 }
 
-/// Returns the head of a response with the properties by which clients recognise the version.
+/// Returns the head of an HTTP response with the headers by which clients recognise the version.
 fn known_by(version: &VersionTag) -> Builder {
     let response = Response::builder()
         .header(header::ETAG, &version.tag)
@@ -332,7 +332,7 @@ fn built(response: Builder, body: Body) -> Result<Response<Body>, FileRefusal> {
     built.map_err(|_| Fault::Malformed("the response can't be built").into())
 }
 
-/// Returns a body with the bytes that `work` sends. The work ends when the client disconnects.
+/// Returns an HTTP body with the bytes that `work` sends. The work ends when the client disconnects.
 fn streamed<F>(turn: SendPermit, work: impl FnOnce(Outlet) -> F) -> Body
 where
     F: Future<Output = ()> + Send + 'static,

@@ -2,13 +2,13 @@
 
 use tonic::codegen::http::Uri;
 
-/// Prefix of files' URLs.
+/// Prefix of the URL paths of files.
 pub(crate) const FILES: &str = "/files";
 
 /// Reason why a URL names no path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadPath {
-    /// The URL has a query.
+    /// The URL has a query, which files do not support.
     #[error("a URL of a file has no query: write the `?` of a name as %3F")]
     Query,
     /// A percent sign is not followed by the digits of a byte.
@@ -16,21 +16,21 @@ pub(crate) enum BadPath {
         "a percent sign must be followed by two hexadecimal digits: write the `%` of a name as %25"
     )]
     Escape,
-    /// The URL has a byte that no name contains.
+    /// The URL contains a byte that no name in the cluster can contain.
     #[error("a name can't contain a slash (%2F) or a zero byte (%00)")]
     Byte,
-    /// The URL has a name that stands for another directory.
+    /// The URL contains the name `.` or `..`.
     #[error("`.` and `..` are not names: write the path without them")]
     Dots,
 }
 
-/// Whether a request asks for a file.
+/// Whether a URL path is the path of a file or directory in the cluster.
 pub(crate) fn is_file(path: &str) -> bool {
     let rest = path.strip_prefix(FILES);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Returns the path in the cluster. A path with a slash at its end names a directory.
+/// Returns the path in the cluster for a URL. A path with a slash at its end names a directory.
 pub(crate) fn of(uri: &Uri) -> Result<Vec<u8>, BadPath> {
     if uri.query().is_some() {
         return Err(BadPath::Query);
@@ -72,7 +72,7 @@ fn decoded(name: &[u8]) -> Result<Vec<u8>, BadPath> {
     Ok(bytes)
 }
 
-/// Returns a name in the encoding of URLs.
+/// Returns a name in the encoding of URLs, with percent signs for special bytes.
 pub(crate) fn encoded(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for &byte in name {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn path_decodes_url_to_bytes_of_name() {
+    fn url_path_is_decoded_to_bytes_of_file_names() {
         for (url, expected) in [
             ("/files", "/"),
             ("/files/", "/"),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn path_refuses_dots_and_bad_escapes() {
+    fn url_path_with_dots_or_invalid_escapes_is_refused() {
         for (url, wrong) in [
             ("/files/../etc", BadPath::Dots),
             ("/files/a/./b", BadPath::Dots),
@@ -139,7 +139,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn path_decodes_any_encoded_name(name in proptest::collection::vec(1_u8.., 1..40)) {
+        fn url_path_round_trip_keeps_any_file_name(name in proptest::collection::vec(1_u8.., 1..40)) {
             prop_assume!(!name.contains(&b'/') && name != b"." && name != b"..");
             let url = format!("/files/{}", encoded(&name));
             prop_assert_eq!(path(&url).unwrap(), [b"/", &name[..]].concat());

@@ -1,4 +1,4 @@
-//! Reasons why a file is not sent, as a line of text for programs without knowledge of gRPC.
+//! Reasons why the server does not send a file, as a line of text for programs that know nothing of gRPC.
 
 use super::path::BadPath;
 use super::stream::BytesUnreadable;
@@ -11,10 +11,10 @@ use tidemill_core::display::line;
 use tidemill_wire::v1;
 use tonic::{Code, Status};
 
-/// Time in seconds after which a request may be retried that was refused because of load, or because a node is offline.
+/// Seconds after which a client may retry a request that the server refused because of load, or because a node is offline.
 const RETRY_SECS: &str = "2";
 
-/// Reason of a refusal: see the module.
+/// Reason why the server does not send a file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FileRefusal {
     #[error(transparent)]
@@ -64,7 +64,7 @@ impl From<Fault> for FileRefusal {
 }
 
 impl FileRefusal {
-    /// Returns the HTTP status.
+    /// Returns the HTTP status of the refusal.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Path(_) => StatusCode::BAD_REQUEST,
@@ -84,7 +84,7 @@ impl FileRefusal {
         }
     }
 
-    /// Returns the response.
+    /// Returns the HTTP response with the reason of the refusal.
     pub(crate) fn response(&self) -> Response<Body> {
         let status = self.status();
         let text = format!("{}\n", line(&self.to_string()));

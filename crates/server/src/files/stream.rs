@@ -1,5 +1,5 @@
-//! Streams of a version's bytes from nodes to a client: one window at a time, while the next window is read, and from the next replica if
-//! a node does not answer.
+//! Streams of a version's bytes from nodes to a client: the server sends one window while it reads the next window. If a node does not
+//! answer, the server reads from the next replica.
 
 use crate::cluster::Cluster;
 use crate::names::read_pins::ReadVersion;
@@ -19,52 +19,52 @@ use tidemill_core::layout::{Layout, Part};
 use tidemill_wire::capability::rights;
 use tokio::sync::mpsc;
 
-/// Maximum wait for a suspended node.
+/// Maximum wait for a suspended node to resume.
 const RESUME_MAX: Duration = Duration::from_secs(30);
 
 /// Size of one read of a file in bytes. Each stream holds two such windows.
 pub(crate) const WINDOW_BYTES: u64 = 2 << 20;
 
-/// Number of bytes sent at once. It is small, so that a slow client is seen to take bytes.
+/// Number of bytes sent at once. The number is small, so that the server notices when a slow client still reads.
 const FRAME_BYTES: usize = 64 << 10;
 
-/// Time after which the stream to a client that takes no bytes is ended.
+/// Time after which the server ends the stream to a client that reads nothing.
 const STALLED_MAX: Duration = Duration::from_secs(300);
 
-/// Maximum silence of a node if there is another replica, and if there is none.
+/// Maximum silence of a node before another replica is read, and (`ANSWER_MAX`) if there is no other replica.
 const OTHERS_AFTER: Duration = Duration::from_secs(6);
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// Time limit for a reduction on a node, with the wait for its turn.
+/// Time limit for a reduction on a node, including the wait in the node's queue.
 const REDUCED_MAX: Duration = Duration::from_secs(100);
 
-/// Interval in which the node of a running reduction is checked to be up.
+/// Interval at which the server checks that the node of a running reduction is up.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Limits log entries about aborted streams.
+/// Rate limit of log entries about aborted streams.
 static BROKEN: Sparse = Sparse::new();
 
-/// Bytes that no node can deliver.
+/// Reason why no node can deliver bytes of a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("can't be read now: {0}; see `tidemill status`")]
 pub(crate) struct BytesUnreadable(String);
 
 impl BytesUnreadable {
-    /// Returns the cause, without any advice.
+    /// Returns the cause of the failure, without any advice.
     pub(crate) fn why(&self) -> &str {
         &self.0
     }
 
-    /// Converts an error in the middle of a stream.
+    /// Converts an error that interrupts a stream.
     pub(crate) fn of(error: &dyn std::error::Error) -> Self {
         Self(error.to_string())
     }
 }
 
-/// Item of a stream: bytes, or the reason why no more bytes follow.
+/// Item of a stream: bytes, or the reason why the stream ends early.
 pub(crate) type StreamItem = Result<Bytes, BytesUnreadable>;
 
-/// Nodes from which bytes are read.
+/// State for reading bytes from the nodes of the cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct SourceNodes {
     pub(crate) cluster: Arc<Cluster>,
@@ -72,19 +72,19 @@ pub(crate) struct SourceNodes {
     pub(crate) objects: Objects,
 }
 
-/// A version that is being read.
+/// A version whose bytes are being read.
 #[derive(Debug)]
 pub(crate) struct VersionStream {
     nodes: SourceNodes,
     layout: Layout,
-    /// Nodes that failed to deliver: they are asked last.
+    /// Nodes that failed to deliver bytes: they are asked last.
     failed: Mutex<BTreeSet<NodeId>>,
     /// Registration of the read, which keeps the version from being removed.
     _reading: Option<ReadVersion>,
 }
 
 impl VersionStream {
-    /// Creates the source of a version. Returns `None` if the version has no bytes.
+    /// Creates the stream of a version. Returns `None` if the version has no bytes.
     pub(crate) fn new(nodes: &SourceNodes, mut reading: ReadVersion) -> Option<Self> {
         Some(Self {
             nodes: nodes.clone(),
@@ -94,7 +94,7 @@ impl VersionStream {
         })
     }
 
-    /// Creates the source of a version that the caller keeps from being removed.
+    /// Creates the stream of a version that the caller keeps from being removed.
     pub(crate) fn of_kept(nodes: &SourceNodes, layout: Layout) -> Self {
         Self {
             nodes: nodes.clone(),
@@ -104,7 +104,7 @@ impl VersionStream {
         }
     }
 
-    /// Reads bytes of the file.
+    /// Reads a range of the version's bytes from nodes.
     pub(crate) async fn window(&self, range: Range<u64>) -> StreamItem {
         let parts = self.layout.parts();
         let fetch = |part: usize, span| self.fetch(&parts[part], span);
@@ -116,11 +116,11 @@ impl VersionStream {
         &self.layout
     }
 
-    /// Sends `order` for a part to a node that holds it, for a user, and returns the answer. If one node fails, the next node
-    /// with a replica is asked, except after status 400, which means that the request itself is wrong.
+    /// Sends the reduction `order` for a part to a node that holds the part, for a user, and returns the answer. If a node fails, the
+    /// server asks the next node with a replica, except after status 400, which means that the request itself is invalid.
     ///
     /// # Errors
-    /// If no node answers: the status of the last one, if it sent any, and the cause.
+    /// If no node answers: the HTTP status of the last node, if that node sent a status, and the cause.
     pub(crate) async fn reduce(
         &self,
         part: usize,
@@ -169,8 +169,8 @@ impl VersionStream {
         Err(why)
     }
 
-    /// Reads bytes of a part. The result is shorter only where the part was never written. If all nodes with the part are suspended,
-    /// one is resumed.
+    /// Reads bytes of a part. The result is shorter only where the part was never written. If all nodes with the part are suspended, the
+    /// function resumes one of these nodes.
     async fn fetch(&self, part: &Part, span: Range<u64>) -> StreamItem {
         let fetched = self.fetch_resumed(part, span.clone()).await;
         let suspensions = &self.nodes.shared.suspensions;
@@ -204,7 +204,7 @@ impl VersionStream {
         Err(why)
     }
 
-    /// Returns the nodes that have a part, those likely to answer first.
+    /// Returns the nodes that have a part; nodes that are likely to answer are first.
     fn in_order(&self, part: &Part) -> Vec<NodeId> {
         let shared = &self.nodes.shared;
         let failed = self.failed.lock();
@@ -239,7 +239,7 @@ impl VersionStream {
         Ok(bytes)
     }
 
-    /// Waits until a node is no longer up.
+    /// Waits until a node is offline.
     async fn until_offline(&self, node: NodeId) {
         while self.nodes.shared.is_up(node.0) {
             tokio::time::sleep(LOOK_EVERY).await;
@@ -262,18 +262,18 @@ impl VersionStream {
     }
 }
 
-/// Sending end of a stream to a client.
+/// Sending end of a stream of bytes to a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Outlet(mpsc::Sender<StreamItem>);
 
 impl Outlet {
-    /// Creates both ends of a stream.
+    /// Creates the sending and the receiving end of a stream.
     pub(crate) fn new() -> (Self, mpsc::Receiver<StreamItem>) {
         let (sender, receiver) = mpsc::channel(1);
         (Self(sender), receiver)
     }
 
-    /// Sends bytes. Returns whether the client took all of them.
+    /// Sends bytes. Returns whether the client has received all of them.
     pub(crate) async fn send(&self, mut bytes: Bytes) -> bool {
         while !bytes.is_empty() {
             let frame = bytes.split_to(bytes.len().min(FRAME_BYTES));
@@ -289,7 +289,7 @@ impl Outlet {
         sent.is_ok_and(|sent| sent.is_ok())
     }
 
-    /// Ends the stream with an error, so that the client does not take the bytes so far for the whole file.
+    /// Ends the stream with an error, so that the client does not mistake the bytes so far for the whole file.
     pub(crate) async fn break_off(&self, why: BytesUnreadable) {
         if let Some(left_out) = BROKEN.may() {
             tracing::warn!(left_out, "a file that was being sent {why}");
@@ -297,13 +297,13 @@ impl Outlet {
         self.put(Err(why)).await;
     }
 
-    /// Waits until the client has closed its end.
+    /// Waits until the client has closed the receiving end.
     pub(crate) async fn closed(&self) {
         self.0.closed().await;
     }
 }
 
-/// Sends the bytes already read and then `rest` of the file, as fast as the client takes them.
+/// Sends the bytes in `first` and then the bytes `rest` of the file, as fast as the client reads them.
 pub(crate) async fn send(source: VersionStream, first: Bytes, rest: Range<u64>, to: &Outlet) {
     let step = usize::try_from(WINDOW_BYTES).unwrap_or(usize::MAX);
     let mut starts = rest.clone().step_by(step);

@@ -1,7 +1,7 @@
 //! Search for files by their properties: names, sizes, owners, attributes, headers, lineage (`docs/find.md`). This module only reads.
 //!
-//! An expression becomes one query (`query`), which returns files in the order of their inodes, one page at a time. The answer contains
-//! only files that the asker may read or owns, and whose directories the asker may list.
+//! An expression becomes one query (module `query`), which returns files in the order of their inodes, one page at a time. The answer
+//! contains only files that the asker may read or owns, and whose directories the asker may list.
 
 mod query;
 
@@ -24,19 +24,19 @@ use tidemill_wire::v1::{self, Kind};
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
-/// Maximum number of files in one answer, and size of their headers in bytes from which the answer ends.
+/// Maximum number of files in one answer, and (`HEADER_BYTES_MAX`) total size in bytes of the files' headers from which the answer ends.
 const FOUND_MAX: usize = 1000;
 const HEADER_BYTES_MAX: usize = 1 << 20;
-/// Maximum number of files returned by one query, visible or not; and time after which no further query is begun for the same answer.
+/// Maximum number of files that one query returns, visible or not; and (`ANSWER_MAX`) time after which an answer runs no further query.
 const LOOKED_AT_MAX: usize = 10_000;
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// Time limit for a query.
+/// Time limit for one query.
 const QUERY_MAX: Duration = Duration::from_secs(20);
-/// Maximum numbers of simultaneous searches, in total and of one user. Each search has a reading connection, and these are few.
+/// Maximum number of simultaneous searches, in total and (`AT_ONCE_EACH`) of one user. Each search occupies one of few reading connections.
 const AT_ONCE: usize = 2;
 const AT_ONCE_EACH: usize = 1;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Limit up to which unread headers are counted.
+/// Maximum up to which unread headers are counted.
 const UNREAD_MAX: i64 = 100_000;
 
 /// gRPC service of searches.
@@ -49,7 +49,7 @@ pub(crate) struct FindService {
 }
 
 impl FindService {
-    /// Starts the service, and the reading of headers.
+    /// Starts the service of searches, and the task that reads headers.
     pub(crate) fn start(
         names: &Arc<SqliteNames>,
         access: &Arc<Access>,
@@ -166,7 +166,7 @@ fn answer(
     }
 }
 
-/// Returns the path of a directory without links. A directory that the caller may not list is not found.
+/// Returns the path of a directory with symbolic links resolved. A directory that the caller may not list is reported as missing.
 fn directory(tx: &Tx<'_>, path: &[u8]) -> Result<Vec<u8>, Fault> {
     let vnode = tx
         .resolve(path, true)
@@ -215,7 +215,7 @@ fn header(db: &Connection, object: u64) -> Result<String, Fault> {
     Ok(statement.query_row([object.cast_signed()], |row| row.get(0))?)
 }
 
-/// Returns the number of unread headers.
+/// Returns the number of headers that are still to be read.
 fn unread(db: &Connection) -> Result<u64, Fault> {
     let sql = "SELECT count(*) FROM (SELECT 1 FROM header WHERE state <= 1 LIMIT ?1)";
     let mut statement = db.prepare_cached(sql)?;

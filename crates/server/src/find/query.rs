@@ -1,5 +1,5 @@
-//! Conversion of an expression to SQL. Each condition is a set of inodes or a comparison of columns. Values are parameters, never text of
-//! the query.
+//! Conversion of a search expression to SQL. Each condition becomes a set of inodes or a comparison of columns. Values are parameters,
+//! never text of the query.
 
 use crate::names::Fault;
 use crate::names::lineage::{WalkDirection, versions_of, walk};
@@ -14,7 +14,7 @@ use tidemill_wire::v1::Kind;
 /// Maximum number of distinct values for which a regular expression or comparison is evaluated.
 const TRIED_MAX: i64 = 1_000_000;
 
-/// A query for inodes.
+/// An SQL query that returns the inodes of files.
 pub(super) struct InodeQuery {
     sql: String,
     values: Vec<Sql>,
@@ -36,7 +36,7 @@ impl InodeQuery {
         Ok(query)
     }
 
-    /// Returns at most `limit` inodes after `after`.
+    /// Returns at most `limit` inodes of the query that follow the inode `after`.
     pub(super) fn after(
         &self,
         db: &Connection,
@@ -54,7 +54,7 @@ impl InodeQuery {
         Ok(inodes.collect::<Result<_, _>>()?)
     }
 
-    /// Adds a parameter and returns its name.
+    /// Adds a parameter value and returns the parameter's name in SQL.
     fn value(&mut self, value: impl Into<Sql>) -> String {
         self.values.push(value.into());
         format!("?{}", self.values.len())
@@ -113,7 +113,7 @@ impl InodeQuery {
         }
     }
 
-    /// Returns the condition for facts of headers.
+    /// Returns the SQL condition for text facts of headers.
     fn text_field(
         &mut self,
         db: &Connection,
@@ -198,7 +198,7 @@ impl InodeQuery {
         format!("i.ino IN (SELECT ino FROM span WHERE name = {name} AND ({ways}))")
     }
 
-    /// Returns the condition for attributes of files. The number of values under a name is the number of files with it.
+    /// Returns the SQL condition for attributes of files. The number of values of an attribute is the number of files that have it.
     fn attribute(
         &mut self,
         db: &Connection,
@@ -235,8 +235,8 @@ impl InodeQuery {
         format!("i.ino IN (SELECT ino FROM dirent WHERE {fits})")
     }
 
-    /// Returns the condition for files made by one of the viewer's own tasks with this name, or with this kernel, job or rule; or by a
-    /// built-in kernel.
+    /// Returns the SQL condition for files made by one of the viewer's own tasks with this name, or with this kernel, job or rule; or by a
+    /// built-in kernel of any user's task.
     fn made_by(&mut self, viewer: &Caller, name: &str) -> String {
         let all = viewer.above() || tidemill_kernel::is_builtin(name);
         let own = match all {
@@ -262,7 +262,7 @@ impl InodeQuery {
         )
     }
 
-    /// Returns the condition for files made, through any number of tasks, from a version of a file that the viewer may read.
+    /// Returns the SQL condition for files made, through any number of tasks, from a version of a file that the viewer may read.
     fn made_of(&mut self, tx: &Tx<'_>, path: &str) -> Result<String, Fault> {
         let bytes = path.as_bytes();
         let vnode = tx
@@ -291,8 +291,8 @@ impl InodeQuery {
     }
 }
 
-/// Returns the condition that a span from `low` to `high` contains a value that compares as given with a time. The time is the interval
-/// from `from` to before `to`.
+/// Returns the SQL condition that a range from `low` to `high` contains a value that fulfils the comparison with a time. The time is the
+/// interval from `from` up to, but not including, `to`.
 fn reach(compare: CompareOperator, (low, high): (&str, &str), (from, to): (&str, &str)) -> String {
     match compare {
         CompareOperator::Unequal => format!("({low} < {from} OR {high} >= {to})"),

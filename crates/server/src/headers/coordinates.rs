@@ -1,4 +1,4 @@
-//! Ranges of a file's coordinates: the smallest and largest value of variables that have the name of their only dimension. Of long
+//! Ranges of a file's coordinates: the smallest and largest value of each variable that has the same name as its only dimension. For long
 //! coordinates, only the first and last values are examined, since CF requires an order (CF conventions, section 1.3).
 
 use super::facts::CoordinateRange;
@@ -12,23 +12,23 @@ use tidemill_kernel::array::{ArrayOperation, ArraySlice, ArraySpec, Codec, Dtype
 
 /// Maximum number of coordinates examined in a file.
 const COORDINATES_MAX: usize = 32;
-/// Maximum number of chunks, or records, of a coordinate that is examined completely.
+/// Maximum number of chunks, or records, of a coordinate that is examined as a whole.
 const PIECES_MAX: u64 = 4;
-/// Maximum size in bytes of a coordinate that is examined completely, and of one chunk of it.
+/// Maximum size in bytes of a coordinate that is examined as a whole, and of each of its chunks.
 const BYTES_MAX: u64 = 64 << 10;
 const PIECE_BYTES_MAX: u64 = 4 << 20;
 
-/// Access to the stored bytes of a file or a directory.
+/// Access to the stored bytes of a scientific file or directory.
 pub(super) trait Stored {
-    /// Reads bytes; `None` if they are unavailable.
+    /// Reads bytes into `into`; returns `None` if the bytes are unavailable.
     fn read(&self, bytes: &Bytes, into: &mut [u8]) -> Option<()>;
-    /// Decodes bytes to little-endian values; `None` if that fails.
+    /// Decodes bytes to little-endian values; returns `None` if decoding fails.
     fn decode(&self, spec: ArraySpec, bytes: &Bytes) -> Option<Vec<u8>>;
-    /// Records that bytes are missing and may appear later.
+    /// Records that bytes of a coordinate are missing and may appear later.
     fn lacks(&self) {}
 }
 
-/// Returns the spans of all readable coordinates. Unreadable ones are left out.
+/// Returns the ranges of all readable coordinates. Unreadable coordinates are left out.
 pub(super) fn spans(
     header: &Header,
     store: VariableSource<'_>,
@@ -65,7 +65,7 @@ fn is_coordinate(variable: &Variable) -> bool {
     numbers && dimension.size > 0 && last_of(&variable.path) == dimension.name
 }
 
-/// Returns the spans under the coordinate's own name, its standard name, and the short forms `lat`, `lon` and `time`.
+/// Returns the range of a coordinate under the variable's name, its standard name, and the short forms `lat`, `lon` and `time`.
 fn named(variable: &Variable, (low, high): (f64, f64)) -> Vec<CoordinateRange> {
     let units = Units::of(variable).ok().flatten();
     let placed = |value: f64| {
@@ -192,7 +192,7 @@ fn of_piece(
     numbers(&values, &little)
 }
 
-/// Returns the codecs for stored bytes: filters in the opposite order, without those that a chunk lacks.
+/// Returns the codecs that decode stored bytes: the filters in reverse order, without the filters that the mask excludes.
 fn codecs(filters: &[Filter], mask: u32) -> Option<Vec<Codec>> {
     let applied = filters.iter().enumerate().rev();
     let applied = applied.filter(|(place, _)| mask >> (*place).min(31) & 1 == 0);
@@ -215,7 +215,7 @@ fn dtype(data_type: &DataType) -> Option<Dtype> {
     })
 }
 
-/// Returns the values as numbers, if their type has a native counterpart.
+/// Returns stored values as numbers; `None` if their type has no native counterpart.
 fn numbers(stored: &[u8], data_type: &DataType) -> Option<Vec<ExactNumber>> {
     let size = dtype(data_type)?.size();
     let one = |bytes: &[u8]| {
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
     use tidemill_format::{Attribute, Dimension, Value};
 
-    /// Bytes of a local file.
+    /// A file whose bytes the test has in memory.
     struct TestFiles(Vec<u8>);
 
     impl Stored for TestFiles {
@@ -260,9 +260,9 @@ mod tests {
         }
     }
 
-    /// `tidemill reduce` leaves out the same values: missing values and values outside the valid range.
+    /// A range excludes the values that `tidemill reduce` excludes, too: missing values and values outside the valid range.
     #[test]
-    fn span_excludes_missing_and_invalid_values() {
+    fn coordinate_range_excludes_missing_and_invalid_values() {
         let big = (1_i64 << 53) + 1;
         let attributes = [
             ("missing_value", Value::Int(vec![big])),

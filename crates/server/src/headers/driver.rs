@@ -1,5 +1,5 @@
-//! Reads headers, for as long as the server runs: by ranges from the nodes that hold the files, for every layout. Filtered coordinates
-//! are decoded on a node, in a process of the file's owner. Results are stored in the tables of `server/src/headers/store.rs`.
+//! Reads headers of scientific files as long as the server runs: by ranges from the nodes that hold the files, for every layout. Nodes
+//! decode filtered coordinates, in a process of the file's owner. The results are stored in the tables of `server/src/headers/store.rs`.
 
 use super::HeaderWake;
 use super::coordinates::{Stored, spans};
@@ -23,29 +23,29 @@ use tidemill_format::{Bytes, Error, FileSpan, Format, Header, VariableSource};
 use tidemill_kernel::array::{ArraySpec, Reduced};
 use tokio::runtime::Handle;
 
-/// Number of headers that are selected at once, and number that are read at once.
+/// Number of headers that are selected at once, and (`AT_ONCE`) number that are read at once.
 const PICKED_MAX: usize = 64;
 const AT_ONCE: usize = 2;
-/// Pause in which results are collected before they are stored.
+/// Pause during which results are collected before they are stored together.
 const REST: Duration = Duration::from_millis(5);
-/// Pauses before another attempt to read headers: the pause starts at the first value and doubles up to the second. After a failure of
-/// the database the pause is the second value.
+/// Pauses before another attempt to read headers: the first pause is `AGAIN_MIN`, and each pause is twice the last, up to `AGAIN`. After a
+/// failure of the database the pause is `AGAIN`.
 const AGAIN_MIN: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_secs(30);
-/// Number of additional reads of a Zarr, each after such a pause, because chunks of its coordinates are missing; and maximum number of
-/// such Zarrs.
+/// Number of additional reads of a Zarr, each after such a pause, because chunks of its coordinates are missing; and (`LACKING_MAX`)
+/// maximum number of such Zarrs.
 const LACKING_TRIES: u32 = 8;
 const LACKING_MAX: usize = 4096;
-/// Limits of reading one header, in time and in bytes of its file.
+/// Limits of reading one header, in time and (`READ_BYTES_MAX`) in bytes of the file.
 const HEADER_MAX: Duration = Duration::from_secs(20);
 const READ_BYTES_MAX: u64 = 64 << 20;
-/// Size of one fetch in bytes, and number of these pages that are kept.
+/// Size of one fetched page of a file in bytes, and (`PAGES_MAX`) number of pages that are kept in memory.
 const PAGE: u64 = 64 << 10;
 const PAGES_MAX: usize = 16;
-/// Maximum number of bytes of a Zarr's file in one request.
+/// Maximum number of bytes of a Zarr's file that are requested at once.
 pub(super) const WINDOW_MAX: usize = 2 << 20;
 
-/// Starts to read headers.
+/// Starts the task that reads headers.
 pub(crate) fn start(names: &Arc<SqliteNames>, files: &FileService) {
     let reader = HeaderReader {
         names: names.clone(),
@@ -58,7 +58,7 @@ pub(crate) fn start(names: &Arc<SqliteNames>, files: &FileService) {
 struct HeaderReader {
     names: Arc<SqliteNames>,
     nodes: SourceNodes,
-    /// Zarrs with missing chunks of coordinates, and the number of their reads.
+    /// Zarrs with missing chunks of coordinates, and the number of reads of each Zarr.
     lacking: Mutex<BTreeMap<u64, (Zarr, u32)>>,
 }
 
@@ -93,7 +93,7 @@ impl HeaderReader {
         }
     }
 
-    /// Queues headers again that could not be read, or not completely. Returns whether there were any.
+    /// Queues headers again whose read failed or was incomplete. Returns whether there were any such headers.
     async fn again(&self) -> Result<bool, Fault> {
         let lacking: Vec<Zarr> = self
             .lacking
@@ -124,7 +124,7 @@ impl HeaderReader {
         }
     }
 
-    /// Reads some headers. The step writes to the database first, so it follows the transaction that woke the reader.
+    /// Reads some queued headers. The function first writes to the database, so its write follows the transaction that woke the reader.
     async fn turn(&self) -> Result<HeaderTurn, Fault> {
         let names = self.names.clone();
         let pick = move |db: &Connection| {
@@ -168,7 +168,7 @@ impl HeaderReader {
         Ok(HeaderTurn::More)
     }
 
-    /// Reads a Zarr. Returns the outcome, and the files of its owner that are parts of it.
+    /// Reads the metadata of a Zarr. Returns the outcome, and those files of the Zarr's owner that are parts of the Zarr.
     async fn read_zarr(&self, zarr: &Zarr) -> (HeaderOutcome, Vec<WantedHeader>) {
         let files = zarr::ZarrFiles {
             zarr: zarr.clone(),
@@ -232,10 +232,10 @@ enum HeaderTurn {
     Done,
 }
 
-/// Next item to read.
+/// Next version or Zarr to read.
 enum PickedHeader {
     File(WantedHeader),
-    /// A Zarr, with queued files that are parts of it.
+    /// A Zarr, with the queued files that are parts of the Zarr.
     Zarr(Box<Zarr>, Vec<WantedHeader>),
     Nothing(WantedHeader),
 }
@@ -263,7 +263,7 @@ fn picked(db: &Connection, wake: &HeaderWake) -> Result<Vec<PickedHeader>, Fault
     Ok(all)
 }
 
-/// Converts a header to its stored outcome.
+/// Converts a read header to the outcome that is stored.
 fn outcome(
     header: tidemill_format::Result<Header>,
     spans: impl FnOnce(&Header) -> Vec<super::facts::CoordinateRange>,
@@ -280,7 +280,7 @@ fn outcome(
     }
 }
 
-/// A version that is read by ranges, within limits.
+/// A version that is read by ranges, within limits of time and bytes.
 struct RangedReader {
     source: Arc<VersionStream>,
     size: u64,

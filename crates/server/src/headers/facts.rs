@@ -1,28 +1,28 @@
-//! Facts that are stored of a header: those that users search for, within limits.
+//! Facts about a header that the database stores: the facts that users search for, within limits.
 
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
 use tidemill_format::{Format, Header, Value, Variable};
 
-/// Maximum numbers of stored variables, dimensions and attributes.
+/// Maximum number of a header's stored variables, and (`DIMENSIONS_MAX`, `ATTRIBUTES_MAX`) of its stored dimensions and attributes.
 const VARIABLES_MAX: usize = 1000;
 const DIMENSIONS_MAX: usize = 1000;
 const ATTRIBUTES_MAX: usize = 256;
-/// Maximum length of a stored text in bytes. Longer texts are left out.
+/// Maximum length in bytes of a stored text. Longer texts are left out.
 const TEXT_BYTES_MAX: usize = 1024;
-/// Attributes of variables that can be searched.
+/// Attributes of variables for which users can search.
 const TEXT_ATTRIBUTES: [&str; 3] = ["units", "standard_name", "long_name"];
 
-/// Stored facts of a header.
+/// Facts about a header that the database stores.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    /// Facts for display.
+    /// Facts about the header for display, as JSON.
     pub(super) body: Json,
     pub(super) terms: Vec<Term>,
     pub(super) spans: Vec<CoordinateRange>,
 }
 
-/// A searchable fact.
+/// A fact for which users can search.
 #[derive(Debug, PartialEq)]
 pub(super) struct Term {
     pub(super) key: String,
@@ -30,7 +30,7 @@ pub(super) struct Term {
     pub(super) number: Option<f64>,
 }
 
-/// Range of a coordinate's values: numbers, or times as `core::find` places them.
+/// Range of a coordinate's values: numbers, or times in the number form of `core::find`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct CoordinateRange {
     pub(super) name: String,
@@ -118,7 +118,7 @@ fn short(text: &str) -> bool {
     text.len() <= TEXT_BYTES_MAX
 }
 
-/// Returns an attribute as text, and as a number if it is a single one.
+/// Returns an attribute as text, and also as a number if its value is a single number.
 fn one(value: &Value) -> Option<(String, Option<f64>)> {
     let text = match value {
         Value::Text(text) => text.clone(),

@@ -1,11 +1,11 @@
-//! Headers of scientific files, read once for each version and stored, so that files can be found by their content
-//! (`docs/decisions/0033-metadata-search.md`).
+//! Headers of scientific files: the server reads the header of each version once and stores facts, so that files can be found by their
+//! content (`docs/decisions/0033-metadata-search.md`).
 //!
-//! A Zarr that is a directory (`zarr`) has its header in many files. One of them stands for it.
+//! A Zarr that is a directory (`zarr`) has its header in many files. One of these files represents the Zarr.
 //!
-//! `store` queues a version in the transaction that makes it visible under a name of such files. `driver` reads headers, a few at a time,
-//! by ranges from the nodes that hold them. `facts` selects the stored facts of a header, and `coordinates` determines the ranges of
-//! its coordinates.
+//! `store` queues a version in the transaction that makes the version visible under the name of a scientific file. `driver` reads headers,
+//! a few at a time, by ranges from the nodes that hold the files. `facts` selects the stored facts of a header, and `coordinates`
+//! determines the ranges of its coordinates.
 
 mod coordinates;
 pub(crate) mod driver;
@@ -17,12 +17,12 @@ use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use tokio::sync::Notify;
 
-/// Extensions of files whose headers are read.
+/// Extensions of the names of files whose headers are read.
 const ENDINGS: [&str; 13] = [
     "nc", "nc3", "nc4", "cdf", "netcdf", "h5", "hdf5", "hdf", "he5", "fits", "fit", "fts", "zip",
 ];
 
-/// Whether a file counts as scientific by its name or path.
+/// Whether a file counts as scientific, according to its name or path.
 fn by_name(path: &[u8]) -> bool {
     if zarr::is_metadata(path) {
         return true;
@@ -36,12 +36,12 @@ fn by_name(path: &[u8]) -> bool {
     ENDINGS.iter().any(is)
 }
 
-/// Wakes the reader of headers.
+/// Signal that wakes the reader of headers, and the set of changed Zarrs.
 #[derive(Debug, Default)]
 pub(crate) struct HeaderWake {
     notify: Notify,
-    /// Zarrs that were changed since they were selected, by the object that stands for each. Only writers of the database change the set,
-    /// one after the other.
+    /// Zarrs that were changed since they were selected, by the object that represents each Zarr. Only writers of the database change the
+    /// set, one after the other.
     changed: Mutex<BTreeSet<u64>>,
 }
 
@@ -50,7 +50,7 @@ mod tests {
     use super::by_name;
 
     #[test]
-    fn by_name_recognises_extensions_of_headers() {
+    fn by_name_recognises_extensions_of_scientific_files() {
         for name in [
             "a.nc",
             "/x/y.NC",

@@ -1,4 +1,4 @@
-//! Tables of headers. This module reads and writes them within transactions of its callers.
+//! Tables of headers of scientific files. This module reads and writes the tables within transactions of its callers.
 
 use super::facts::Facts;
 use super::zarr::Zarr;
@@ -9,36 +9,36 @@ use crate::names::vnode::InodeRecord;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_wire::v1::Kind;
 
-/// Maximum number of versions that are examined for queueing in one transaction.
+/// Maximum number of versions that one transaction examines for headers to queue.
 const SCANNED_MAX: usize = 1000;
-/// Maximum number of headers after temporary failures that are queued again at once.
+/// Maximum number of headers that are queued again at once after temporary failures.
 const AGAIN_MAX: i64 = 1000;
 
 const QUEUED: i64 = 0;
 const LATER: i64 = 1;
 const READ: i64 = 2;
 const UNREADABLE: i64 = 3;
-/// State of a file of a Zarr for which another file stands.
+/// State of a file of a Zarr that another file represents.
 const PART: i64 = 4;
-/// Maximum number of changed Zarrs that are recorded before they are read.
+/// Maximum number of changed Zarrs that are recorded in memory before they are read.
 const CHANGED_MAX: usize = 1 << 16;
-/// Name of the stored position of [`scan`]. The name differs from that before Zarrs were supported, so that they are found.
+/// Name of the stored position of [`scan`]. Before Zarrs were supported the name was another one, so such databases are scanned again.
 const SCANNED: &str = "headers_after_zarr";
 
-/// A version whose header is to be read.
+/// A version whose header the server has to read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WantedHeader {
     pub(super) object: u64,
     pub(super) ino: u64,
 }
 
-/// Outcome of reading a header.
+/// Outcome of reading the header of a version.
 #[derive(Debug)]
 pub(super) enum HeaderOutcome {
     Read(Box<Facts>),
-    /// The version has no readable header.
+    /// The version has no readable header; with the reason.
     Unreadable(String),
-    /// The bytes of the version are unavailable now.
+    /// The bytes of the version are unavailable now, so the read is retried later.
     Later,
 }
 
@@ -53,8 +53,8 @@ impl HeaderWake {
 }
 
 impl Tx<'_> {
-    /// Queues the present version of a file under this name or path, if the path is that of a scientific file. Its header is read after
-    /// the transaction.
+    /// Queues the present version of a file with this name or path, if the path has the extension of a scientific file. The header is read
+    /// after the transaction.
     pub(crate) fn want_header(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
         if !by_name(path) || vnode.kind != Kind::File || vnode.object == 0 || vnode.version == 0 {
             return Ok(());
@@ -72,7 +72,7 @@ impl Tx<'_> {
     }
 }
 
-/// Queues versions of a database without queued headers, such as a rebuilt one. Returns whether there may be more.
+/// Queues versions in a database without queued headers, such as a recovered database. Returns whether more versions may follow.
 pub(super) fn scan(db: &Connection) -> Result<bool, Fault> {
     let sql = "SELECT value FROM setting WHERE name = ?1";
     let after: Option<Vec<u8>> = db
@@ -109,7 +109,7 @@ pub(super) fn scan(db: &Connection) -> Result<bool, Fault> {
     Ok(more)
 }
 
-/// Returns some versions whose headers are to be read, an equal number of each user.
+/// Returns some queued versions whose headers are to be read, an equal number for each user.
 pub(super) fn next(db: &Connection, count: usize) -> Result<Vec<WantedHeader>, Fault> {
     let mut users: Vec<i64> = Vec::new();
     let sql = "SELECT min(uid) FROM header WHERE state = ?1 AND state <= 1 AND uid > ?2";
@@ -140,7 +140,7 @@ pub(super) fn next(db: &Connection, count: usize) -> Result<Vec<WantedHeader>, F
     Ok(all)
 }
 
-/// Queues some of the headers again that could not be read temporarily. Returns whether there were any.
+/// Queues some of the headers again whose read failed temporarily. Returns whether there were any such headers.
 pub(super) fn again(db: &Connection) -> Result<bool, Fault> {
     let sql = "UPDATE header SET state = ?1 WHERE object IN (SELECT object FROM header WHERE state = ?2 AND state <= 1 LIMIT ?3)";
     let count = db
@@ -156,7 +156,7 @@ pub(super) fn is_read(db: &Connection, object: u64) -> Result<bool, Fault> {
     Ok(statement.exists([object.cast_signed(), READ])?)
 }
 
-/// Queues a Zarr to be read, possibly again. Its facts are deleted until then, and the result of a read in progress is discarded.
+/// Queues a Zarr to be read, possibly again. Its stored facts are deleted, and the result of a read in progress is discarded.
 pub(super) fn read_again(db: &Connection, wake: &HeaderWake, zarr: &Zarr) -> Result<(), Fault> {
     queue(db, zarr)?;
     let mut changed = wake.changed.lock();
@@ -169,17 +169,17 @@ pub(super) fn read_again(db: &Connection, wake: &HeaderWake, zarr: &Zarr) -> Res
     Ok(())
 }
 
-/// Records that a Zarr is being read in its present state.
+/// Records that the present state of a Zarr is being read.
 pub(super) fn begin(wake: &HeaderWake, wanted: WantedHeader) {
     wake.changed.lock().remove(&wanted.object);
 }
 
-/// Whether a Zarr was changed during its read.
+/// Whether a Zarr was changed while it was read.
 pub(super) fn is_stale(wake: &HeaderWake, wanted: WantedHeader) -> bool {
     wake.changed.lock().contains(&wanted.object)
 }
 
-/// Queues a Zarr. Returns whether it was not queued before.
+/// Queues a Zarr to be read. Returns whether the Zarr was not queued before.
 pub(super) fn queue(db: &Connection, zarr: &Zarr) -> Result<bool, Fault> {
     let (object, ino) = (
         zarr.stands.object.cast_signed(),
@@ -194,7 +194,7 @@ pub(super) fn queue(db: &Connection, zarr: &Zarr) -> Result<bool, Fault> {
     Ok(new > 0)
 }
 
-/// Records that versions are parts of a Zarr, so that no facts are stored for them.
+/// Records that versions are parts of a Zarr, so that no separate facts are stored for these versions.
 pub(super) fn are_parts(db: &Connection, parts: &[WantedHeader]) -> Result<(), Fault> {
     for part in parts {
         let object = part.object.cast_signed();
@@ -210,7 +210,7 @@ pub(super) fn are_parts(db: &Connection, parts: &[WantedHeader]) -> Result<(), F
     Ok(())
 }
 
-/// Stores the outcome of a header. No outcome is stored for a version that was deleted or is no longer queued.
+/// Stores the outcome of reading a header. Nothing is stored for a version that was deleted or is no longer queued.
 pub(super) fn keep(
     db: &Connection,
     wanted: WantedHeader,

@@ -1,6 +1,6 @@
-//! Zarrs that are directories. The facts about a Zarr are stored with its topmost metadata file, which stands for the directory: users who may
-//! read that file find the Zarr. Other files therefore count only if all readers of that file may read them, too, and links are not
-//! followed.
+//! Zarrs that are directories. The database stores the facts about a Zarr with its topmost metadata file, which represents the directory:
+//! users who may read that file find the Zarr. Other files therefore count only if all readers of that file may read them, too. Symbolic
+//! links are not followed.
 
 use super::coordinates::Stored;
 use super::driver::WINDOW_MAX;
@@ -25,25 +25,25 @@ use tidemill_kernel::array::{ArraySpec, Reduced};
 use tidemill_wire::v1::Kind;
 use tokio::runtime::Handle;
 
-/// Maximum number of groups that are examined upwards.
+/// Maximum number of parent groups that are examined above a directory.
 const DEPTH_MAX: usize = 64;
-/// Maximum number of metadata files of one Zarr whose rows are updated with it. Other files are read separately.
+/// Maximum number of metadata files of one Zarr whose rows are updated together with the Zarr's row. Other files are read separately.
 const FILES_MAX: usize = 4096;
 
-/// Whether a file is metadata of a Zarr, by its name or path.
+/// Whether a file is metadata of a Zarr, according to its name or path.
 pub(super) fn is_metadata(path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next();
     name.is_some_and(|name| METADATA.iter().any(|known| known.as_bytes() == name))
 }
 
-/// A Zarr: its directory, and the file that stands for the directory.
+/// A Zarr: its directory, and the metadata file that represents the directory.
 #[derive(Clone, Debug)]
 pub(super) struct Zarr {
     pub(super) directory: InodeRecord,
     pub(super) stands: InodeRecord,
 }
 
-/// Kind of a version whose header is to be read.
+/// Kind of a version whose header the server has to read.
 pub(super) enum HeaderKind {
     /// A file with a header of its own.
     File,
@@ -60,7 +60,7 @@ impl Zarr {
         }
     }
 
-    /// Whether all users who may read the representing file may read this file, or search this directory.
+    /// Whether all users who may read the representing file may also read this file, or search this directory.
     fn shows(&self, vnode: &InodeRecord) -> bool {
         let bits = if vnode.is_dir() { 0o555 } else { 0o444 };
         let asked = (self.stands.mode & 0o044)
@@ -74,7 +74,7 @@ impl Zarr {
     }
 }
 
-/// Returns the kind of a version.
+/// Returns the kind of an inode's present version.
 pub(super) fn of(db: &Connection, ino: u64) -> Result<HeaderKind, Fault> {
     let names = names(db, ino)?;
     let Some((directory, _)) = names.iter().find(|(_, name)| is_metadata(name)) else {
@@ -85,7 +85,7 @@ pub(super) fn of(db: &Connection, ino: u64) -> Result<HeaderKind, Fault> {
     Ok(found.map_or(HeaderKind::Nothing, |zarr| HeaderKind::Zarr(Box::new(zarr))))
 }
 
-/// Returns the topmost Zarr that contains a directory, as far as nested groups belong to one user.
+/// Returns the topmost Zarr that contains a directory, as far as all nested groups belong to one user.
 fn around(db: &Connection, directory: u64, mut uid: Option<u32>) -> Result<Option<Zarr>, Fault> {
     let mut found: Option<Zarr> = None;
     let mut at = directory;
@@ -107,7 +107,7 @@ fn around(db: &Connection, directory: u64, mut uid: Option<u32>) -> Result<Optio
     Ok(found)
 }
 
-/// Returns the file that makes a directory a Zarr. With `uid`, the file has to belong to that user.
+/// Returns the metadata file that makes a directory a Zarr. With `uid`, the file must belong to that user.
 fn stands_in(
     db: &Connection,
     directory: u64,
@@ -124,7 +124,7 @@ fn stands_in(
 }
 
 impl Tx<'_> {
-    /// Reads a Zarr's header again after a file or directory in it has been renamed, created or deleted.
+    /// Queues a Zarr to be read again after a file or directory in the Zarr has been renamed, created or deleted.
     pub(crate) fn changes_zarr(
         &self,
         directory: u64,
@@ -137,7 +137,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Reads a Zarr's header again after rights of a file or directory in it have changed.
+    /// Queues a Zarr to be read again after permissions of a file or directory in the Zarr have changed.
     pub(crate) fn changes_zarr_rights(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         if vnode.is_dir() {
             return self.read_zarr_again(vnode.ino);
@@ -148,7 +148,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Reads the Zarr that contains a directory again, and the Zarr that contains the parent directory if that is another one.
+    /// Queues the Zarr that contains a directory to be read again, and the Zarr of the parent directory if that is another Zarr.
     fn read_zarr_again(&self, directory: u64) -> Result<(), Fault> {
         let above = InodeRecord::find(self.db, directory)?.map(|vnode| vnode.parent);
         let mut known = None;
@@ -164,7 +164,7 @@ impl Tx<'_> {
     }
 }
 
-/// Returns the directories that contain a file, and its name in each.
+/// Returns the directories that contain a file, with the file's name in each directory.
 fn names(db: &Connection, ino: u64) -> Result<Vec<(u64, Vec<u8>)>, Fault> {
     let sql = "SELECT parent, name FROM dirent WHERE ino = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -174,7 +174,7 @@ fn names(db: &Connection, ino: u64) -> Result<Vec<(u64, Vec<u8>)>, Fault> {
     Ok(names.collect::<Result<_, _>>()?)
 }
 
-/// Whether a file with this path stands for its directory.
+/// Whether the file at this path represents its directory as a Zarr.
 pub(crate) fn stands_for_directory(
     db: &Connection,
     object: u64,
@@ -183,16 +183,16 @@ pub(crate) fn stands_for_directory(
     Ok(is_metadata(path) && store::is_read(db, object)?)
 }
 
-/// Files of a Zarr, read within limits.
+/// Files of a Zarr, which the server reads within limits.
 pub(super) struct ZarrFiles {
     pub(super) zarr: Zarr,
     pub(super) names: Arc<SqliteNames>,
     pub(super) nodes: SourceNodes,
     pub(super) until: Instant,
     pub(super) bytes_left: Mutex<u64>,
-    /// Versions of metadata that were read, with their files.
+    /// Versions of metadata that were read, by object, with the inodes of their files.
     pub(super) seen: Mutex<BTreeMap<u64, InodeRecord>>,
-    /// Whether a chunk of a coordinate is missing.
+    /// Whether a chunk of a coordinate variable is missing.
     pub(super) lacks: AtomicBool,
 }
 
@@ -231,7 +231,7 @@ impl ZarrFiles {
         Ok(vnode)
     }
 
-    /// Returns the present version of a file, and its size in bytes.
+    /// Returns a reader of the present version of a file, and the version's size in bytes.
     fn source(&self, path: &str) -> io::Result<(VersionStream, u64)> {
         let vnode = self.file(path)?.ok_or(io::ErrorKind::NotFound)?;
         let reading = self
@@ -247,13 +247,13 @@ impl ZarrFiles {
     }
 }
 
-/// Converts a temporary failure to an error after which the read is retried.
+/// Converts a temporary failure to an error after which the server retries the read.
 fn offline(why: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, why)
 }
 
 impl ZarrFiles {
-    /// Reads the metadata of all groups and arrays, even if one file has all metadata, so that no other Zarr is inside this one.
+    /// Reads the metadata of all groups and arrays, even if one file has all metadata, to make sure that no other Zarr is inside this Zarr.
     pub(super) fn look_at_all(&self, header: &Header) {
         let paths = header.groups.iter().map(|group| &group.path);
         let paths = paths.chain(header.variables.iter().map(|variable| &variable.path));
@@ -350,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zarr_shows_only_files_readable_by_caller() {
+    fn zarr_includes_only_files_readable_by_all_its_readers() {
         let vnode = |uid: u32, mode: u32| {
             let mut vnode = InodeRecord::directory(7, mode, (uid, uid), 0);
             vnode.kind = Kind::File;

@@ -1,4 +1,4 @@
-//! Ids for the dispatcher, in blocks from the database.
+//! Ids for the dispatcher, taken in blocks from the database.
 
 use crate::names::commit::Database;
 use crate::names::ids;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use tidemill_core::event::IdSource;
 use tidemill_core::id::{LabelId, ObjectId};
 
-/// Number of ids taken from the database at once.
+/// Number of ids that the dispatcher takes from the database at once.
 const IDS_BLOCK: u64 = 4096;
 
-/// Ids of labels and objects. If the database can't supply ids, the dispatcher sends nothing.
+/// Ids of labels and objects for the dispatcher. If the database can't supply ids, the dispatcher sends nothing.
 #[derive(Debug)]
 pub(super) struct IdBlocks {
     database: Arc<Database>,
@@ -28,7 +28,7 @@ impl IdBlocks {
     }
 }
 
-/// Makes sure that a block holds `count` ids; returns whether it does. The rest of the previous block is never used.
+/// Makes sure that a block holds `count` ids; returns whether the block does. The rest of the previous block is never used.
 fn fill(database: &Database, kind: &'static str, block: &mut Range<u64>, count: u64) -> bool {
     if block.end - block.start >= count {
         return true;

@@ -1,13 +1,12 @@
-//! The dispatcher's driver: a thread that owns the dispatcher, passes events to it and carries out its decisions. It writes the
-//! database (next: `server/src/jobs/persist.rs`) and sends labels through the queue (next: `server/src/queue.rs`).
+//! The dispatcher's driver: a thread that owns the dispatcher, passes events to the dispatcher and executes the resulting decisions. The
+//! driver writes the database (next: `server/src/jobs/persist.rs`) and sends labels through the queue (next: `server/src/queue.rs`).
 //!
-//! **Invariant**: the driver sends nothing to a node and acknowledges no outcome before all decisions so far are in the
-//! database. A server that is killed at any moment therefore finds, when it starts again, each label that a node may have.
+//! **Invariant**: the driver sends nothing to a node and acknowledges no outcome before all decisions so far are in the database. If a
+//! server is killed at any moment, its next start therefore finds each label that a node may have.
 //!
-//! If the database can't be written (it is full, or its device fails), the driver retries the same steps until they are kept. It
-//! decides nothing else during that time, so dispatcher and database never disagree about the order of events. Nothing has to be
-//! reconstructed from the database, which knows less than the dispatcher: it lacks the reports of nodes that were not
-//! acknowledged.
+//! If the database can't be written (the disk is full, or its device fails), the driver retries the same steps until the steps are stored.
+//! The driver decides nothing else during that time, so dispatcher and database never disagree about the order of events. The driver does
+//! not reconstruct its state from the database, since the database lacks the reports of nodes that were not yet acknowledged.
 
 use super::blocks::IdBlocks;
 use super::driver_records::{Memo, TaskJobs};
@@ -56,24 +55,24 @@ use tidemill_wire::v1::{self, to_node::Message as To};
 
 /// Maximum number of messages in one transaction.
 const BATCH_MAX: usize = 512;
-/// Bytes of labels after which another message begins: far below the maximum size of a message.
+/// Number of bytes of labels after which another message begins: far below the maximum size of a message.
 const LABELS_BYTES_MAX: usize = 8 << 20;
-/// Interval of the check for waiting jobs when no name is known to have changed.
+/// Interval at which the driver checks the waiting jobs when no name is known to have changed.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// Pause after a failed write of the database, and after a failure of the queue.
+/// Pause after a failed write to the database, and after a failure of the queue.
 const REST: Duration = Duration::from_secs(1);
 const QUEUE_REST: Span = Span::from_secs(REST.as_secs());
 
-/// State that the driver shares with the rest of the server.
+/// Shared state through which the driver reports to the rest of the server.
 #[derive(Clone, Debug)]
 pub(crate) struct Signals {
     /// Whether any job waits for a file.
     pub(crate) awaiting: Arc<AtomicBool>,
-    /// Incremented with every change of a job.
+    /// Counter that is incremented with every change of a job.
     pub(crate) changes: tokio::sync::watch::Sender<i64>,
-    /// Labels without a job that nodes have started.
+    /// Running labels that do not belong to a job.
     pub(crate) running: Arc<Mutex<BTreeSet<LabelId>>>,
-    /// Reason why decisions can't be kept or sent now; `None` if they can.
+    /// Reason why decisions can't be stored or sent now; `None` if decisions can be stored and sent.
     pub(crate) trouble: Arc<Mutex<Option<(condition::ConditionKind, String)>>>,
 }
 
@@ -88,7 +87,7 @@ impl Default for Signals {
     }
 }
 
-/// The driver of the dispatcher.
+/// The thread state of the dispatcher's driver.
 #[derive(Debug)]
 pub(crate) struct Driver {
     dispatcher: Dispatcher,
@@ -105,7 +104,7 @@ pub(crate) struct Driver {
     owners: TaskJobs,
     /// Paths that jobs of a user wait for.
     awaited: BTreeMap<(u32, String), WaitingJobs>,
-    /// Outcomes that the dispatcher has not settled yet, by label.
+    /// Outcomes that the dispatcher has not accepted yet, by label.
     unsettled: BTreeMap<LabelId, Unsettled>,
     /// Objects that the outputs of unfinished labels may reuse.
     offered: BTreeMap<LabelId, Vec<ObjectId>>,
@@ -113,24 +112,24 @@ pub(crate) struct Driver {
     sweep: bool,
     copy: bool,
     scrub: bool,
-    /// Nodes that the server no longer waits for.
+    /// Nodes that have been offline for longer than the repair delay.
     losses: Losses,
     /// Rate limit for replicas of versions that are no longer new.
     pace: RateLimit,
-    /// Nodes that are being emptied, as last reported to the dispatcher.
+    /// Nodes that are being drained, as last reported to the dispatcher.
     emptied: BTreeSet<u32>,
-    /// Whether the first replica of an object may have changed since jobs learned of it.
+    /// Whether the first replica of an object may have changed since the driver last reported replicas to the dispatcher.
     moved: bool,
-    /// Objects that were reported corrupt since the last turn: the database does not have these reports yet.
+    /// Objects that were reported corrupt since the last call of `turn`: the database does not have these reports yet.
     corrupt: BTreeSet<ObjectId>,
-    /// Versions that rest until this time are processed at once, because a node joined.
+    /// Versions whose next check is due before this time are processed at once, because a node joined.
     woken: i64,
     change: i64,
-    /// Steps and messages that follow from the restored jobs.
+    /// Steps and messages that result from restoring the unfinished jobs.
     first: (Vec<PersistStep>, Outbox),
 }
 
-/// Jobs that wait for a path.
+/// Jobs of one user that wait for the same path.
 #[derive(Debug)]
 struct WaitingJobs {
     caller: Caller,
@@ -146,27 +145,27 @@ struct Unsettled {
 
 /// Result of processing a version that may lack replicas.
 enum ProcessedVersion {
-    /// A finding to be kept.
+    /// A finding about the version's replicas that is to be stored.
     Found(ReplicaFinding),
-    /// Labels are in progress, or will be.
+    /// Labels for the version's replicas are in progress, or will be created.
     On,
-    /// No label can be created now, for this version or for the next ones.
+    /// No label can be created now, neither for this version nor for the next versions.
     NoFurther,
 }
 
 /// Delay and rate of repairs and migrations of replicas.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Repairing {
-    /// Maximum time that a node may be offline.
+    /// Time for which a node may be offline before its replicas are recreated.
     pub(crate) after: Duration,
-    /// Bytes per second; 0 means as fast as the nodes can.
+    /// Rate limit in bytes per second; 0 means as fast as the nodes can.
     pub(crate) bytes_per_sec: u64,
 }
 
-/// Labels whose end is kept, by node.
+/// Labels whose outcome is stored and is to be acknowledged, by node.
 type Acks = BTreeMap<NodeId, Vec<LabelId>>;
 
-/// Messages to send once a batch is in the database.
+/// Messages to send once the decisions of a batch are in the database.
 #[derive(Debug, Default)]
 struct Outbox {
     messages: Vec<(u32, To)>,
@@ -174,11 +173,11 @@ struct Outbox {
     /// Nodes that reconnected, and the labels that they know.
     back: BTreeMap<NodeId, BTreeSet<LabelId>>,
     acks: Acks,
-    /// Objects that ended jobs needed. Until the end of a job is kept, a restart would need its objects again.
+    /// Objects that ended jobs needed. Until the end of a job is stored, a restarted server would need the job's objects again.
     unpinned: Vec<ObjectId>,
 }
 
-/// Returns the event that reports a replica to the dispatcher.
+/// Returns the event that reports to the dispatcher whether a replica exists on a node.
 fn copied(object: ObjectId, node: NodeId, there: bool) -> Event {
     Event::Copied {
         object,
@@ -188,7 +187,7 @@ fn copied(object: ObjectId, node: NodeId, there: bool) -> Event {
 }
 
 impl Driver {
-    /// Restores the jobs that have not ended.
+    /// Creates the driver, and restores the jobs that have not ended.
     pub(crate) fn new(
         names: Arc<SqliteNames>,
         cluster: Arc<Cluster>,
@@ -270,7 +269,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Works until the server stops.
+    /// Processes messages until the server stops.
     pub(crate) fn run(mut self, incoming: Receiver<DriverMessage>) {
         let mut inbox = Inbox::new(incoming);
         let mut going = self.begin(&mut inbox);
@@ -281,13 +280,13 @@ impl Driver {
         tracing::debug!("the driver of jobs has ended");
     }
 
-    /// Keeps and sends the results of restoring the jobs.
+    /// Stores and sends the decisions that result from restoring the jobs.
     pub(crate) fn begin(&mut self, inbox: &mut Inbox) -> Result<(), Stopped> {
         let (steps, outbox) = std::mem::take(&mut self.first);
         self.finish(steps, outbox, inbox)
     }
 
-    /// Takes the incoming messages, decides, keeps and sends. If no message arrives within `wait`, checks the waiting jobs.
+    /// Processes the incoming messages, and stores and sends the decisions. If no message arrives within `wait`, checks the waiting jobs.
     pub(crate) fn turn(&mut self, inbox: &mut Inbox, wait: Duration) -> Result<(), Stopped> {
         // The search for replicas starts from the state kept by the last turn.
         let copy = std::mem::take(&mut self.copy);
@@ -379,7 +378,7 @@ impl Driver {
         self.copy |= (settled && !all) || self.losses.pending();
     }
 
-    /// Makes nodes read the next objects that a scrub compares.
+    /// Sends nodes labels to read the next objects of a scrub.
     fn go_on_scrubbing(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         let open = self.database.read(scrub::open).unwrap_or_else(|fault| {
             fault.put_off("scrubs are postponed");
@@ -407,7 +406,7 @@ impl Driver {
         }
     }
 
-    /// Makes nodes create the missing replicas of a version, as far as the nodes take labels.
+    /// Creates labels for the missing replicas of a version, as far as the nodes accept labels.
     fn go_on_copying(
         &mut self,
         short: &mut UnderReplicated,
@@ -484,7 +483,7 @@ impl Driver {
         }
     }
 
-    /// Reports to the dispatcher which nodes take no tasks, and notifies names and replicas.
+    /// Reports the nodes that accept no tasks to the dispatcher, and reports them to the namespace and the replica checks.
     fn tell_emptied(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         let emptied = self.shared.leaving.emptied();
         let before = std::mem::replace(&mut self.emptied, emptied.clone());
@@ -497,7 +496,7 @@ impl Driver {
         }
     }
 
-    /// Handles the removal of a node from the cluster: its remaining work will not be done.
+    /// Handles the removal of a node from the cluster: the node's remaining labels will not be executed.
     fn on_removed(&mut self, node: NodeId, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         self.tell_emptied(steps, outbox);
         self.feed(Event::NodeDown { node }, steps, outbox);
@@ -515,13 +514,13 @@ impl Driver {
         }
     }
 
-    /// Returns whether the dispatcher must learn of changes to the replicas of an object: a job reads the object, or the dispatcher
-    /// knows of its replicas and would otherwise keep outdated knowledge for ever.
+    /// Returns whether the dispatcher must learn of changes to the replicas of an object: a job reads the object, or the dispatcher already
+    /// knows replicas of the object and would otherwise keep outdated knowledge forever.
     fn tells_of(&self, object: ObjectId) -> bool {
         self.shared.pinned(object.0) || self.dispatcher.knows_replicas(object)
     }
 
-    /// Reports to the dispatcher that an object is no longer readable on these nodes.
+    /// Reports to the dispatcher that an object is no longer readable on the given nodes.
     fn untell_replicas(
         &mut self,
         object: ObjectId,
@@ -537,7 +536,7 @@ impl Driver {
         }
     }
 
-    /// Creates labels that remove garbage.
+    /// Creates labels that remove deleted objects from nodes.
     fn remove_garbage(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         // The permission to remove must survive a power loss, too: a replica elsewhere may be the only one left.
         let kept = self.database.write_here(true, |_| Ok(()));
@@ -650,7 +649,7 @@ impl Driver {
         self.ask_for_programs(outbox);
     }
 
-    /// Reports to the dispatcher where the replicas are of objects that jobs read.
+    /// Reports to the dispatcher on which nodes the replicas of objects are that jobs read.
     fn tell_replicas(
         &mut self,
         objects: &[ObjectId],
@@ -787,7 +786,7 @@ impl Driver {
         }
     }
 
-    /// Asks nodes for programs of jobs, if the nodes have not yet reported whether they have the programs.
+    /// Asks nodes whether they have the programs of jobs, if the nodes have not yet reported that.
     fn ask_for_programs(&self, outbox: &mut Outbox) {
         for (node, names) in self.dispatcher.unknown_programs() {
             let question = v1::FindPrograms { request: 0, names };
@@ -795,7 +794,7 @@ impl Driver {
         }
     }
 
-    /// Sends a node that reconnected the labels that it should have and does not know, and aborts its other labels.
+    /// Sends a reconnected node the labels that are assigned to the node and unknown there, and aborts the node's other labels.
     fn resync(&mut self, node: NodeId, known: &[u64], outbox: &mut Outbox) {
         let known: BTreeSet<LabelId> = known.iter().copied().map(LabelId).collect();
         for label in known.iter().filter(|label| !self.dispatcher.wants(**label)) {
@@ -833,7 +832,7 @@ impl Driver {
         self.settle(steps, outbox);
     }
 
-    /// Returns the outcome for the dispatcher: a success whose names are taken or may not be written becomes a failure.
+    /// Returns the outcome for the dispatcher: a success becomes a failure if an output name is taken or not writable for the owner.
     fn unless_in_the_way(&self, task: Option<TaskId>, outcome: &Outcome) -> Outcome {
         let final_outcome = outcome.clone();
         let Some(task) = task.filter(|_| outcome.result.is_ok()) else {
@@ -879,7 +878,7 @@ impl Driver {
         }
     }
 
-    /// Acknowledges outcomes that the dispatcher has settled.
+    /// Acknowledges outcomes that the dispatcher has accepted.
     fn settle(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         let settled: Vec<LabelId> = self
             .unsettled
@@ -1008,7 +1007,7 @@ impl Driver {
         }
     }
 
-    /// Returns the label with the names of the files in the directories that it reads.
+    /// Returns the label with the names of the files in its input directories.
     fn unfolded(&self, mut label: Label) -> Label {
         if let Operation::Analyse(analysis) = &mut label.operation
             && analysis.inputs.iter().any(|one| is_directory(&one.name))
@@ -1019,8 +1018,8 @@ impl Driver {
         label
     }
 
-    /// Adds missing labels to the queue, and sends the nodes that are up their labels. Other nodes receive their labels when
-    /// they connect.
+    /// Adds missing labels to the queue, and sends the nodes that are up their labels. Nodes that are offline receive their labels when
+    /// they reconnect.
     fn deliver(&mut self, mut outbox: Outbox, acks: &Acks) -> Result<(), Unavailable> {
         let mut nodes: BTreeSet<NodeId> = outbox.labels.keys().copied().collect();
         let up: BTreeSet<NodeId> = self.cluster.up().into_iter().map(NodeId).collect();
@@ -1060,8 +1059,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Does the same as [`Self::deliver`], and records the result. After a failure the queue is not used for a while; the database
-    /// has the labels that the queue misses.
+    /// Delivers labels as [`Self::deliver`] does, and records the result. After a failure the driver does not use the queue for a while;
+    /// the database has the labels that the queue lacks.
     fn try_to_deliver(&mut self, outbox: Outbox, acks: &Acks) {
         let now = clock::now();
         if self.behind.is_some_and(|again| now < again) {
@@ -1115,7 +1114,7 @@ impl Driver {
         }
     }
 
-    /// Returns the cached results that may answer labels sent together.
+    /// Returns the cached results that may answer labels sent in one message.
     fn recall(&self, labels: &[Label]) -> Result<Vec<Option<v1::CachedResult>>, Fault> {
         let mut presumed = Presumed::default();
         let up = |node: NodeId| self.cluster.up().contains(&node.0);
@@ -1133,14 +1132,14 @@ impl Driver {
         })
     }
 
-    /// Returns a node that is up and has an object whose own node is not up.
+    /// Returns a node that is up and has a replica of an object whose first node is offline.
     fn elsewhere(&self, object: u64, up: &[u32]) -> Option<u32> {
         let holders = self.database.read(|db| replicas::holders(db, object));
         let mut holders = holders.unwrap_or_default().into_iter();
         holders.find(|node| up.contains(node))
     }
 
-    /// Returns whether a node keeps its files in a backend.
+    /// Returns whether a node stores its files in a backend.
     fn has_backend(&self, node: NodeId) -> bool {
         let spaces = self.shared.spaces();
         let mut backend = spaces.store.iter().filter(|space| space.backend);
@@ -1152,7 +1151,7 @@ impl Driver {
         self.shared.corruption() && self.database.read(is).unwrap_or(false)
     }
 
-    /// Returns whether an object that a rule's task may read is still being written.
+    /// Returns whether an object is still being written that a rule's task may read as a streaming input.
     fn is_streaming(&self, object: u64) -> bool {
         let is = |db: &rusqlite::Connection| {
             let sql = "SELECT 1 FROM writing WHERE object = ?1";
@@ -1161,7 +1160,7 @@ impl Driver {
         self.shared.rules.any_streaming() && self.database.read(is).unwrap_or(false)
     }
 
-    /// Returns the label in the form that is sent: with the right to fetch each remote input from a node that has it now.
+    /// Returns the label as sent to the node: with capabilities to fetch each remote input from a node that has the input now.
     fn signed(
         &self,
         (node, up): (NodeId, &[u32]),
@@ -1209,7 +1208,7 @@ impl Driver {
         message
     }
 
-    /// Returns the places of the parts of a version; `None` for one object.
+    /// Returns the layout of a version that consists of parts, with the node of each part; `None` for a version that is one object.
     fn layout(&self, object: u64, up: &[u32], (uid, right): (u32, u32)) -> Option<v1::Layout> {
         if !self.shared.parts() {
             return None;
@@ -1348,7 +1347,7 @@ impl Driver {
         }
     }
 
-    /// Writes the decisions, then sends.
+    /// Stores the decisions, then sends the messages.
     fn finish(
         &mut self,
         steps: Vec<PersistStep>,
@@ -1385,7 +1384,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Returns when the steps are in the database, however long that takes.
+    /// Stores the steps in the database, and retries until the steps are stored.
     fn keep(&self, steps: Vec<PersistStep>, inbox: &mut Inbox) -> Result<Vec<Change>, Stopped> {
         let batch = Arc::new(StepBatch {
             steps,

@@ -1,5 +1,5 @@
-//! The driver's own records of unfinished jobs: their owners, the objects that must stay, and the outputs that no task will read
-//! any more.
+//! The driver's own records of unfinished jobs: the jobs' owners, the objects that must stay, and the outputs that no task will read any
+//! more.
 
 use super::output_paths::Anchors;
 use super::{OutputFiles, SubmittedJob};
@@ -13,10 +13,10 @@ use tidemill_core::label::{LabelInput, Owner};
 use tidemill_core::layout::Selection;
 use tidemill_core::object::Placed;
 
-/// Maximum number of bytes of the names of files in directories that one label reads.
+/// Maximum total length in bytes of the names of files in the directories that one label reads.
 const NAME_BYTES_MAX: usize = 16 << 20;
 
-/// One unfinished job.
+/// The driver's record of one unfinished job.
 #[derive(Debug)]
 pub(crate) struct Memo {
     pub(crate) owner: Owner,
@@ -25,28 +25,28 @@ pub(crate) struct Memo {
     pub(crate) replace: bool,
     pub(crate) anchors: Arc<Anchors>,
     pub(crate) tasks: BTreeMap<TaskId, TaskMemo>,
-    /// Objects that must stay until the job has ended.
+    /// Objects that must not be removed until the job has ended.
     pub(crate) pins: Vec<ObjectId>,
-    /// Content of the directories that the job's tasks have made.
+    /// Content of the directories that the job's tasks have written.
     pub(crate) directories: TaskDirectories,
 }
 
-/// Content of directories that tasks have made, by the object that stands for each directory: names in the directory, and objects.
+/// Content of output directories, by the object that represents each directory: names in the directory, and their objects.
 #[derive(Debug, Default)]
 pub(crate) struct TaskDirectories(BTreeMap<ObjectId, Vec<(String, Placed)>>);
 
-/// One task of the job.
+/// The driver's record of one task of an unfinished job.
 #[derive(Debug)]
 pub(crate) struct TaskMemo {
     pub(crate) outputs: Vec<OutputSpec>,
     pub(crate) lifetime: Lifetime,
-    /// Tasks whose outputs the task reads, each once.
+    /// Tasks whose outputs the task reads, each task once.
     makers: Vec<TaskId>,
-    /// Number of tasks that read its outputs and have not succeeded yet.
+    /// Number of tasks that read the task's outputs and have not succeeded yet.
     readers_left: usize,
     read_by_any: bool,
     done: bool,
-    /// Inodes and objects of the files that the task has made.
+    /// Inodes and objects of the files that the task has written.
     made: Vec<(u64, ObjectId)>,
 }
 
@@ -113,8 +113,7 @@ impl Memo {
         }
     }
 
-    /// Records that a task succeeded with these outputs. Returns temporary outputs (inode and object) that no task will read any
-    /// more.
+    /// Records that a task succeeded with these outputs. Returns temporary outputs, as inode and object, that no task will read any more.
     pub(crate) fn on_done(&mut self, id: TaskId, files: &OutputFiles) -> Vec<(u64, u64)> {
         let of = |task: &TaskMemo| (task.outputs.clone(), task.lifetime);
         let (outputs, lifetime) = self.tasks.get(&id).map(of).unwrap_or_default();
@@ -144,7 +143,7 @@ impl Memo {
             .collect()
     }
 
-    /// Records the files of a task with these outputs; returns the files that are removed after they were read.
+    /// Records the files of a task with these outputs; returns the files that are removed after the last task has read them.
     fn take(
         &mut self,
         (outputs, lifetime): (&[OutputSpec], Lifetime),
@@ -181,7 +180,7 @@ impl Memo {
 }
 
 impl TaskDirectories {
-    /// Records the content of a directory with this name, from files with the directory's name as prefix.
+    /// Records the content of an output directory with this name, from those files whose names begin with the directory's name.
     pub(crate) fn put<'a>(
         &mut self,
         directory: ObjectId,
@@ -195,8 +194,8 @@ impl TaskDirectories {
         self.0.insert(directory, within.collect());
     }
 
-    /// Returns a label's inputs with the files of each directory in its place. If they exceed the limit of a label, returns the inputs
-    /// unchanged; the node then reports the error.
+    /// Returns a label's inputs with each directory replaced by its files. If the names of the files exceed the limit of a label, returns
+    /// the inputs unchanged; the node then reports the error.
     pub(crate) fn unfold(&self, inputs: &[LabelInput]) -> Vec<LabelInput> {
         let mut all = Vec::with_capacity(inputs.len());
         let mut name_bytes = 0;
@@ -231,5 +230,5 @@ impl TaskMemo {
     }
 }
 
-/// The job of each task.
+/// The job to which each task belongs.
 pub(crate) type TaskJobs = std::collections::HashMap<TaskId, JobId>;

@@ -1,5 +1,5 @@
-//! Lifetimes: versions of files that are removed, with all names of the file, when their time has come. A file with a newer version
-//! stays.
+//! Lifetimes: a version of a file is removed when its lifetime has expired, with all names of the file. A file with a newer version is not
+//! removed.
 
 use crate::clock;
 use crate::names::commit::Database;
@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_wire::v1;
 
-/// Interval of the check for expired versions.
+/// Interval at which the server checks for expired versions.
 const PERIOD: Duration = Duration::from_millis(500);
 /// Maximum number of versions removed in one transaction.
 const BATCH_MAX: i64 = 1000;
 
-/// Removes expired versions, for ever.
+/// Removes expired versions as long as the server runs.
 pub(crate) async fn run(names: Arc<SqliteNames>) {
     loop {
         tokio::time::sleep(PERIOD).await;

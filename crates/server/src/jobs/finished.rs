@@ -1,5 +1,5 @@
-//! Deletes old jobs that have ended. The origin of their files stays known: lineage and cached results need a task's row, but not
-//! its output or the reason for its placement.
+//! Deletes old jobs that have ended. The origin of their files stays known: lineage and cached results need the row of a task, but not the
+//! task's output text or the reason for its placement.
 
 use crate::clock;
 use crate::names::commit::Database;
@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_wire::v1::State;
 
-/// Interval of the check for old jobs.
+/// Interval at which the server checks for old jobs.
 const PERIOD: Duration = Duration::from_secs(60);
 /// Maximum number of jobs deleted in one transaction.
 const BATCH_MAX: usize = 100;
 
-/// Deletes jobs that ended longer ago than `keep`, for ever.
+/// Deletes jobs that ended longer ago than `keep`, as long as the server runs.
 pub(crate) async fn run(names: Arc<SqliteNames>, keep: Duration) {
     let keep = i64::try_from(keep.as_nanos()).unwrap_or(i64::MAX);
     loop {
@@ -41,7 +41,7 @@ pub(crate) fn ended(db: &Connection, uid: Option<u32>, before: i64) -> Result<Ve
     Ok(jobs.collect::<Result<_, _>>()?)
 }
 
-/// Returns the owners of jobs, in the order of the jobs, and whether the jobs still run; `None` for jobs that do not exist.
+/// Returns, in the order of `jobs`, the owner of each job and whether the job still runs; `None` for a job that does not exist.
 pub(crate) fn states(db: &Connection, jobs: &[u64]) -> Result<Vec<Option<(u32, bool)>>, Fault> {
     let asked: Vec<String> = jobs
         .iter()
@@ -59,7 +59,7 @@ pub(crate) fn states(db: &Connection, jobs: &[u64]) -> Result<Vec<Option<(u32, b
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Deletes jobs that have ended; returns those that still existed.
+/// Deletes jobs that have ended; returns the deleted jobs.
 pub(crate) async fn delete(database: &Database, jobs: Vec<u64>) -> Result<Vec<u64>, Fault> {
     let mut deleted = Vec::new();
     for batch in jobs.chunks(BATCH_MAX) {

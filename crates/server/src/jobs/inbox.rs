@@ -1,7 +1,7 @@
-//! Messages for the driver, in order.
+//! Messages for the dispatcher's driver, in order.
 //!
-//! While the database can't be written, the driver decides nothing more, but nodes continue to report. The queue is bounded: a
-//! status replaces the earlier status, and a repeated message is queued once.
+//! While the database can't be written, the driver decides nothing more, but nodes continue to report. The queue of messages is bounded: a
+//! status replaces the earlier status of its node, and a repeated message is queued once.
 
 use super::DriverMessage;
 use crate::cluster::DriverReport;
@@ -11,15 +11,15 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// The server stops.
+/// Error: the server stops, and the driver with it.
 #[derive(Debug)]
 pub(crate) struct Stopped;
 
-/// Messages for the driver.
+/// Messages for the dispatcher's driver that it has not processed.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     incoming: Receiver<DriverMessage>,
-    /// Messages that arrived while none could be processed.
+    /// Messages that arrived while the driver could process none.
     waiting: VecDeque<DriverMessage>,
 }
 
@@ -31,7 +31,7 @@ impl Inbox {
         }
     }
 
-    /// Returns the next message, if one arrives within `wait`.
+    /// Returns the next message, or `None` if no message arrives within `wait`.
     pub(super) fn next(&mut self, wait: Duration) -> Result<Option<DriverMessage>, Stopped> {
         if let Some(first) = self.waiting.pop_front() {
             return Ok(Some(first));
@@ -43,14 +43,14 @@ impl Inbox {
         }
     }
 
-    /// Takes the messages that have arrived; returns whether any message is available. Does not wait.
+    /// Queues the messages that have arrived, without waiting; returns whether any message is available.
     #[cfg(feature = "simulation")]
     pub(crate) fn has_more(&mut self) -> bool {
         self.waiting.extend(self.incoming.try_recv());
         !self.waiting.is_empty()
     }
 
-    /// Waits for a time and queues the messages that arrive.
+    /// Waits for `time` and queues the messages that arrive.
     pub(super) fn rest(&mut self, time: Duration) -> Result<(), Stopped> {
         #[cfg(feature = "simulation")]
         if clock::rest() {
@@ -74,12 +74,12 @@ impl Inbox {
     }
 }
 
-/// Returns whether the caller no longer waits for the answer.
+/// Returns whether the caller that sent the message no longer waits for the answer.
 fn is_abandoned(message: &DriverMessage) -> bool {
     matches!(message, DriverMessage::Plan(_, answer) if answer.is_closed())
 }
 
-/// Returns whether the later message contains all content of the earlier one.
+/// Returns whether the later message contains all content of the earlier message.
 fn supersedes(later: &DriverMessage, earlier: &DriverMessage) -> bool {
     let (DriverMessage::Report(later), DriverMessage::Report(earlier)) = (later, earlier) else {
         return matches!(
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn inbox_is_bounded_by_distinct_messages() {
+    fn driver_inbox_stores_repeated_messages_once() {
         let (sender, incoming) = std::sync::mpsc::channel();
         let mut inbox = Inbox::new(incoming);
         for round in 0..1000 {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn inbox_drops_plans_without_waiting_caller() {
+    fn driver_inbox_drops_plan_requests_whose_caller_left() {
         let (sender, incoming) = std::sync::mpsc::channel();
         let mut inbox = Inbox::new(incoming);
         let mut answers = Vec::new();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn inbox_rest_ends_at_once_on_stop() {
+    fn driver_inbox_rest_ends_at_once_after_stop_message() {
         let (sender, incoming) = std::sync::mpsc::channel();
         let mut inbox = Inbox::new(incoming);
         sender.send(finished(1)).unwrap();

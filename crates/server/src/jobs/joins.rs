@@ -1,4 +1,4 @@
-//! Records of a task whose task instances ran in its place: it is described as one task that read the inputs of all task instances.
+//! Records of a task whose task instances ran in its place: the records describe one task that read the inputs of all task instances.
 
 use super::spec::{SPEC, StoredOrigin, StoredShare, StoredTask};
 use super::store::parse;
@@ -19,7 +19,7 @@ pub(crate) fn is_merge(db: &Connection, task: TaskId) -> Result<bool, Fault> {
     Ok(spec(db, task.0)?.share == StoredShare::Merge)
 }
 
-/// Returns the task instances that made the parts of a task's outputs.
+/// Returns the task instances that wrote the parts of a task's outputs.
 fn instances(spec: &StoredTask) -> Vec<u64> {
     // The first input of a task that joins striped files is the input that its task instances divide.
     let made = spec
@@ -34,7 +34,7 @@ fn instances(spec: &StoredTask) -> Vec<u64> {
     made.collect::<BTreeSet<u64>>().into_iter().collect()
 }
 
-/// Returns the object of an input.
+/// Returns the object of an input, from the input's stored origin.
 fn object(db: &Connection, origin: StoredOrigin) -> Result<Option<i64>, Fault> {
     let (task, output) = match origin {
         StoredOrigin::File { object, .. } => return Ok(Some(object.cast_signed())),
@@ -47,7 +47,7 @@ fn object(db: &Connection, origin: StoredOrigin) -> Result<Option<i64>, Fault> {
     Ok(statement.query_row(row, |row| row.get(0)).optional()?)
 }
 
-/// Records the inputs of a task's instances as inputs of the task.
+/// Records the inputs of a task's instances as inputs of the task itself.
 pub(crate) fn record(db: &Connection, task: TaskId) -> Result<(), Fault> {
     let Some(&first) = instances(&spec(db, task.0)?).first() else {
         return Ok(());
@@ -66,7 +66,7 @@ pub(crate) fn record(db: &Connection, task: TaskId) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Sets the times of a task to the end of its last task instance.
+/// Sets the times of a task to the end of the last of its task instances.
 pub(crate) fn measure(db: &Connection, task: TaskId) -> Result<(), Fault> {
     let sql = "UPDATE task SET (node, start, kernel_start, end, kernel_hash) = (SELECT one.node, max(one.end), \
                max(one.end), max(one.end), one.kernel_hash FROM json_each(?2) AS met CROSS JOIN task AS one \
@@ -77,8 +77,8 @@ pub(crate) fn measure(db: &Connection, task: TaskId) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Sets the lineage record of a task whose task instances ran: it took as long and transferred as many bytes as the task instances
-/// together.
+/// Sets the lineage record of a task whose task instances ran: the run extends from the first start to the last end of the task instances,
+/// and its bytes are their sums.
 pub(crate) fn total(db: &Connection, spec: &StoredTask, run: &mut v1::Run) -> Result<(), Fault> {
     let sql = "SELECT min(start), max(end), sum(read_bytes), sum(written_bytes), sum(transferred_bytes) \
                FROM json_each(?1) AS met CROSS JOIN task ON task.task = met.value";

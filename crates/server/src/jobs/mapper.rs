@@ -1,5 +1,5 @@
-//! Mappers: find which bytes of a file hold the values of a variable, and how to decode the bytes. This module reads headers only,
-//! by ranges and with bounded readers (`tidemill_format`); it reads no values.
+//! Mappers: they find which bytes of a file hold the values of a variable, and how to decode the bytes. This module reads only headers, by
+//! ranges and with bounded readers (`tidemill_format`), and reads no values.
 
 pub(super) mod directory;
 mod numbers;
@@ -20,20 +20,20 @@ use tidemill_format::{
 use tidemill_kernel::array::{Codec, HeldChunk, VariablePart};
 use tokio::time::Instant;
 
-/// Maximum time for reading the headers of one job.
+/// Maximum time for reading the headers of all inputs of one job.
 pub(super) const HEADERS_MAX: Duration = Duration::from_secs(30);
 /// Maximum number of chunks of one variable.
 const CHUNKS_MAX: usize = 1 << 16;
-/// Distance in bytes above which records become separate chunks.
+/// Distance in bytes from which two records become separate chunks.
 const APART_BYTES: u64 = 4 << 10;
 
-/// Returns the message for headers that take too long.
+/// Returns the error message for headers that take too long to read.
 pub(super) fn slow() -> String {
     let seconds = HEADERS_MAX.as_secs();
     format!("headers took more than {seconds} s to be read")
 }
 
-/// A version that is read by ranges until a deadline.
+/// A version whose bytes are read by ranges until a deadline.
 pub(super) struct RangedVersion {
     source: VersionStream,
     until: Instant,
@@ -74,7 +74,7 @@ impl Bytes for RangedVersion {
     }
 }
 
-/// Contiguous values of a variable.
+/// Contiguous values of a variable in its file.
 struct ContiguousValues {
     span: Range<u64>,
     start: Vec<u64>,
@@ -83,10 +83,10 @@ struct ContiguousValues {
     codecs: Option<Vec<Codec>>,
 }
 
-/// Returns the map of a file for a mapper.
+/// Returns the bytes of a file that each task instance reads, for a mapper.
 ///
 /// # Errors
-/// The text is for the author of the mapper: the possible mappers, the variables of the file, or the fault in the mapper.
+/// The text is for the author of the mapper: it lists the possible mappers or the variables of the file, or names the error in the mapper.
 pub(super) fn map(
     bytes: &dyn Bytes,
     layout: &Layout,
@@ -126,7 +126,7 @@ pub(super) fn map(
     })
 }
 
-/// Returns the variable that the mapper names.
+/// Returns the variable that the mapper names, from the variables in the file's header.
 fn chosen<'a>(header: &'a Header, (kind, name): (&str, &str)) -> Result<&'a Variable, String> {
     let format = match header.format {
         Format::Classic(_) => "netcdf",
@@ -217,8 +217,8 @@ impl MappedVariable {
         Ok(())
     }
 
-    /// Adds contiguous values from a byte on, starting with value number `first`: one chunk for each stripe, with the values that
-    /// begin in the stripe.
+    /// Adds contiguous values that start at a byte offset, the first with the value number `first`. Each stripe gets one chunk with the
+    /// values that begin in the stripe.
     fn rows(
         &mut self,
         (mut at, count): (u64, u64),
@@ -317,7 +317,7 @@ impl MappedVariable {
         Ok(())
     }
 
-    /// Returns the selection of each task instance.
+    /// Returns the selection of bytes that each task instance reads.
     fn map(&self, layout: &Layout, per_part: bool) -> Result<MapperResult, String> {
         if !per_part {
             let one = |(number, chunk)| {
@@ -366,7 +366,7 @@ impl MappedVariable {
         })
     }
 
-    /// Returns the bytes of some chunks, with the description of how to decode the values.
+    /// Returns the byte ranges of some chunks, with the description of how to decode their values.
     fn selection(
         &self,
         layout: &Layout,
@@ -412,7 +412,7 @@ impl MappedVariable {
     }
 }
 
-/// Returns the end of the stripe that contains a byte.
+/// Returns the end of the stripe that contains the byte at offset `at`.
 fn stripe_end(layout: &Layout, at: u64) -> u64 {
     match layout {
         Layout::Striped(striped) if striped.parts.len() > 1 => {
@@ -422,7 +422,7 @@ fn stripe_end(layout: &Layout, at: u64) -> u64 {
     }
 }
 
-/// Returns bytes of the file as bytes of one part, if one part has all of them.
+/// Translates a byte range of the file to a byte range of one part, if one part has all of the bytes.
 fn within_part(layout: &Layout, span: &Range<u64>) -> Option<(usize, Range<u64>)> {
     match &layout.spans(span.clone())[..] {
         [(part, within)] if within.end - within.start == span.end - span.start => {
@@ -445,7 +445,7 @@ fn joined(mut spans: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges
 }
 
-/// Reduces the ranges to the allowed number by also reading the smallest gaps between them.
+/// Reduces the number of ranges to the allowed maximum by merging the ranges with the smallest gaps between them.
 fn join_near(ranges: &mut Vec<Range<u64>>) {
     let mut gaps: Vec<u64> = ranges
         .windows(2)
@@ -463,7 +463,7 @@ fn join_near(ranges: &mut Vec<Range<u64>>) {
     *ranges = kept;
 }
 
-/// Returns the position of a byte for a reader that reads these ranges one after the other.
+/// Returns the offset of a byte in the concatenation of these ranges.
 fn place(ranges: &[Range<u64>], at: u64) -> u64 {
     let before = ranges.iter().take_while(|range| range.end <= at);
     let skipped: u64 = before.clone().map(|range| range.end - range.start).sum();
@@ -472,7 +472,7 @@ fn place(ranges: &[Range<u64>], at: u64) -> u64 {
         .map_or(skipped, |range| skipped + at - range.start)
 }
 
-/// Returns the indices of a value from its number.
+/// Returns the index along each dimension of the value with this number in row-major order.
 fn indices(mut number: u64, shape: &[u64]) -> Vec<u64> {
     let mut indices = vec![0; shape.len()];
     for (index, &size) in indices.iter_mut().zip(shape).rev() {
@@ -482,7 +482,7 @@ fn indices(mut number: u64, shape: &[u64]) -> Vec<u64> {
     indices
 }
 
-/// Returns numpy's name of a type, and the size of each number in it, in bytes, if the byte order differs from this machine's.
+/// Returns numpy's name of a data type; if the byte order differs from this machine's, also the size in bytes of each number to swap.
 fn dtype(of: &DataType) -> Result<(String, Option<u8>), String> {
     let bits = of.size.saturating_mul(8);
     let (name, number) = match (&of.kind, of.size) {
@@ -507,7 +507,7 @@ fn dtype(of: &DataType) -> Result<(String, Option<u8>), String> {
     Ok((name, swap))
 }
 
-/// Returns the codecs that decode the output of these filters, without the filters that the mask excludes.
+/// Returns the codecs that undo these filters, except the filters that the mask excludes.
 fn codecs(filters: &[Filter], mask: u32) -> Result<Vec<Codec>, String> {
     let applied = filters.iter().enumerate();
     let applied = applied.filter(|(index, _)| {
@@ -533,7 +533,7 @@ fn codecs(filters: &[Filter], mask: u32) -> Result<Vec<Codec>, String> {
 /// Maximum number of extents that one map may cross, counted once for each chunk.
 const EXTENTS_MAX: usize = 1 << 20;
 
-/// Translates bytes of the file to bytes of parts, up to a limit for all chunks of a map.
+/// Translates byte ranges of the file to byte ranges of parts, with a limit on the extents for all chunks of a map.
 struct Lookups<'a> {
     layout: &'a Layout,
     left: usize,
@@ -575,7 +575,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures")
     }
 
-    /// Returns the layout of a file in stripes on `width` nodes; as one object if `width` is 0.
+    /// Returns the layout of a file that is striped over `width` nodes, or of one object if `width` is 0.
     pub(super) fn file_layout(size: u64, unit: u64, width: usize) -> Layout {
         let on = |index: usize| {
             let id = u32::try_from(index).unwrap();
@@ -592,7 +592,7 @@ mod tests {
         }
     }
 
-    /// Returns the mapping of a variable that no built-in kernel reads.
+    /// Returns the mapping of a variable for a task whose kernel is not built-in.
     pub(super) fn plain(mapper: &str, per_part: bool) -> Mapping<'_> {
         Mapping {
             mapper,
@@ -601,7 +601,7 @@ mod tests {
         }
     }
 
-    /// Returns the bytes that the nodes gather for a task instance.
+    /// Returns the bytes that nodes read for the selection of a task instance.
     fn gathered(file: &[u8], layout: &Layout, selection: &Selection) -> Vec<u8> {
         let at = |offset: u64| usize::try_from(offset).unwrap();
         let part = selection.of_part().map(|part| part as usize);
@@ -619,7 +619,7 @@ mod tests {
             .collect()
     }
 
-    /// Puts the values of task instances into their array, each place at most once. Returns the number of places filled.
+    /// Puts the values of task instances into the array of the variable, each place at most once. Returns the number of places filled.
     fn put_together(
         map: &MapperResult,
         file: &[u8],
@@ -670,12 +670,12 @@ mod tests {
     }
 
     #[test]
-    fn kernel_and_core_agree_on_argument_names() {
+    fn kernel_and_core_crates_have_equal_names_of_arguments() {
         assert_eq!(tidemill_kernel::PARTIAL, tidemill_core::job::PARTIAL);
         assert_eq!(tidemill_kernel::MERGE, tidemill_core::job::MERGE);
     }
 
-    /// Returns a mapper's name of a fixture's format.
+    /// Returns the name of the mapper for the format of a fixture file.
     fn kind(name: &str) -> &str {
         match name.rsplit_once('.').unwrap().1 {
             "nc" => "netcdf",
@@ -685,7 +685,7 @@ mod tests {
         }
     }
 
-    /// Returns all values of a variable as the libraries read them, if they could.
+    /// Returns all values of a variable as the reference libraries read them; `None` if the libraries could not read them.
     pub(super) fn expected(variable: &Json) -> Option<Vec<u8>> {
         let all = &variable["selections"][0];
         let taken = all["ranges"]
@@ -699,7 +699,7 @@ mod tests {
         Some(bytes_of(all["hex"].as_str().filter(|_| whole)?))
     }
 
-    /// Compares a variable with the expected values, for every layout of its file; returns the differences.
+    /// Maps a variable for every layout of its file and compares the values with the expected values; returns the differences.
     fn compared(file: &[u8], mapper: &str, expected: &[u8]) -> Vec<String> {
         let (mut wrong, bytes) = (Vec::new(), file.to_vec());
         for (unit, width) in [(0, 0), (4096, 1), (4096, 3), (100, 2), (24, 7), (7, 3)] {
@@ -732,10 +732,10 @@ mod tests {
         wrong
     }
 
-    /// Checks every variable of every fixture against the values that the libraries read: however the file is striped, per part and
-    /// per chunk.
+    /// Compares every variable of every fixture with the values that the reference libraries read, for all stripings of the file, per part
+    /// and per chunk.
     #[test]
-    fn mapped_instances_hold_values_that_libraries_read() {
+    fn mapped_task_instances_hold_values_that_libraries_read() {
         let (mut right, mut wrong) = (0, Vec::new());
         for name in [
             "cdf1.nc",
@@ -779,7 +779,7 @@ mod tests {
         assert!(unknown.is_empty(), "{unknown:#?}");
     }
 
-    /// Accepts a limited number of bytes.
+    /// A writer that accepts a limited number of bytes.
     struct Space(usize);
 
     impl io::Write for Space {
@@ -796,9 +796,9 @@ mod tests {
         }
     }
 
-    /// Changes a few bytes of each file. With any resulting headers, the mapping ends and reads nothing beyond a file.
+    /// Changes a few bytes of each fixture. With any resulting header, mapping ends and reads nothing beyond the end of the file.
     #[test]
-    fn map_of_corrupt_header_never_reads_past_file() {
+    fn mapper_never_reads_past_file_for_any_corrupt_header() {
         let mut random = 7_u64;
         let mut next = move |below: usize| {
             random = random

@@ -1,9 +1,9 @@
-//! Mappers that are programs of users. Each runs as a task of a separate job, with its owner's rights and in the sandbox of
-//! kernels, while the job that needs it is still being read. Its output has no name; the server reads it (next:
-//! `server/src/jobs/mapper/printed.rs`).
+//! Mappers that are programs of users. Each program runs as a task of a separate job, with its owner's rights and in the sandbox of
+//! kernels, while the server still reads the job that needs the mapper. The output of the program has no name, and the server reads the
+//! output (next: `server/src/jobs/mapper/printed.rs`).
 //!
-//! The waiting job is not stored. If the server is killed before the answer, that job was not accepted, and the mappers' job ends
-//! like any other.
+//! The server does not store the waiting job. If the server is killed before the programs have answered, it has not accepted the waiting
+//! job, and the job of the programs ends like any other job.
 
 use super::DriverMessage;
 use super::driver::Signals;
@@ -29,35 +29,35 @@ use tidemill_core::script;
 use tidemill_wire::v1::{self, State};
 use tokio::time::Instant;
 
-/// Maximum number of programs for one job.
+/// Maximum number of mapper programs for one job.
 const PROGRAMS_MAX: usize = 256;
-/// Maximum time for all programs of one job together, including the time until nodes have space for them.
+/// Maximum time for all mapper programs of one job together, including the time until nodes have space for the programs.
 const WAIT_MAX: Duration = Duration::from_secs(120);
-/// Maximum number of characters of a program's output in an error.
+/// Maximum number of characters of a program's output in an error message.
 const SHOWN_MAX: usize = 400;
 
-/// Treatment of mappers that are programs.
+/// How the server treats mappers that are programs while it reads a job.
 #[derive(Clone, Debug)]
 pub(crate) enum ProgramMappers {
-    /// The programs are run.
+    /// The server runs the programs.
     Run(Asks),
-    /// The programs are refused: other jobs would have to wait for them.
+    /// The server refuses such mappers, since other jobs would have to wait for the programs.
     Refused,
-    /// The tasks themselves are such programs: their outputs get no names.
+    /// The job's own tasks are the mapper programs, and their outputs get no names.
     Are,
 }
 
-/// Access that running a program requires.
+/// Access to the driver and its signals that running a program requires.
 #[derive(Clone, Debug)]
 pub(crate) struct Asks {
     pub(crate) driver: Sender<DriverMessage>,
     pub(crate) signals: Signals,
 }
 
-/// A version, and a program that is asked about it.
+/// Key of a program's output: a version, and the program that is run on the version.
 type ProgramKey = (ObjectId, String);
 
-/// Outputs of programs, and the programs that are still to be asked.
+/// Outputs of mapper programs, and the programs that the server has not run yet.
 #[derive(Debug, Default)]
 pub(super) struct MapperJobs {
     answers: BTreeMap<ProgramKey, Result<Vec<u8>, String>>,
@@ -68,7 +68,7 @@ impl MapperJobs {
     /// Returns the map that a program printed for a version.
     ///
     /// # Errors
-    /// The error in the map; or any text if the program has not been asked yet.
+    /// The error in the map; or any text if the program has not been run yet.
     pub(super) fn map(
         &self,
         program: &MapperProgram,
@@ -92,7 +92,7 @@ impl MapperJobs {
         })
     }
 
-    /// Asks the outstanding programs; returns whether there were any.
+    /// Runs the mapper programs that have not run yet; returns whether any program was left to run.
     pub(super) async fn ask(
         &mut self,
         around: (&SqliteNames, &LeaseRecalls, &Arc<Cluster>),
@@ -149,7 +149,7 @@ impl MapperJobs {
     }
 }
 
-/// Returns the job of these programs, for the user of the job that needs them.
+/// Returns the job that runs these programs, for the user of the job that needs their outputs.
 fn submission<'a>(
     of: &Submission,
     programs: impl Iterator<Item = &'a MapperProgram>,
@@ -170,10 +170,10 @@ fn submission<'a>(
     })
 }
 
-/// Outputs of tasks, pinned: no other code removes them while this value exists.
+/// Pinned outputs of tasks: no other code removes the outputs while this value exists.
 struct Pinned<'a> {
     shared: &'a Arc<NamesShared>,
-    /// Outputs by task.
+    /// Outputs by the number of their task.
     all: BTreeMap<u64, Part>,
 }
 
@@ -186,7 +186,7 @@ impl Drop for Pinned<'_> {
 }
 
 impl Pinned<'_> {
-    /// Pins new outputs. The job itself keeps them until it has ended, and afterwards they rest before their removal.
+    /// Pins new outputs of a job. The job keeps its outputs until the job has ended, and their removal starts only after a pause.
     fn look(&mut self, db: &rusqlite::Connection, job: JobId) -> Result<(), Fault> {
         let sql = "SELECT one.task, one.object, one.node, one.size FROM task JOIN task_output AS one ON one.task = task.task \
                    WHERE task.job = ?1";
@@ -205,7 +205,7 @@ impl Pinned<'_> {
     }
 }
 
-/// A job whose tasks are the programs that are asked.
+/// A job whose tasks are mapper programs.
 struct ProgramRun<'a> {
     names: &'a SqliteNames,
     cluster: &'a Arc<Cluster>,
@@ -215,7 +215,7 @@ struct ProgramRun<'a> {
 }
 
 impl ProgramRun<'_> {
-    /// Returns the outputs of the programs, in their order, once all have ended.
+    /// Waits until all programs have ended, and returns their outputs in the order of the programs.
     async fn answers(
         mut self,
         mut changes: tokio::sync::watch::Receiver<i64>,
@@ -303,7 +303,7 @@ impl ProgramRun<'_> {
     }
 }
 
-/// Returns a part of a text in one line: its end, or its beginning.
+/// Returns a part of a text in one line: the end of the text if `end` is set, otherwise the beginning.
 fn excerpt(text: &str, end: bool) -> String {
     let count = text.chars().count();
     let skipped = if end {

@@ -1,8 +1,8 @@
-//! Jobs: from a script to labels, and from outcomes to names and lineage.
+//! Jobs: a script becomes labels for nodes, and the outcomes of the labels become named outputs and lineage.
 //!
-//! `submit` turns a script into rows of the database. `driver` owns the dispatcher on a separate thread, passes events to it and
-//! carries out its decisions. `persist` stores every decision before it takes effect, so that a server that is killed at any moment
-//! loses nothing. `publish` names the outputs. `service` answers clients.
+//! `submit` turns a script into rows of the database. `driver` owns the dispatcher on a separate thread, passes events to the dispatcher
+//! and executes its decisions. `persist` stores every decision before the decision takes effect, so that a server that is killed at any
+//! moment loses nothing. `publish` names the outputs. `service` answers clients.
 
 mod blocks;
 pub(crate) mod driver;
@@ -33,39 +33,39 @@ use tidemill_core::event::{JobSpec, OutputSpec};
 use tidemill_core::id::{JobId, TaskId};
 use tidemill_core::object::Placed;
 
-/// Message for the driver.
+/// Message for the dispatcher's driver.
 #[derive(Debug)]
 pub(crate) enum DriverMessage {
     /// A report of a node.
     Report(Box<DriverReport>),
     /// A job was accepted and is in the database.
     Submitted(Box<SubmittedJob>),
-    /// Request for the state that a job would find and that is not in the database.
+    /// Request for the state that a job would find at its start and that is not in the database.
     Plan(
         Box<SubmittedJob>,
         tokio::sync::oneshot::Sender<plan::ClusterView>,
     ),
-    /// The owner cancels a job.
+    /// The owner of a job cancels the job.
     Cancel(JobId),
-    /// Names changed: files that jobs wait for may exist now.
+    /// Names changed in the namespace: files that jobs wait for may exist now.
     NamesChanged,
-    /// Objects wait for their removal.
+    /// Objects wait to be removed from nodes.
     Garbage,
     /// Versions may lack replicas.
     Replicas,
-    /// Objects wait to be read and compared by a scrub.
+    /// Objects wait to be read by a scrub.
     Scrub,
-    /// The set of nodes that are being emptied changed, or files are to be moved.
+    /// The set of draining nodes changed, or files are to be migrated.
     Migrations,
     /// Request for the load of nodes.
     Load(tokio::sync::oneshot::Sender<Vec<NodeLoad>>),
-    /// Request for the nodes that are needed.
+    /// Request for the demand of waiting and running work for nodes.
     Demand(tokio::sync::oneshot::Sender<tidemill_core::dispatch::Demand>),
-    /// The server stops.
+    /// The server is shutting down.
     Stop,
 }
 
-/// Files that a task has made, each as an output of its own.
+/// Files that a task has written, each with the specification of its output.
 pub(crate) type OutputFiles = Vec<(OutputSpec, Placed)>;
 
 /// A job in the form that the driver receives.
@@ -73,22 +73,22 @@ pub(crate) type OutputFiles = Vec<(OutputSpec, Placed)>;
 pub(crate) struct SubmittedJob {
     /// The job for the dispatcher.
     pub(crate) spec: JobSpec,
-    /// Supplementary groups of the owner.
+    /// Supplementary group ids of the job's owner.
     pub(crate) groups: Vec<u32>,
-    /// Whether existing outputs are replaced.
+    /// Whether outputs replace existing files.
     pub(crate) replace: bool,
-    /// Whether cached results are used.
+    /// Whether tasks may be answered from cached results.
     pub(crate) cache: bool,
-    /// Existing directories that the outputs are created in.
+    /// Existing directories in which the outputs are created.
     pub(crate) anchors: output_paths::Anchors,
-    /// How long each task's outputs are kept.
+    /// Time for which the outputs of each task are kept.
     pub(crate) lifetimes: Vec<tidemill_core::job::Lifetime>,
-    /// For a restored job: the files of tasks that succeeded, if one of their outputs is a directory.
+    /// For a restored job: the output files of tasks that succeeded, if one of the outputs is a directory.
     pub(crate) files: BTreeMap<TaskId, OutputFiles>,
 }
 
-/// Returns the dispatcher's name of a path that a job waits for. It includes the job's owner, because another user may not be able
-/// to read the same file.
+/// Returns the dispatcher's name of a path that a job waits for. The name includes the job's owner, because another user may not be able to
+/// read the same file.
 pub(crate) fn awaited_key(uid: u32, path: &str) -> String {
     format!("{uid}:{path}")
 }

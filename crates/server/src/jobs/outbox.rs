@@ -1,5 +1,5 @@
-//! The outbox: every label that was decided on, from the transaction of the decision to the transaction that records its end. The
-//! [queue](crate::queue) is filled from the outbox. After a restart the outbox has the labels that nodes may have.
+//! The outbox: every label from the transaction that stores its decision to the transaction that stores its outcome. The
+//! [queue](crate::queue) is filled from the outbox. After a restart, the outbox has all labels that nodes may have.
 
 use crate::names::Fault;
 use crate::{corruption, removal, replicas, scrub};
@@ -9,17 +9,17 @@ use tidemill_core::id::{LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Label, Operation};
 use tidemill_wire::v1;
 
-/// A label in the form in which it is stored.
+/// A label in the form in which the outbox stores it.
 #[derive(Clone, Debug)]
 pub(crate) struct Posted {
     node: NodeId,
     label: LabelId,
-    /// The task that the label is a try of, or the objects that it removes.
+    /// Task that the label runs, if any; and (`removes`) the objects that the label removes.
     task: Option<TaskId>,
     removes: Vec<u64>,
-    /// Object that the label copies.
+    /// Object that the label copies to another node.
     copies: Option<u64>,
-    /// Scrub that the label is a part of, and the last object that the label reads.
+    /// Scrub to which the label belongs, and the last object that the label reads.
     verifies: Option<(u64, Option<ObjectId>)>,
     body: Vec<u8>,
 }
@@ -46,7 +46,7 @@ impl Posted {
         }
     }
 
-    /// Stores the label, also if it is already stored.
+    /// Stores the label in the outbox, or replaces the stored label with the same id.
     pub(crate) fn put(&self, db: &Connection, now: i64) -> Result<(), Fault> {
         let (label, node) = (self.label.0.cast_signed(), self.node.0);
         let task = self.task.map_or(0, |task| task.0.cast_signed());
@@ -73,7 +73,7 @@ fn parse(id: i64, body: &[u8]) -> Result<Label, Fault> {
     Label::try_from(&message).map_err(|error| corrupt(error.to_string()))
 }
 
-/// Returns a label that has not ended, with its node.
+/// Returns a label that has not ended, with its node; `None` for an unknown label.
 pub(crate) fn find(db: &Connection, label: LabelId) -> Result<Option<(NodeId, Label)>, Fault> {
     let sql = "SELECT node, body FROM label WHERE label = ?1";
     let id = label.0.cast_signed();
@@ -107,7 +107,7 @@ fn all(mut rows: Rows<'_>) -> Result<Vec<(NodeId, Label)>, Fault> {
     Ok(labels)
 }
 
-/// Removes a label whose end is known. Returns its operation if the label belonged to no job.
+/// Removes a label whose outcome is known. Returns the label's operation if the label belonged to no job.
 pub(crate) fn take(db: &Connection, label: LabelId) -> Result<Option<Operation>, Fault> {
     let sql = "DELETE FROM label WHERE label = ?1 RETURNING iif(task = 0, body, NULL)";
     let id = label.0.cast_signed();

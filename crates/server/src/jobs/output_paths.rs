@@ -1,8 +1,8 @@
-//! The directories in which outputs are created.
+//! Paths of outputs: the directories in which a job's outputs are created.
 //!
-//! The deepest directory on the path of an output that exists when its job is submitted is the anchor of the output. A job's
-//! transaction that names the output starts from the inode of the anchor, with the rights of the job's owner. It follows no
-//! symbolic link of another user than the owner and root.
+//! The anchor of an output is the deepest directory on the output's path that exists when the job is submitted. The transaction that names
+//! the output starts from the inode of the anchor, with the rights of the job's owner. The transaction follows no symbolic link that
+//! belongs to another user than the owner and root.
 
 use crate::names::Fault;
 use crate::names::budget::COMPONENT;
@@ -15,39 +15,39 @@ use tidemill_wire::v1::{self, Kind};
 
 /// Maximum number of symbolic links on the path of one output.
 const LINKS_MAX: usize = 40;
-/// Maximum number of names on the path of one output, with the names in symbolic links.
+/// Maximum number of names on the path of one output, including the names in symbolic links.
 const NAMES_MAX: usize = 8192;
 
-/// The deepest directory of a path that exists.
+/// The deepest existing directory of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PathAnchor {
     ino: u64,
-    /// Number of the names in the path that lead to the directory.
+    /// Number of names in the path that lead to the anchor.
     names: usize,
 }
 
-/// Anchors of a job's outputs, by the path of the directory of an output.
+/// Anchors of a job's outputs, by the path of each output's directory.
 pub(crate) type Anchors = BTreeMap<String, PathAnchor>;
 
-/// Symbolic links that are followed.
+/// Symbolic links that the server follows on the path of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Links {
-    /// All links: at the submission of a job, its user follows them.
+    /// All links: at the submission of a job, the server follows all links for the user.
     All,
-    /// Links of the caller and of root.
+    /// Only links that belong to the caller or to root.
     Own,
 }
 
-/// The existing part of a path.
+/// The existing part of an output's path.
 #[derive(Debug)]
 pub(crate) struct ExistingPath {
-    /// The last inode that exists.
+    /// The last inode on the path that exists.
     pub(crate) vnode: InodeRecord,
-    /// Missing names after the inode, the next name first.
+    /// Names on the path after the last existing inode; the next name is first.
     pub(crate) missing: Vec<Vec<u8>>,
 }
 
-/// Returns the directory of a path, and its last name.
+/// Splits a path into the path of its directory and its last name.
 pub(crate) fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
@@ -57,7 +57,7 @@ fn names(path: &str) -> impl DoubleEndedIterator<Item = &[u8]> {
     names.map(str::as_bytes)
 }
 
-/// Returns the anchors of outputs with these paths. A path that leads to no directory has no anchor.
+/// Returns the anchors of outputs with these paths. A path below a file has no anchor.
 pub(crate) fn anchors<'a>(
     tx: &Tx<'_>,
     paths: impl Iterator<Item = &'a str>,
@@ -85,7 +85,7 @@ pub(crate) fn anchors<'a>(
 }
 
 impl Tx<'_> {
-    /// Returns the directory of an output, and the inode that has the name of the output now.
+    /// Returns the directory of an output, and the inode that has the output's name now.
     pub(crate) fn output_way(
         &self,
         anchors: &Anchors,
@@ -126,7 +126,7 @@ impl Tx<'_> {
         self.walk(root, (directory, 0), Links::Own, shown)
     }
 
-    /// Follows a path without its first names from a directory.
+    /// Follows a path from a directory, without the first names of the path.
     fn walk(
         &self,
         mut vnode: InodeRecord,
@@ -183,7 +183,7 @@ impl Tx<'_> {
         })
     }
 
-    /// Creates the missing directories of a path, as the owner; returns the last directory.
+    /// Creates the missing directories of a path, owned by the job's owner; returns the last directory.
     pub(crate) fn make_missing(
         &mut self,
         way: ExistingPath,
@@ -208,7 +208,7 @@ impl Tx<'_> {
         Ok(directory)
     }
 
-    /// Fails if a link of another user is on the path of an output, or is the output itself.
+    /// Fails if the path of an output contains a symbolic link of another user, or the output itself is such a link.
     pub(crate) fn check_links(&self, path: &str) -> Result<(), Fault> {
         let root = InodeRecord::get(self.db, Inode::ROOT.0)?;
         match self.walk(root, (path, 0), Links::Own, path) {

@@ -1,5 +1,5 @@
-//! Writes the decisions of a batch of events to the database in one transaction, before the driver sends or acknowledges any of
-//! them (next: `server/src/jobs/driver.rs`).
+//! Writes the decisions of a batch of events to the database in one transaction, before the driver sends or acknowledges any of the
+//! decisions (next: `server/src/jobs/driver.rs`).
 
 use super::joins;
 use super::outbox::{self, Posted};
@@ -26,79 +26,79 @@ use tidemill_core::time::{Span, Time};
 use tidemill_wire::convert::time_to_wire;
 use tidemill_wire::v1::{self, State};
 
-/// One change to be kept.
+/// One change that the driver stores in the database.
 #[derive(Clone, Debug)]
 pub(crate) enum PersistStep {
-    /// A label is about to be sent.
+    /// Stores a label that is about to be sent.
     Post(Posted),
-    /// State of a task.
+    /// Stores the state of a task.
     Task {
         task: TaskId,
         state: TaskState,
         tries: u32,
         failure: Option<Failure>,
     },
-    /// State of a job.
+    /// Stores the state of a job.
     Job {
         job: JobId,
         state: JobState,
         at: Time,
     },
-    /// Nodes as a job found them.
+    /// Stores the nodes of the cluster at the start of a job.
     Nodes { job: JobId, nodes: Vec<v1::Node> },
-    /// Reason for the placement of a task.
+    /// Stores the reason for the placement of a task.
     Decided { job: JobId, decision: Box<Decision> },
-    /// A task succeeded.
+    /// Publishes the outputs of a task that succeeded.
     Publish(Box<Publishing>),
-    /// Resources that a run used, whether it succeeded or failed.
+    /// Stores the resources that a run of a task used, whether the run succeeded or failed.
     Measured {
         task: TaskId,
         node: NodeId,
         outcome: Box<Outcome>,
-        /// Energy above idle, in millionths of a joule; `None` if it can't be estimated.
+        /// Energy above idle power, in millionths of a joule; `None` if the energy can't be estimated.
         above_idle: Option<u64>,
     },
-    /// A version expires, with the names of its file.
+    /// Removes an expired version, with the names of its file.
     Expire { ino: u64, object: u64 },
-    /// Objects that will never have a name.
+    /// Removes objects that will never be versions of files.
     Remove {
         node: NodeId,
         objects: Vec<ObjectId>,
     },
-    /// Finding about the replicas of a version.
+    /// Stores a finding about the replicas of a version.
     Replicas {
         object: ObjectId,
         found: ReplicaFinding,
     },
-    /// An object in the burst tier is no longer stored elsewhere.
+    /// Records that an object in the burst tier must be staged out again, since it is no longer stored outside the tier.
     StagesOutAgain(ObjectId),
-    /// The objects of a node are examined: the node is lost, or has returned.
+    /// Examines the next objects of a node that is lost or has reconnected.
     Look(ReplicaReview),
-    /// A node of the burst tier may hold too many bytes.
+    /// Makes space on a node of the burst tier, which may hold too many bytes.
     MakeSpace(TierNode),
-    /// More objects of a node that is being emptied are listed to be moved.
+    /// Adds more objects on a draining node to the list of objects to examine.
     List(u32),
-    /// A file that a user's jobs waited for exists.
+    /// Records that a file exists that a user's jobs waited for.
     Resolved {
         uid: u32,
         path: String,
         placed: Placed,
     },
-    /// A label has ended. On success, `ended` has the objects that it sealed: those that no step uses are removed. On failure, it
-    /// has the objects that the label removed in spite of the failure.
+    /// Stores the end of a label. On success, `ended` has the objects that the label sealed: objects that no step uses are removed. On
+    /// failure, `ended` has the objects that the label removed in spite of the failure.
     Settle {
         label: LabelId,
         node: NodeId,
         ended: Result<Vec<ObjectId>, Vec<ObjectId>>,
         read: scrub::ScrubbedLabel,
     },
-    /// Objects of a node are corrupt.
+    /// Records that objects on a node are corrupt.
     Corrupt { node: NodeId, objects: Vec<Corrupt> },
-    /// A scrub has no objects left to read.
+    /// Records that a scrub has read all its objects.
     Scrubbed { scrub: u64 },
 }
 
-/// A batch of steps, and the number of changes before it.
+/// A batch of steps to store, and the number that the batch gives to changed jobs.
 #[derive(Debug)]
 pub(crate) struct StepBatch {
     pub(crate) steps: Vec<PersistStep>,
@@ -106,7 +106,7 @@ pub(crate) struct StepBatch {
     pub(crate) now: i64,
 }
 
-/// Writes a batch; returns the changes in the namespace.
+/// Writes a batch of steps to the database; returns the changes in the namespace.
 pub(crate) fn write(
     db: &Connection,
     shared: &NamesShared,
@@ -141,7 +141,7 @@ pub(crate) fn write(
     Ok(writer.changes)
 }
 
-/// Returns the indices of the last state of each task: earlier states need not be written.
+/// Returns the indices of the last state of each task in a batch: earlier states need not be written.
 fn last_states(steps: &[PersistStep]) -> BTreeSet<usize> {
     let mut seen = BTreeSet::new();
     let mut last = BTreeSet::new();
@@ -161,7 +161,7 @@ struct StepWriter<'a> {
     now: i64,
     change: i64,
     changes: Vec<Change>,
-    /// Tasks with outputs that are not where the job wanted them, and the reasons.
+    /// Tasks with outputs that are not at the path that the job specifies, each with the reason.
     elsewhere: Vec<(TaskId, String)>,
 }
 
@@ -320,7 +320,7 @@ impl StepWriter<'_> {
         Ok(())
     }
 
-    /// Adds the energy of a run; every run of a task counts, also a failed one.
+    /// Adds the energy of a run to its task; every run of a task counts, also a failed run.
     fn drew(&self, task: TaskId, outcome: &Outcome, above_idle: Option<u64>) -> Result<(), Fault> {
         if outcome.cpu == Span::default() {
             return Ok(());
@@ -377,8 +377,8 @@ impl StepWriter<'_> {
         Ok(())
     }
 
-    /// Returns whether an object that a label made on a node is expected there. An aborted label may run in spite of that, from
-    /// a message that arrived twice. It then makes a replica that no step has requested.
+    /// Returns whether the database expects a new object on a node. An aborted label may run in spite of the abort, because of a message
+    /// that arrived twice. The label then creates a replica that no step has requested.
     fn is_known(&self, object: ObjectId, node: NodeId) -> Result<bool, Fault> {
         let sql = "SELECT EXISTS (SELECT 1 FROM held WHERE object = ?1 AND node = ?2) \
                    OR EXISTS (SELECT 1 FROM replica WHERE object = ?1 AND node = ?2)";

@@ -1,5 +1,5 @@
-//! The plan of a job: the answer to a dry run. A planner calculates with it, so it has the facts that the cluster has recorded and
-//! omits unknown values. This module writes nothing.
+//! The plan of a job, which is the answer to a dry run. A planner calculates with the plan, which therefore contains the facts that the
+//! cluster has recorded and omits unknown values. This module writes nothing.
 
 use super::driver_records::TaskDirectories;
 use super::results::{self, Presumed};
@@ -18,18 +18,18 @@ use tidemill_core::object::Placed;
 use tidemill_wire::v1;
 use tidemill_wire::v1::State;
 
-/// Number of the newest runs that are searched for runs of a kernel.
+/// Number of the newest runs that are searched for earlier runs of a kernel.
 const RUNS_MAX: u32 = 10_000;
 
-/// Bytes that runs of a kernel have read and written, by the kernel's kind and name.
+/// Number of bytes that runs of a kernel have read and written, by the kernel's kind and name.
 type KernelTraffic = BTreeMap<(String, String), (u64, u64)>;
 
-/// State of the driver that the database does not have.
+/// State of the cluster that only the driver knows and that the database does not have.
 #[derive(Debug)]
 pub(crate) struct ClusterView {
     /// Name of the policy that would choose nodes.
     pub(super) policy: String,
-    /// As [`trace::nodes`] returns them.
+    /// Nodes of the cluster as [`trace::nodes`] returns them.
     pub(super) nodes: Vec<v1::Node>,
 }
 
@@ -38,11 +38,11 @@ pub(crate) struct ClusterView {
 struct ExpectedOutput {
     object: ObjectId,
     node: NodeId,
-    /// Size in bytes; `None` if unknown.
+    /// Size of the output in bytes; `None` if unknown.
     size: Option<u64>,
 }
 
-/// Returns the job as far as it is known; see `SubmitReply.planned`.
+/// Returns the plan of a job, as far as values are known; see `SubmitReply.planned`.
 pub(super) fn planned(
     db: &Connection,
     read: &ReadJob,
@@ -92,7 +92,7 @@ pub(super) fn planned(
     })
 }
 
-/// Returns the description of a file that no task of the job makes.
+/// Returns the description of an input file that no task of the job writes.
 fn file(db: &Connection, input: &InputSpec) -> Result<Option<v1::TracedFile>, Fault> {
     let path = input.path.clone();
     Ok(match input.origin {
@@ -117,10 +117,10 @@ struct Planner<'a> {
     up: BTreeSet<u32>,
     written: KernelTraffic,
     expected: BTreeMap<(TaskId, usize), ExpectedOutput>,
-    /// Directories in the cached results.
+    /// Directories that are part of the cached results, by task.
     directories: TaskDirectories,
     presumed: Presumed,
-    /// Tasks with cached results, as labels.
+    /// Tasks whose results are cached.
     reused: BTreeSet<u64>,
 }
 
@@ -171,7 +171,7 @@ impl Planner<'_> {
         Ok((task, traced))
     }
 
-    /// Records the outputs that a cached result would give a task; returns their sizes.
+    /// Records the outputs that a task would get from a cached result; returns their sizes.
     fn offered(&mut self, spec: &TaskSpec, found: &v1::CachedResult) -> Vec<Option<u64>> {
         let names = spec.outputs.iter().map(|output| output.name.as_str());
         let files = found.outputs.iter().map(|file| file.name.as_str());
@@ -212,7 +212,7 @@ impl Planner<'_> {
         sizes
     }
 
-    /// Returns the cached result that the task would receive, if that is certain without reading data first.
+    /// Returns the cached result for a task, if the result can be used without reading data first.
     fn cached_result(&mut self, spec: &TaskSpec) -> Result<Option<v1::CachedResult>, Fault> {
         if !self.read.accepted.cache {
             return Ok(None);
@@ -234,7 +234,7 @@ impl Planner<'_> {
         Ok(certain)
     }
 
-    /// Returns the label that the task would become.
+    /// Returns the label by which a node would run the task.
     fn label(&self, spec: &TaskSpec) -> Label {
         let input = |input: &InputSpec| {
             let (object, node, size) = match input.origin {
@@ -286,7 +286,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Returns the bytes of all inputs that are not code; `None` if a size is unknown.
+    /// Returns the total size in bytes of all inputs that are not code; `None` if a size is unknown.
     fn input_bytes(&self, spec: &TaskSpec) -> Option<u64> {
         let data = spec.inputs.iter();
         let data = data.filter(|input| !spec.kernel.is_in(&input.name));
@@ -301,7 +301,7 @@ impl Planner<'_> {
         sizes.sum()
     }
 
-    /// Returns the selected bytes of a file; a selection beyond the file was refused before.
+    /// Returns the number of bytes that a selection covers in a file. A selection beyond the file was refused before.
     fn selected(&self, placed: Placed, selection: &Selection) -> u64 {
         if selection.is_whole() {
             return placed.size;
@@ -310,7 +310,7 @@ impl Planner<'_> {
         layout.selected(selection).map_or(0, |one| one.length())
     }
 
-    /// Estimates the sizes of outputs: in proportion to the inputs as in earlier runs, in equal shares.
+    /// Estimates the sizes of a task's outputs: proportional to the inputs as in earlier runs, with equal shares for the outputs.
     fn sizes(&self, spec: &TaskSpec, input_bytes: Option<u64>) -> Vec<Option<u64>> {
         let key = (kind(&spec.kernel).to_owned(), spec.kernel.name().to_owned());
         let known = self.written.get(&key).zip(input_bytes);
@@ -335,13 +335,13 @@ fn placed(file: &v1::Input) -> Placed {
     }
 }
 
-/// Returns an unused object id.
+/// Returns an object id for an expected output, which no stored object has.
 fn object(task: TaskId, output: usize) -> ObjectId {
     // Tasks have at most 10 000 outputs.
     ObjectId(PRETENDED + (task.0 - PRETENDED) * (1 << 14) + output as u64)
 }
 
-/// Returns the bytes that the newest runs of a user have read and written, by the kind and name of their kernels.
+/// Returns the bytes that the newest tasks of a user have read and written, by the kind and name of the tasks' kernels.
 fn written(db: &Connection, uid: u32) -> Result<KernelTraffic, Fault> {
     let sql = "SELECT json_extract(run.spec, '$.kernel_kind'), json_extract(run.spec, '$.kernel'), \
                sum(run.read_bytes), sum(run.written_bytes) \

@@ -1,5 +1,5 @@
-//! Names outputs and records lineage, in the transaction that ends their task. Watchers of the namespace receive the changes (next:
-//! `server/src/names/changes.rs`).
+//! Publication of a task's outputs: gives the outputs their names and records lineage, in the transaction that ends the task. Watchers of
+//! the namespace receive the changes (next: `server/src/names/changes.rs`).
 
 use super::OutputFiles;
 use super::joins;
@@ -21,12 +21,12 @@ use tidemill_core::layout::StripedLayout;
 use tidemill_core::object::Placed;
 use tidemill_wire::v1::Kind;
 
-/// Directory in the root of the cluster for files without another place.
+/// Directory in the root of the cluster for files that can't have their intended path.
 const LOST: &str = "lost+found";
-/// Permission bits of outputs.
+/// Permission bits of output files.
 const OUTPUT_MODE: u32 = 0o644;
 
-/// A task that succeeded.
+/// A task that succeeded, with the data for publishing its outputs.
 #[derive(Clone, Debug)]
 pub(crate) struct Publishing {
     pub(crate) job: JobId,
@@ -34,24 +34,24 @@ pub(crate) struct Publishing {
     pub(crate) label: LabelId,
     pub(crate) owner: Owner,
     pub(crate) groups: Vec<u32>,
-    /// Files of the task, each as an output of its own.
+    /// Files that the task wrote, each with the specification of its output.
     pub(crate) outputs: OutputFiles,
-    /// Layouts of the outputs, if task instances have made their parts; otherwise empty.
+    /// Layouts of the outputs, if task instances wrote their parts; otherwise empty.
     pub(crate) layouts: Vec<StripedLayout>,
-    /// Outputs that are directories, which contain some of the files.
+    /// Outputs that are directories, which contain some of the files in `outputs`.
     pub(crate) directories: Vec<OutputSpec>,
-    /// Existing directories that the job's outputs are created in.
+    /// Existing directories in which the job's outputs are created.
     pub(crate) anchors: Arc<Anchors>,
     pub(crate) lifetime: Lifetime,
-    /// Whether existing files become new versions.
+    /// Whether the outputs become new versions of existing files.
     pub(crate) replace: bool,
-    /// Objects that the outputs take their content from, if the result was cached.
+    /// Objects whose content the outputs reuse, if the result was cached.
     pub(crate) reused: Vec<ObjectId>,
-    /// Hashes of the inputs' contents, as the node reported them.
+    /// Hashes of the inputs' contents, as reported by the node.
     pub(crate) contents: Vec<String>,
 }
 
-/// Returns the owner of a job as a caller whose permissions are checked.
+/// Returns the owner of a job as a caller whose permissions the server checks.
 pub(crate) fn caller(owner: Owner, groups: &[u32]) -> Caller {
     Caller {
         uid: owner.uid,
@@ -62,7 +62,7 @@ pub(crate) fn caller(owner: Owner, groups: &[u32]) -> Caller {
     }
 }
 
-/// Returns the reason why an output can't get its name; `None` if it can.
+/// Returns the reason why an output can't get its name; `None` if the output can get its name.
 pub(crate) fn obstacle(
     tx: &Tx<'_>,
     anchors: &Anchors,
@@ -99,8 +99,8 @@ pub(crate) fn obstacle(
     }
 }
 
-/// Returns the reason why a directory can't get its name and content; `None` if it can. All content of an existing directory must be
-/// removable, and is removed only if the directory is replaced.
+/// Returns the reason why an output directory can't get its name and content; `None` if it can. All content of an existing directory must
+/// be removable, and is removed only if the job replaces the directory.
 pub(crate) fn directory_obstacle(
     tx: &Tx<'_>,
     anchors: &Anchors,
@@ -123,14 +123,14 @@ pub(crate) fn directory_obstacle(
     }
 }
 
-/// Returns whether the outputs of a task were published before: the task runs again because the outputs were lost.
+/// Returns whether the outputs of a task were published before. The task then runs again because its outputs were lost.
 pub(crate) fn published(db: &Connection, task: TaskId) -> Result<bool, Fault> {
     let mut found = db.prepare_cached("SELECT 1 FROM task_output WHERE task = ?1")?;
     Ok(found.exists([task.0.cast_signed()])?)
 }
 
-/// Names all outputs of a task and records its inputs and outputs. Returns the changes, and the reason why an output is not where
-/// the job wanted it.
+/// Names all outputs of a task and records its inputs and outputs. Returns the changes, and the reason why an output is not at the path
+/// that the job specifies.
 pub(crate) fn publish(
     db: &Connection,
     shared: &NamesShared,
@@ -195,13 +195,13 @@ pub(crate) fn publish(
     Ok((tx.changes, elsewhere))
 }
 
-/// Returns whether a file existed and was deleted. Inode numbers are not reused.
+/// Returns whether a file with this inode existed and was deleted. Inode numbers are not reused.
 fn is_deleted(db: &Connection, inode: Inode) -> Result<bool, Fault> {
     let mut known = db.prepare_cached("SELECT 1 FROM version WHERE ino = ?1")?;
     Ok(InodeRecord::find(db, inode.0)?.is_none() && known.exists([inode.0.cast_signed()])?)
 }
 
-/// Schedules the removal, at time `at`, of a version of a file with all names of the file.
+/// Schedules the removal of a version of a file, with all names of the file, at time `at`.
 pub(crate) fn expire(db: &Connection, ino: u64, object: u64, at: i64) -> Result<(), Fault> {
     let row = params![ino.cast_signed(), object.cast_signed(), at];
     db.prepare_cached("INSERT OR REPLACE INTO expiry VALUES (?1, ?2, ?3)")?
@@ -209,7 +209,7 @@ pub(crate) fn expire(db: &Connection, ino: u64, object: u64, at: i64) -> Result<
     Ok(())
 }
 
-/// Records the inputs of a task, and caches its result.
+/// Records the inputs of a task for lineage, and caches its result.
 fn record(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
     if publishing.outputs.iter().any(|(output, _)| output.part) {
         return Ok(());
@@ -251,8 +251,8 @@ fn record_inputs(db: &Connection, task: TaskId, inputs: &[LabelInput]) -> Result
 }
 
 impl Tx<'_> {
-    /// Empties a directory that is replaced. If another object has taken the place since the outcome arrived, neither the computed
-    /// files nor the present content are deleted: the files are put into another directory.
+    /// Removes the content of a directory that an output replaces. If another object has taken its path since the outcome arrived, neither
+    /// the computed files nor the present content are deleted: the files are put into another directory.
     fn make_way(
         &mut self,
         of: &Publishing,
@@ -275,7 +275,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Fails unless the caller may write a file that its job replaces.
+    /// Fails unless the caller may write a file that the caller's job replaces.
     fn check_replaced(&self, vnode: &InodeRecord, path: &str) -> Result<(), Fault> {
         if vnode.nlink == 0 {
             return Ok(());
@@ -297,7 +297,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Names one output. Returns the reason why it is not where the job wanted it.
+    /// Gives one output its name. Returns the reason why the output is not at the path that the job specifies.
     fn publish_one(
         &mut self,
         of: &Publishing,
@@ -331,8 +331,8 @@ impl Tx<'_> {
         Ok(reported)
     }
 
-    /// Publishes into an existing file. The task ran again because its first outputs were lost: a file that still has one of them
-    /// receives the new output as its next version. Or the job replaces an existing file.
+    /// Publishes an output as the next version of an existing file: the job replaces the file, or the task ran again because its first
+    /// outputs were lost. In the second case the file must still have one of the first outputs.
     fn publish_again(
         &mut self,
         of: &Publishing,
@@ -368,7 +368,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Records an output that is no version of a file, and schedules its removal for when its job no longer needs it.
+    /// Records an output that does not become a version of a file, and schedules its removal for when its job no longer needs it.
     fn keep_unnamed(&self, mut vnode: InodeRecord, of: &Publishing) -> Result<(), Fault> {
         vnode.version = 0;
         self.record_version(&vnode, of.owner.uid, of.task.0)?;
@@ -417,7 +417,7 @@ impl Tx<'_> {
         Ok(vnode)
     }
 
-    /// Names an output where its job wants it, or with another name in the same directory if the name is taken.
+    /// Names an output as the job specifies, or with another name in the same directory if the name is taken.
     fn name_output(
         &mut self,
         of: &Publishing,
@@ -465,8 +465,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Names an output that can't be where its job wants it: in root's `/lost+found`, or in the root directory if another object has
-    /// that name. Returns its path; `None` if the output is not kept.
+    /// Names an output that can't be at the path that its job specifies: in root's `/lost+found`, or in the root directory if another
+    /// object has that name. Returns the output's path; `None` if the output is not kept.
     fn name_lost(
         &mut self,
         of: &Publishing,
@@ -523,7 +523,7 @@ mod tests {
     const ONE: u32 = 1001;
     const OTHER: u32 = 1002;
 
-    /// A cluster with a public directory of user 1001, a private directory of user 1002 and a directory for all.
+    /// A cluster with a public directory of user 1001, a private directory of user 1002 and a directory in which everybody may write.
     struct PublishCluster {
         names: SqliteNames,
         _directory: tempfile::TempDir,
@@ -612,7 +612,7 @@ mod tests {
             self.within(move |tx| vnode.update(tx.db));
         }
 
-        /// Returns a job of a user with one output, as after its submission.
+        /// Returns the publication of a user's job with one output, with the state as after the job's submission.
         fn submitted(&self, uid: u32, path: &str, links: Links) -> Publishing {
             let (owner, output) = (Owner { uid, gid: uid }, path.to_owned());
             let anchors = self.within(move |tx| {
@@ -650,7 +650,7 @@ mod tests {
             }
         }
 
-        /// Ends a job; returns the message about its output.
+        /// Publishes the outputs of a job; returns the message about its output.
         fn end(&self, publishing: &Publishing) -> String {
             let publishing = publishing.clone();
             self.within(move |tx| Ok(publish(tx.db, tx.shared, &publishing, 2)?.1))
@@ -729,7 +729,7 @@ mod tests {
     }
 
     #[test]
-    fn link_followed_at_submission_still_works_at_publication() {
+    fn output_below_link_followed_at_submission_is_published_there() {
         let cluster = PublishCluster::new();
         cluster.directory("/other/results", OTHER, 0o755);
         cluster.link("/shared/results", ONE, "/other/results");

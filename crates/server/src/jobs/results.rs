@@ -1,21 +1,21 @@
 //! Cached results: the outputs of a task are reused for a task of the same user with the same kernel, arguments and inputs.
 //!
-//! Two inputs are equal if they are the same object, which never changes, or if both are outputs that reuse one result: the table
-//! `same` has their first object. A workflow that is submitted again is therefore answered from cached results without reading a
-//! byte, and every task that runs again creates new objects.
+//! Two inputs are equal if both are the same object, which never changes, or if both are outputs that reuse one result: the table `same`
+//! has their first object. If a workflow is submitted again, its tasks are therefore answered from cached results without reading a byte,
+//! and every task that runs again creates new objects.
 //!
-//! If a run of a task costs clearly more than reading its data, its node hashes the data that it has read. The table `content`
-//! has the hash by first object, so an object with the same bytes gets the same first object once it was hashed, too. For an object
-//! without a hash the newest result of the same shape is offered: equal except for the objects of the data, whose sizes are equal.
-//! The condition is that the node finds the expected hashes in the new data.
+//! If a run of a task costs clearly more than reading its data, its node hashes the data that the task has read. The table `content` has
+//! the hash by first object, so an object with the same bytes also gets the same first object once the object was hashed. For an object
+//! without a hash, the server offers the newest result of the same shape: equal except for the objects of the data, whose sizes are equal.
+//! The node may use that result only if the new data has the expected hashes.
 //!
-//! The key has only the name of a built-in kernel or a program. The node that is offered a result compares the hash of the code
-//! that it would run with the hash of the code that made the result. If the hashes differ, the node runs the task. If a task
-//! reads only some bytes of an input, the selection of these bytes is part of the key. Equal ranges of equal files are equal. Parts
-//! of files are not, since the files may be striped differently. Neither is recognised by a hash, because a hash belongs to a whole
-//! file.
+//! The key of a result has only the name of a built-in kernel or a program. The node that is offered a result compares the hash of the code
+//! that the node would run with the hash of the code that made the result. If the hashes differ, the node runs the task. If a task reads
+//! only some bytes of an input, the selection of these bytes is part of the key. Equal ranges of equal files are equal inputs. Parts of
+//! files are not equal inputs, since the files may be striped differently. Neither ranges nor parts are recognised by a hash, because a
+//! hash belongs to a whole file.
 //!
-//! A task that reads only its code is never cached: its output must depend on other sources.
+//! A task that reads only its code is never cached, since its output must depend on other sources.
 
 use super::publish::Publishing;
 use crate::names::Fault;
@@ -30,13 +30,13 @@ use tidemill_core::object::Placed;
 use tidemill_core::runtime_environment::RuntimeEnvironment;
 use tidemill_wire::v1;
 
-/// Key of a result.
+/// Hash that identifies a cached result.
 type ResultKey = [u8; blake3::OUT_LEN];
 
 /// Maximum number of results of one shape that are examined.
 const RESULTS_MAX: u32 = 8;
 
-/// Properties that distinguish two results.
+/// Properties that distinguish two cached results.
 #[derive(Debug)]
 struct ResultIdentity<'a> {
     uid: u32,
@@ -49,30 +49,30 @@ struct ResultIdentity<'a> {
     outputs: Vec<&'a str>,
 }
 
-/// One input.
+/// One input that a task read.
 #[derive(Debug)]
 struct InputRead<'a> {
     name: &'a str,
     /// First object with the input's content.
     first: u64,
-    /// Size in bytes; `None` if unknown.
+    /// Size of the input in bytes; `None` if unknown.
     size: Option<u64>,
     selection: &'a Selection,
 }
 
 impl ResultIdentity<'_> {
-    /// Returns the inputs that are not code.
+    /// Returns the inputs that are data, not code.
     fn data(&self) -> impl Iterator<Item = &InputRead<'_>> {
         let data = self.inputs.iter();
         data.filter(|input| !self.kernel.is_in(input.name))
     }
 
-    /// Returns the key; `None` if the task reads only code.
+    /// Returns the key of the result; `None` if the task reads only code.
     fn key(&self) -> Option<ResultKey> {
         self.digest(|input| Some(input.first))
     }
 
-    /// Returns the key with the sizes of data in place of objects. Returns `None` also if a size is unknown.
+    /// Returns the result's key with the sizes of data in place of objects; `None` if the task reads only code or a size is unknown.
     fn shape(&self) -> Option<ResultKey> {
         // Code and selections of bytes are only identified by their objects.
         let is_fixed =
@@ -110,7 +110,7 @@ impl ResultIdentity<'_> {
     }
 }
 
-/// Hashes values so that two different lists of values never have equal encodings.
+/// Hash of a list of values; two different lists never have equal encodings.
 #[derive(Default)]
 struct Digest(blake3::Hasher);
 
@@ -130,7 +130,7 @@ impl Digest {
         texts.into_iter().for_each(|text| self.text(text));
     }
 
-    /// Adds nothing for the default runtime environment, so that results that were cached before runtime environments existed are found.
+    /// Adds the runtime environment to the hash. The default environment adds nothing.
     fn runtime_environment(&mut self, runtime_environment: &RuntimeEnvironment) {
         if runtime_environment.is_empty() {
             return;
@@ -161,24 +161,24 @@ impl Digest {
     }
 }
 
-/// Facts about outputs of labels that are sent together, which the database does not have yet.
+/// Facts about outputs of labels that are sent in one message, which the database does not have yet.
 #[derive(Debug, Default)]
 pub(super) struct Presumed {
     objects: HashMap<u64, Presumption>,
 }
 
-/// Facts about an object.
+/// Facts about one output object that are not in the database yet.
 #[derive(Debug)]
 struct Presumption {
     /// First object with the content of the object.
     first: u64,
-    /// Size in bytes, if the label that reads the object does not have the right size.
+    /// Size of the object in bytes, if the label that reads the object does not have the correct size.
     size: Option<u64>,
-    /// Label that must be answered from the cache for these facts to hold.
+    /// Label that must be answered from the cache for these facts to be true.
     condition: Option<LabelId>,
 }
 
-/// Returns the cached result of a label, if the nodes in `up` can supply one. Adds the consequences for later labels to
+/// Returns the cached result of a label, if the nodes in `up` have its outputs. Adds the resulting facts about the label's outputs to
 /// `presumed`.
 pub(super) fn recall(
     db: &Connection,
@@ -287,7 +287,7 @@ fn content(db: &Connection, object: u64) -> Result<Option<String>, Fault> {
     Ok(found.optional()?)
 }
 
-/// Records the hash of an object and of the first object with its content.
+/// Stores the hash of an object, and the first object with the same content.
 fn learn(db: &Connection, object: u64, hash: &str) -> Result<(), Fault> {
     let first_before = first(db, object)?;
     if content(db, first_before)?.is_some() {
@@ -323,18 +323,18 @@ struct CachedTask {
     kernel_hash: String,
 }
 
-/// An available result.
+/// A cached result whose output files are available.
 #[derive(Debug)]
 struct AvailableResult {
     result: CachedTask,
-    /// Files of the result, and the index of the output that each belongs to.
+    /// Output files of the result; `owners` has the index of the task's output to which each file belongs.
     outputs: Vec<(String, Placed)>,
     owners: Vec<usize>,
     /// Hashes that the inputs must have; empty if all inputs are known to be equal.
     contents: Vec<String>,
 }
 
-/// Returns the result of a task with equal inputs, or with inputs that may turn out to be equal.
+/// Returns the cached result of a task with equal inputs, or with inputs that may turn out to be equal.
 fn find(
     db: &Connection,
     identity: &ResultIdentity<'_>,
@@ -367,7 +367,7 @@ fn find(
     Ok(None)
 }
 
-/// Returns the node that an object can be read from: the first, or a node with a replica.
+/// Returns a node that is up and from which an object can be read: the first replica's node, or a node with another replica.
 fn readable(db: &Connection, placed: Placed, up: &dyn Fn(NodeId) -> bool) -> Result<NodeId, Fault> {
     if up(placed.node) && !corruption::is(db, placed.object.0, placed.node.0)? {
         return Ok(placed.node);
@@ -377,7 +377,7 @@ fn readable(db: &Connection, placed: Placed, up: &dyn Fn(NodeId) -> bool) -> Res
     Ok(holders.find(|&node| up(node)).unwrap_or(placed.node))
 }
 
-/// Returns the newest results with this key or shape.
+/// Returns the newest cached results with this key or shape.
 fn made(db: &Connection, column: &str, value: &ResultKey) -> Result<Vec<CachedTask>, Fault> {
     let sql = format!(
         "SELECT result.task, kernel_hash FROM result JOIN task ON task.task = result.task \
@@ -393,8 +393,8 @@ fn made(db: &Connection, column: &str, value: &ResultKey) -> Result<Vec<CachedTa
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the hashes that the inputs must have to equal those of this result: an empty text for each input that is known to be
-/// equal, and an empty list if all are. Returns `None` if the inputs differ, or can't be compared.
+/// Returns the hashes that the inputs must have to equal the inputs of this result: an empty text for each input that is known to be equal,
+/// and an empty list if all inputs are equal. Returns `None` if the inputs differ, or can't be compared.
 fn missing(
     db: &Connection,
     identity: &ResultIdentity<'_>,
@@ -436,7 +436,7 @@ fn missing(
     Ok(Some(contents))
 }
 
-/// Returns the files of a result with their names; empty if a file no longer exists.
+/// Returns the output files of a cached result with their names; empty if a file no longer exists.
 fn outputs(db: &Connection, result: &CachedTask) -> Result<Vec<(String, Placed)>, Fault> {
     let sql = "SELECT output.object, coalesce(version.node, 0), coalesce(version.size, 0), \
                coalesce(version.removed, 1), name FROM task_output AS output LEFT JOIN version ON version.object = output.object WHERE output.task = ?1 ORDER BY seq";
@@ -455,7 +455,7 @@ fn outputs(db: &Connection, result: &CachedTask) -> Result<Vec<(String, Placed)>
     Ok(there.unwrap_or_default())
 }
 
-/// Caches the result of a successful task for the inputs of its label, in the transaction that names the outputs.
+/// Stores the result of a successful task in the cache, in the transaction that gives the outputs their names.
 pub(super) fn cache(
     db: &Connection,
     publishing: &Publishing,
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn shape_has_sizes_of_data_and_objects_of_code() {
+    fn result_shape_depends_on_sizes_of_data_and_objects_of_code() {
         let kernel = Kernel::Stored {
             input: "code".into(),
         };
@@ -583,7 +583,7 @@ mod tests {
         assert_eq!(other(|_| {}), one.key());
     }
 
-    /// A result of a part is never offered for the whole, nor for another part.
+    /// A cached result of a part of a file is never offered for the whole file, nor for another part.
     #[test]
     fn result_key_includes_selection_of_input() {
         let kernel = Kernel::Builtin("max".into());
@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_with_same_hash_share_first_object() {
+    fn result_cache_gives_objects_with_equal_hash_same_first_object() {
         let (_directory, db) = database();
         learn(&db, 5, ONE).unwrap();
         learn(&db, 3, ONE).unwrap();

@@ -1,4 +1,4 @@
-//! The gRPC service of jobs. It sends accepted jobs to the driver (next: `server/src/jobs/driver.rs`).
+//! The gRPC service of jobs, which sends accepted jobs to the driver (next: `server/src/jobs/driver.rs`).
 
 use super::driver::Signals;
 use super::mapper_jobs::{Asks, ProgramMappers};
@@ -22,13 +22,13 @@ use tidemill_wire::convert::state_name;
 use tidemill_wire::v1::{self, State};
 use tonic::{Request, Response, Status};
 
-/// Minimum interval between events of one watched job. The first intervals are shorter, each twice as long as the one before, so
-/// that a client that watches a short job does not wait longer than the job takes.
+/// Minimum interval between events of one watched job. The first intervals are shorter, each twice as long as the interval before, so that
+/// a client that watches a short job does not wait longer than the job takes.
 const WATCH_PERIOD: Duration = Duration::from_millis(100);
 const WATCH_PERIOD_FIRST: Duration = Duration::from_millis(2);
-/// Number of tasks whose logs are read at once.
+/// Number of tasks whose logs are read from the database at once.
 const LOGS_MAX: u32 = 64;
-/// Time to wait for the driver of jobs when a job is planned.
+/// Maximum wait for the driver's answer when a job is planned.
 const PLAN_WAIT: Duration = Duration::from_secs(10);
 /// Maximum number of jobs that one request deletes by their numbers.
 const DELETED_MAX: usize = 10_000;
@@ -44,7 +44,7 @@ pub(crate) struct JobService {
     pub(crate) access: Arc<Access>,
     pub(crate) driver: std::sync::mpsc::Sender<DriverMessage>,
     pub(crate) signals: Signals,
-    /// Processes a user's scripts one after the other: each may keep a processor busy for a while.
+    /// Permits by which the scripts of one user are processed one after the other, since a script may keep a processor busy for a while.
     pub(crate) submissions: Arc<UserPermits>,
 }
 
@@ -55,7 +55,7 @@ impl JobService {
             .map_err(|_| refused(&Fault::Closed))
     }
 
-    /// Stores a job and passes it to the driver.
+    /// Stores a job and sends it to the driver.
     async fn accept(&self, submission: Submission) -> Result<v1::SubmitReply, Status> {
         if self.names.shared().low.load(Ordering::Relaxed) {
             return Err(refused(&Fault::Low));
@@ -70,7 +70,7 @@ impl JobService {
         }
     }
 
-    /// Checks a job as [`Self::accept`] does, and changes nothing.
+    /// Checks a job as [`Self::accept`] does, without storing the job.
     async fn plan(&self, submission: Submission) -> Result<v1::SubmitReply, Status> {
         let read = match dry_run(&self.names, &self.lease_recalls, &self.cluster, submission).await
         {
@@ -99,7 +99,7 @@ impl JobService {
         planned.map_err(|fault: Fault| refused(&fault))
     }
 
-    /// Returns the job, if the caller may see it.
+    /// Returns the job with this number, if the caller may see the job.
     async fn own<T: Sync>(
         &self,
         request: &Request<T>,

@@ -13,14 +13,14 @@ use tidemill_core::resources::Needs;
 use tidemill_core::runtime_environment::RuntimeEnvironment;
 use tidemill_core::time::Span;
 
-/// A task in its stored form.
+/// A task as stored in the database.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StoredTask {
     pub(crate) name: String,
     pub(crate) kernel_kind: String,
     pub(crate) kernel: String,
     pub(crate) args: Vec<String>,
-    /// Kernels of a pipeline.
+    /// Kernels of the task's pipeline, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     stages: Vec<StoredStage>,
     pub(crate) inputs: Vec<StoredInput>,
@@ -32,7 +32,7 @@ pub(crate) struct StoredTask {
     time_ns_max: u64,
     memory_bytes_max: u64,
     output_bytes_max: u64,
-    /// Cores that the task requires.
+    /// Number of cores that the task requires; `None` for the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cores: Option<u32>,
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -40,13 +40,13 @@ pub(crate) struct StoredTask {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     resources: BTreeMap<String, u64>,
     lifetime: StoredLifetime,
-    /// Existing directories that its outputs are created in.
+    /// Existing directories in which the task's outputs are created.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) anchors: Anchors,
     #[serde(default, skip_serializing_if = "RuntimeEnvironment::is_empty")]
     #[serde(with = "StoredRuntimeEnvironment")]
     pub(crate) runtime_environment: RuntimeEnvironment,
-    /// Role of the task for the task in the script; the default is that task itself.
+    /// Role of the task in the script's task that it belongs to; by default the script's task itself.
     #[serde(default, skip_serializing_if = "StoredShare::is_all")]
     pub(crate) share: StoredShare,
 }
@@ -77,7 +77,7 @@ struct StoredRuntimeEnvironment {
     directories: Vec<String>,
 }
 
-/// Returns a path for display: a directory's path ends with a slash, as its name does.
+/// Returns a path for display: the path of a directory output ends with a slash, as the output's name does.
 pub(crate) fn shown(path: String, name: &str) -> String {
     if directory::is_directory(name) {
         path + "/"
@@ -117,10 +117,10 @@ pub(crate) struct StoredInput {
     pub(crate) name: String,
     pub(crate) path: String,
     pub(crate) origin: StoredOrigin,
-    /// Text form of `Selection`.
+    /// Selection of bytes of the input, in the text form of `Selection`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) selection: String,
-    /// Whether the input may be streamed while it is made.
+    /// Whether the task may read the input while another task still writes it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) streaming: bool,
 }
@@ -138,15 +138,15 @@ pub(crate) struct StoredOutput {
     pub(crate) name: String,
     pub(crate) path: String,
     pub(crate) ino: u64,
-    /// Whether the output is a part of the file at the path.
+    /// Whether the output is one part of the file at the path.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) part: bool,
-    /// Whether the output is to be in memory.
+    /// Whether the output is to be stored in memory.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) memory: bool,
 }
 
-/// Name of a stored task in an error about corruption.
+/// Name of the column with a stored task, for errors about a corrupt database.
 pub(crate) const SPEC: &str = "the spec of task";
 
 impl StoredTask {
@@ -198,7 +198,7 @@ impl StoredTask {
         }
     }
 
-    /// Returns a task that has ended and is known only from lineage.
+    /// Returns a task that has ended and that is known only from its nodes' lineage records.
     pub(crate) fn ended(name: String, kernel: String, args: Vec<String>) -> Self {
         Self {
             name,
@@ -225,7 +225,7 @@ impl StoredTask {
         }
     }
 
-    /// Returns whether any output is a directory.
+    /// Returns whether any output of the task is a directory.
     pub(crate) fn has_directory(&self) -> bool {
         let mut outputs = self.outputs.iter();
         outputs.any(|output| directory::is_directory(&output.name))
@@ -240,7 +240,7 @@ impl StoredTask {
         }
     }
 
-    /// Returns the resources that must be free for a run.
+    /// Returns the resources that a node must have free to run the task.
     pub(crate) fn needs(&self) -> Needs {
         Needs {
             cores: self.cores.unwrap_or(1),
@@ -249,7 +249,7 @@ impl StoredTask {
         }
     }
 
-    /// Returns the task for the dispatcher; `None` if this release does not know the kind of kernel.
+    /// Returns the task in the form for the dispatcher; `None` if this release does not know the task's kind of kernel.
     pub(crate) fn task_spec(
         &self,
         task: TaskId,
@@ -304,7 +304,7 @@ impl StoredTask {
     }
 }
 
-/// Kind of kernel for a pipeline.
+/// Name of the kernel kind of a pipeline.
 const PIPELINE: &str = "pipeline";
 
 pub(super) fn kind(kernel: &Kernel) -> &'static str {

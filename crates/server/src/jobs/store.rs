@@ -1,4 +1,4 @@
-//! Jobs in the database: written when they are accepted, read again after a restart.
+//! Jobs in the database: the server writes a job when it accepts the job, and reads unfinished jobs again after a restart.
 
 use super::outbox;
 use super::spec::{SPEC, StoredOrigin, StoredTask};
@@ -13,19 +13,19 @@ use tidemill_core::label::{Operation, Owner};
 use tidemill_core::object::Placed;
 use tidemill_wire::v1::State;
 
-/// Name, origin and submission of a job.
+/// Name, origin and submission time of a job.
 #[derive(Clone, Debug)]
 pub(crate) struct Heading {
     pub(crate) name: String,
     pub(crate) source: String,
     pub(crate) workdir: String,
     pub(crate) script: String,
-    /// Submission id, if the submission has one.
+    /// Submission id of the job, if the client has sent one.
     pub(crate) submission_id: Option<String>,
     pub(crate) submitted: i64,
 }
 
-/// Returns the number that represents a state in the database.
+/// Returns the number that represents a job's state in the database.
 pub(crate) fn state_number(state: State) -> i32 {
     state.into()
 }
@@ -45,7 +45,7 @@ pub(crate) fn known(
     Ok(job.optional()?.map(|job| JobId(job.cast_unsigned())))
 }
 
-/// Writes an accepted job. The paths of awaited inputs in `accepted` have no owner yet; this function adds it.
+/// Writes an accepted job. The paths of awaited inputs in `accepted` have no owner yet; this function adds the job's owner.
 pub(crate) fn insert(
     db: &Connection,
     heading: &Heading,
@@ -97,9 +97,9 @@ pub(crate) fn insert(
     Ok(())
 }
 
-/// Deletes labels of tasks that no longer wait for them: labels of jobs that have ended, and of superseded tries. Call this before
-/// any job is resumed. A node that never received such a label will never report its end. A report of another node is
-/// handled like that of an unwanted label.
+/// Deletes labels of tasks that no longer wait for the labels: labels of jobs that have ended, and of superseded tries. Call this before
+/// any job is resumed. A node that never received such a label never reports its outcome. If a node does report an outcome, the server
+/// handles the report like that of an unwanted label.
 pub(crate) fn forget_overtaken(db: &Connection) -> Result<(), Fault> {
     let sql = "DELETE FROM label WHERE task != 0 AND NOT EXISTS (SELECT 1 FROM task JOIN job ON job.job = task.job \
                WHERE task.task = label.task AND task.label = label.label AND job.state = ?1 \
@@ -109,7 +109,7 @@ pub(crate) fn forget_overtaken(db: &Connection) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Returns all jobs that have not ended.
+/// Returns all jobs in the database that have not ended.
 pub(crate) fn unfinished(db: &Connection) -> Result<Vec<SubmittedJob>, Fault> {
     let sql = "SELECT job, uid, gid, groups, policy, cache, replacing FROM job WHERE state = ?1 ORDER BY job";
     let mut statement = db.prepare(sql)?;
@@ -212,7 +212,7 @@ fn how_ended(
     })
 }
 
-/// Returns the files of a successful task: with their names in its private directory, and without paths.
+/// Returns the files that a successful task wrote, with their names in the task's private directory, and without paths.
 pub(crate) fn files(db: &Connection, task: TaskId) -> Result<Vec<(OutputSpec, Placed)>, Fault> {
     let sql = "SELECT object, node, size, name, ino FROM task_output WHERE task = ?1 ORDER BY seq";
     let mut statement = db.prepare_cached(sql)?;
@@ -229,7 +229,7 @@ pub(crate) fn files(db: &Connection, task: TaskId) -> Result<Vec<(OutputSpec, Pl
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the outputs of a task that has made these files; empty if the files do not match its outputs.
+/// Returns the outputs of a task that has written these files; empty if the files do not match the task's outputs.
 pub(crate) fn outputs(task: &StoredTask, files: &[(OutputSpec, Placed)]) -> Vec<Placed> {
     let names = files.iter().map(|(file, _)| file.name.as_str());
     let outputs = task.outputs.iter().map(|output| output.name.as_str());
@@ -249,7 +249,7 @@ pub(crate) fn outputs(task: &StoredTask, files: &[(OutputSpec, Placed)]) -> Vec<
     all
 }
 
-/// Returns the job of a task; 0 if the task is no longer known.
+/// Returns the number of the job that contains a task; 0 if the task is unknown.
 pub(crate) fn job_of(db: &Connection, task: TaskId) -> Result<u64, Fault> {
     let mut statement = db.prepare_cached("SELECT job FROM task WHERE task = ?1")?;
     let mut rows = statement.query([task.0.cast_signed()])?;
@@ -267,7 +267,7 @@ fn placed(row: &rusqlite::Row<'_>) -> rusqlite::Result<Placed> {
     })
 }
 
-/// Returns the known versions of files that a job waited for.
+/// Returns the files that a job waited for and that exist now, with the versions that the job reads.
 pub(crate) fn resolved_inputs(
     db: &Connection,
     job: JobId,
@@ -303,12 +303,12 @@ pub(crate) fn task_state(state: TaskState) -> i32 {
     state_number(state.into())
 }
 
-/// Returns JSON of numbers and names; this can't fail.
+/// Returns a value of numbers and names as JSON. The conversion of such values can't fail.
 pub(crate) fn json<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// Parses the output of [`json`]: the value `what` of the row with this id.
+/// Parses JSON that [`json`] has written: the value `what` of the row with this id.
 pub(crate) fn parse<T: serde::de::DeserializeOwned>(
     text: &str,
     what: &str,

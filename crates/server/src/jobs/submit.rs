@@ -1,5 +1,5 @@
-//! Submission: a script is parsed, resolved against the namespace with its owner's rights, and written to the database as an
-//! accepted job. A dry run takes the same steps except for the last.
+//! Submission: the server parses a script, resolves its paths in the namespace with its owner's rights, and writes an accepted job to the
+//! database. A dry run takes the same steps except for the last.
 
 use super::mapper::directory::Below;
 use super::mapper::{self, RangedVersion};
@@ -39,77 +39,77 @@ use tidemill_core::resources::NodeOffer;
 use tidemill_wire::USER_SCRIPT_BYTES_MAX;
 use tidemill_wire::v1::{Kind, State};
 
-/// Time to wait for nodes when they are asked which programs they have.
+/// Maximum wait for the nodes' answers to the question which programs are installed there.
 const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
 /// Number of checks, and the pause between them, for a job with a submission id while another job has claimed its outputs.
 const SUBMISSION_ID_LOOKS: u32 = 50;
 const SUBMISSION_ID_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum number of missing inputs that a reply names.
 const AWAITED_SHOWN_MAX: usize = 20;
-/// First id for dry runs: the database counts from 1, and never reaches this id.
+/// First id that dry runs use: the database counts ids from 1, and never reaches this id.
 pub(super) const PRETENDED: u64 = 1 << 62;
-/// Message for a mapper that is a program where no program is run.
+/// Error message for a mapper that is a program, in requests for which the server runs no program.
 const NOT_ASKED: &str =
     "only a submitted job can run a program as its mapper, not the job of a rule";
-/// Maximum number of names of a directory that patterns are compared with.
+/// Maximum number of entries of a directory that are compared with patterns.
 const LISTED_MAX: u32 = 1_000_000;
 
 /// Reason why a job is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JobRefusal {
-    /// Errors that the user can correct, one line each.
+    /// Errors in the script that the user can correct, one line each.
     #[error("the job script was refused")]
     Script(Vec<String>),
-    /// Outputs that another job is going to write, one line each.
+    /// Outputs that another job has claimed, one line each.
     #[error("another job writes the same outputs")]
     Claimed(Vec<String>),
-    /// The job was submitted before, as this job.
+    /// The job was submitted before with the same submission id, as this job.
     #[error("it was submitted before, as job {0}")]
     Known(JobId),
-    /// The server failed.
+    /// The server failed, for example because of its database.
     #[error(transparent)]
     Fault(#[from] Fault),
 }
 
-/// A script and its owner.
+/// A job script, its owner and the options of its submission.
 #[derive(Clone, Debug)]
 pub(crate) struct Submission {
     pub(crate) caller: Caller,
     pub(crate) script: String,
     pub(crate) source: String,
-    /// Policy that overrides the script's policy, if not empty.
+    /// Scheduling policy that overrides the script's policy, if not empty.
     pub(crate) policy: String,
-    /// Whether existing outputs become new versions, regardless of the script.
+    /// Whether existing output files get new versions, regardless of the script.
     pub(crate) replace: bool,
-    /// Whether all inputs must exist, regardless of the script.
+    /// Whether all input files must exist, regardless of the script.
     pub(crate) strict: bool,
     /// Whether all tasks run without cached results, regardless of the script.
     pub(crate) no_cache: bool,
     /// Whether the limit on the user's jobs applies.
     pub(crate) bounded: bool,
-    /// Treatment of mappers that are programs.
+    /// How the server treats mappers that are programs.
     pub(crate) programs: ProgramMappers,
-    /// Symbolic links on the paths of outputs that are followed.
+    /// Symbolic links that the server follows on the paths of outputs.
     pub(crate) links: Links,
 }
 
-/// Paths that stand for certain versions, regardless of the present versions of their files.
+/// Paths of inputs with the version to read, regardless of the present versions of their files.
 pub(crate) type PinnedVersions = BTreeMap<String, ObjectId>;
 
-/// Inputs that a job waits for: some of them, and their number.
+/// Inputs that a job waits for: some of the inputs, and the number of all.
 pub(crate) type AwaitedInputs = (Vec<FutureInput>, usize);
 
-/// A job that could be accepted.
+/// A parsed and resolved job that could be accepted.
 #[derive(Debug)]
 pub(crate) struct ReadJob {
     pub(crate) job: Job,
     pub(crate) accepted: SubmittedJob,
     pub(crate) waits: AwaitedInputs,
-    /// Name of the script in errors and the job list.
+    /// Name of the script in error messages and in the job list.
     pub(crate) source: String,
 }
 
-/// Accepts a job: the job is in the database when this returns.
+/// Accepts a job: when the function returns, the job is in the database.
 pub(crate) async fn submit(
     names: &SqliteNames,
     lease_recalls: &LeaseRecalls,
@@ -126,8 +126,8 @@ pub(crate) async fn submit(
     .await
 }
 
-/// Does the same as [`submit`] for a job that reads certain versions. The writes of `also` are kept together with the job, or
-/// neither is kept.
+/// Accepts a job as [`submit`] does, for a job that reads certain versions. The writes of `also` are committed together with the job, or
+/// neither is committed.
 pub(crate) async fn submit_given(
     names: &SqliteNames,
     lease_recalls: &LeaseRecalls,
@@ -175,8 +175,8 @@ pub(crate) async fn submit_given(
     Ok((accepted, waits))
 }
 
-/// Returns the reason why a job is refused whose outputs another job writes. The other job may be the same job, on its way into the
-/// database.
+/// Returns the reason why the server refuses a job whose outputs another job has claimed. The other job may be the same job in a concurrent
+/// submission.
 async fn claimed_by_itself(
     names: &SqliteNames,
     job: &Job,
@@ -200,7 +200,7 @@ async fn claimed_by_itself(
     Ok(JobRefusal::Claimed(by))
 }
 
-/// Returns the job that [`submit`] would accept, or the reason why it would not. Nothing is written, reserved or claimed.
+/// Returns the job that [`submit`] would accept, or the reason of its refusal. The function writes, reserves and claims nothing.
 pub(crate) async fn dry_run(
     names: &SqliteNames,
     lease_recalls: &LeaseRecalls,
@@ -224,12 +224,12 @@ pub(crate) async fn dry_run(
     Ok(read)
 }
 
-/// Whether ids are issued permanently.
+/// Whether the ids of a job's tasks and outputs are issued permanently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Issue {
-    /// The ids are never issued again.
+    /// The ids are reserved and never issued again.
     Reserved,
-    /// The ids are unused, and stored data never contains them.
+    /// The ids of a dry run, which stored data never contains.
     Pretended,
 }
 
@@ -351,7 +351,7 @@ fn parsed(
     Ok((job, source))
 }
 
-/// Returns the files that a job names.
+/// Returns the paths of all files that a job names: kernels, inputs and outputs.
 fn paths(job: &Job) -> impl Iterator<Item = &str> {
     job.tasks.iter().flat_map(|task| {
         let kernels = task.kernels().filter_map(|kernel| kernel.file.as_ref());
@@ -361,7 +361,7 @@ fn paths(job: &Job) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the name of a script.
+/// Returns the name of a script, or `job` if the submission has no name.
 fn called(what: &Submission) -> String {
     match what.source.as_str() {
         "" => "job".to_owned(),
@@ -369,7 +369,7 @@ fn called(what: &Submission) -> String {
     }
 }
 
-/// Returns the claims of a job, in the order of its outputs.
+/// Returns the paths that a job claims, in the order of its outputs.
 fn outputs(spec: &JobSpec) -> Vec<String> {
     let paths = spec.tasks.iter().flat_map(|task| &task.outputs);
     paths.filter_map(OutputSpec::claimed).collect()
@@ -415,9 +415,9 @@ fn has_space(names: &SqliteNames, uid: u32) -> Result<bool, Fault> {
     Ok(jobs < i64::from(names.shared().limits.get().jobs_each))
 }
 
-/// Resolves a job against the namespace. A file is sealed shortly after its writer's `close` has returned: a user that writes files
-/// and then submits a job means the written content. The server therefore first asks mounts that write files which the job reads. A
-/// file that is still open counts with its sealed version.
+/// Resolves the paths of a job in the namespace. A file is sealed shortly after its writer's `close` has returned, and a user who writes
+/// files and then submits a job means the written content. The server therefore first queries the mounts that write inputs of the job. For
+/// a file that is still open, the job reads the newest sealed version.
 async fn resolved(
     (names, lease_recalls): (&SqliteNames, &LeaseRecalls),
     job: &Job,
@@ -496,7 +496,7 @@ fn look_around(
     Ok(Ok((accepted, waits)))
 }
 
-/// Returns one line for each directory of an output in which the owner may not write.
+/// Returns one line for each output directory in which the job's owner may not write.
 fn unwritable(
     job: &Job,
     spec: &JobSpec,
@@ -553,7 +553,7 @@ struct IssuedIds {
 }
 
 impl IssuedIds {
-    /// Returns unused ids: the first of the ids that follow all ids that can ever be issued.
+    /// Returns ids for a dry run, which are larger than all ids that the server can ever issue.
     fn pretended() -> Self {
         Self {
             job: JobId(0),
@@ -594,8 +594,8 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<IssuedIds, Fault> {
     names.database().write(work).await
 }
 
-/// Returns the nodes of the cluster, up or down. For nodes that answer, the result says which of the possible programs and of
-/// the requested directories they have.
+/// Returns the nodes of the cluster, up or down. For each node that answers, the result says which of the possible programs and of the
+/// requested directories exist on the node.
 async fn places(cluster: &Cluster, job: &Job) -> Vec<NodeOffer> {
     let kernels = job
         .tasks
@@ -635,22 +635,22 @@ async fn places(cluster: &Cluster, job: &Job) -> Vec<NodeOffer> {
     places.collect()
 }
 
-/// Directories that a job's owner may list, each in its state at the time of the look-up.
+/// Directories that a job's owner may list, each in its state at the time of the lookup.
 struct OwnerDirectories<'a> {
     names: &'a SqliteNames,
     cluster: &'a Arc<Cluster>,
     caller: &'a Caller,
     given: &'a PinnedVersions,
-    /// Files whose parts matter and that are being written.
+    /// Inodes of files that are being written and whose parts the job selects.
     writing: &'a RefCell<BTreeSet<u64>>,
-    /// Answers of programs that are mappers; `None` if programs are not asked.
+    /// Runs programs that are mappers; `None` if the server runs no such programs.
     asked: Option<&'a MapperJobs>,
-    /// Deadline for reading all headers.
+    /// Deadline for reading the headers of all inputs.
     until: tokio::time::Instant,
 }
 
 impl OwnerDirectories<'_> {
-    /// Returns a reader for the version that was looked up.
+    /// Returns a reader of the version that the lookup found.
     fn version(&self, path: &str, made: &ExternalInput) -> Result<RangedVersion, String> {
         let objects = self
             .cluster
@@ -821,12 +821,12 @@ impl Below for OwnerDirectories<'_> {
     }
 }
 
-/// The cluster with the rights of a job's owner.
+/// View of the namespace with the rights of a job's owner.
 struct OwnerView<'a> {
     tx: &'a Tx<'a>,
     places: &'a [NodeOffer],
     given: &'a PinnedVersions,
-    /// Files that were looked up and are being written.
+    /// Inodes and paths of files that the job reads and that are being written.
     writing: RefCell<BTreeMap<u64, String>>,
 }
 
@@ -868,7 +868,7 @@ impl Outside for OwnerView<'_> {
     }
 }
 
-/// Returns the layout of a sealed version, with each part on its first node.
+/// Returns the layout of a sealed version, with the first node of each part.
 pub(crate) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
     let striped = parts::sealed(db, placed.object.0).unwrap_or_else(|fault| {
         fault.put_off("the layout of a file is not known");
@@ -880,7 +880,7 @@ pub(crate) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
     }
 }
 
-/// Returns the object at a path, and its inode if a version of it is being written.
+/// Returns the object at a path, and the inode of its file if a version of the file is being written.
 fn look(tx: &Tx<'_>, path: &str) -> (PathLookup, Option<u64>) {
     let vnode = match tx.resolve(path.as_bytes(), true) {
         Ok(vnode) => vnode,
@@ -931,7 +931,7 @@ fn look(tx: &Tx<'_>, path: &str) -> (PathLookup, Option<u64>) {
     (PathLookup::Sealed(found), writing)
 }
 
-/// Returns a version, regardless of its file's name and present version. The caller keeps its bytes.
+/// Returns a version, regardless of its file's name and present version. The caller must keep the version's bytes from being removed.
 fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> PathLookup {
     // The size of a version that is still being written is not known yet; 0 stands for it.
     let sql = "SELECT ino, size, node FROM version WHERE object = ?1 \
@@ -984,7 +984,7 @@ mod tests {
     use crate::limits::UserLimits;
 
     #[tokio::test]
-    async fn user_with_too_many_jobs_waits_and_others_do_not() {
+    async fn job_limit_refuses_jobs_of_user_at_limit_and_accepts_others() {
         let dir = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&dir.path().join("server.db"), (0, 0)).unwrap();
         let insert = |db: &rusqlite::Connection| {

@@ -1,7 +1,7 @@
-//! Traces: the course of a job, with all data that planning a similar job needs (`tidemill job export-trace`).
+//! Traces: the course of a job, with all data that are needed to plan a similar job (`tidemill job export-trace`).
 //!
-//! The state of nodes at the start of a job is stored with the job, since histories and links have changed by the time of the
-//! export. All other data is read from the tables of jobs and lineage.
+//! The state of nodes at the start of a job is stored with the job, since histories and network links change until the export. All other
+//! data is read from the tables of jobs and lineage.
 
 use super::spec::{SPEC, StoredOrigin, StoredShare, StoredTask};
 use super::store::parse;
@@ -18,10 +18,10 @@ use tidemill_core::time::Time;
 use tidemill_wire::convert::role_name;
 use tidemill_wire::v1;
 
-/// Maximum number of reused results that are followed to the original run.
+/// Maximum number of reused results that are followed from a task to the original run.
 const REUSED_MAX: usize = 64;
 
-/// Returns the nodes that are up at the start of a job, with their histories of its kernels and all other state that its policy
+/// Returns the nodes that are up at the start of a job, with their histories of the job's kernels and all other state that the job's policy
 /// uses.
 pub(crate) fn nodes(job: &SubmittedJob, dispatcher: &Dispatcher, now: Time) -> Vec<v1::Node> {
     let memory = dispatcher.memory(job.spec.policy.as_deref());
@@ -44,7 +44,7 @@ pub(crate) fn nodes(job: &SubmittedJob, dispatcher: &Dispatcher, now: Time) -> V
     all
 }
 
-/// Returns the existing inputs of a job.
+/// Returns the inputs of a job that exist when the job starts.
 fn inputs(job: &JobSpec) -> impl Iterator<Item = ObjectId> + '_ {
     let inputs = job.tasks.iter().flat_map(|task| &task.inputs);
     inputs.filter_map(|input| match input.origin {
@@ -102,7 +102,7 @@ fn count(labels: usize) -> u32 {
     u32::try_from(labels).unwrap_or(u32::MAX)
 }
 
-/// Stores the result of [`nodes`].
+/// Stores the nodes that [`nodes`] returned.
 pub(crate) fn keep(db: &Connection, job: JobId, nodes: &[v1::Node]) -> Result<(), Fault> {
     let sql = "INSERT OR REPLACE INTO job_node(job, node, status) VALUES (?1, ?2, ?3)";
     let mut insert = db.prepare_cached(sql)?;
@@ -179,8 +179,8 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
     })
 }
 
-/// Returns the objects of a striped version, with their nodes. Returns `None` for one object and for a version of extents, which traces can't
-/// represent.
+/// Returns the objects of a striped version, with their nodes. Returns `None` for a version that is one object, and for a version of
+/// extents, which traces can't represent.
 pub(super) fn layout(db: &Connection, object: u64) -> Result<Option<v1::Layout>, Fault> {
     let Some(Layout::Striped(striped)) = parts::sealed(db, object)? else {
         return Ok(None);
@@ -198,7 +198,7 @@ pub(super) fn layout(db: &Connection, object: u64) -> Result<Option<v1::Layout>,
     }))
 }
 
-/// Kind of kernel of a task that runs nowhere.
+/// Kernel kind of a task that runs on no node because its task instances run in its place.
 pub(super) const JOIN: &str = "builtin";
 
 /// Returns the duration of the run that made a task's reused result; 0 if the task ran itself or the duration is unknown.

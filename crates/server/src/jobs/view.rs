@@ -1,4 +1,4 @@
-//! Jobs and tasks for display to clients, read from the database.
+//! Jobs and tasks read from the database, in the form in which clients display them.
 
 use super::spec::{SPEC, StoredOrigin, StoredTask, shown};
 use super::store::{parse, state_number};
@@ -32,7 +32,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<v1::Job> {
     })
 }
 
-/// Returns a job without its tasks.
+/// Returns a job without its tasks; `None` if the job does not exist.
 pub(crate) fn job(db: &Connection, id: u64) -> Result<Option<v1::Job>, Fault> {
     let sql = format!("{JOB} WHERE job = ?1 AND deleted = 0");
     let found = db
@@ -114,7 +114,7 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
     Ok(job)
 }
 
-/// Returns the energy of runs above idle, from three columns; `None` if there were no runs.
+/// Returns the energy of runs above idle power, from three columns of a row; `None` if there were no runs.
 fn energy(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<v1::Estimated>> {
     let estimated = v1::Estimated {
         microjoules: row.get::<_, i64>(at)?.cast_unsigned(),
@@ -124,7 +124,7 @@ fn energy(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<v1::Estimated>> {
     Ok((estimated.runs + estimated.unknown > 0).then_some(estimated))
 }
 
-/// Adds the known reasons why tasks of a job wait before they are on a node.
+/// Adds the known reasons why tasks of a job wait before they are sent to a node.
 fn held_up(db: &Connection, job: &mut v1::Job) -> Result<(), Fault> {
     let sql = "SELECT error, count(*) FROM task WHERE job = ?1 AND state IN (?2, ?3) AND error <> '' \
                GROUP BY error ORDER BY min(task)";
@@ -140,7 +140,7 @@ fn held_up(db: &Connection, job: &mut v1::Job) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Returns the tasks of a job that changed after `after`, in the script's order, and the number of the last change.
+/// Returns the tasks of a job that changed after the change `after`, in the script's order, and the number of the last change.
 pub(crate) fn tasks(db: &Connection, job: u64, after: i64) -> Result<(Vec<v1::Task>, i64), Fault> {
     let sql = "SELECT task, spec, state, node, tries, start, kernel_start, end, read_bytes, written_bytes, \
                transferred_bytes, cpu_ns, memory_bytes, kernel_hash, error, iif(state = 6, stderr, ''), changed, reused, \
@@ -221,7 +221,7 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
     })
 }
 
-/// Returns the selections of inputs as text; empty if all inputs are read completely.
+/// Returns the selections of inputs as text; empty if the task reads all bytes of all inputs.
 pub(super) fn selections(all: impl Iterator<Item = String> + Clone) -> Vec<String> {
     match all.clone().all(|one| one.is_empty()) {
         true => Vec::new(),
@@ -229,7 +229,7 @@ pub(super) fn selections(all: impl Iterator<Item = String> + Clone) -> Vec<Strin
     }
 }
 
-/// Returns the tasks of a job after `after`, at most `limit`, with their output.
+/// Returns at most `limit` tasks of a job after the task `after`, with their output text.
 pub(crate) fn logs(
     db: &Connection,
     job: u64,
@@ -261,7 +261,7 @@ pub(crate) fn logs(
     Ok(logs)
 }
 
-/// Returns the number of inputs that a task read before their makers in the job ended, by the clock of their node.
+/// Returns the number of inputs that a task read before the tasks that wrote them ended, by the clock of their node.
 fn streamed(task: &v1::Task, makers: &HashMap<&str, &v1::Task>) -> u32 {
     let ran = task.reused_task == 0;
     let makers = task
@@ -273,7 +273,7 @@ fn streamed(task: &v1::Task, makers: &HashMap<&str, &v1::Task>) -> u32 {
     u32::try_from(streamed.count()).unwrap_or(u32::MAX)
 }
 
-/// Returns the reasons for the placement of a job's tasks.
+/// Returns the recorded reasons for the placement of a job's tasks.
 pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, Fault> {
     let tasks: HashMap<u64, v1::Task> = tasks(db, job, -1)?
         .0

@@ -1,5 +1,5 @@
-//! Rebalancing: files migrate from full nodes to empty nodes. This module selects the files among the versions at the time of the request, and writes
-//! the table `migration`. Next: `server/src/replicas.rs`, which carries out the migrations.
+//! Rebalancing: files migrate from full nodes to empty nodes. This module selects files among the versions that exist at the time of the
+//! request, and writes the table `migration`. Next: `server/src/replicas.rs`, which executes the migrations.
 
 use crate::names::Fault;
 use crate::names::burst;
@@ -15,7 +15,7 @@ use tidemill_wire::v1;
 /// Maximum number of migrations written in one transaction.
 const MIGRATIONS_MAX: usize = 16_384;
 
-/// Migration of one replica of an object.
+/// Planned migration of one replica of an object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlannedMove {
     object: i64,
@@ -23,7 +23,7 @@ pub(crate) struct PlannedMove {
     target: u32,
 }
 
-/// A plan of migrations.
+/// Plan of the migrations of one rebalance.
 #[derive(Debug)]
 pub(crate) struct Rebalance {
     fills: Vec<NodeFill>,
@@ -32,7 +32,7 @@ pub(crate) struct Rebalance {
 }
 
 impl Rebalance {
-    /// Plans the migrations after which all nodes are equally full, within `within` percent.
+    /// Plans migrations after which all nodes are equally full, within `within` percent.
     pub(crate) fn plan(db: &Connection, sites: &[OnlineNode], within: u32) -> Result<Self, Fault> {
         let held = held(db)?;
         let takes = sites
@@ -98,7 +98,7 @@ impl Rebalance {
         }
     }
 
-    /// Returns the migrations in groups that are written in one transaction each.
+    /// Returns the planned migrations in groups; each group is written in one transaction.
     pub(crate) fn into_migrations(self) -> Vec<Vec<PlannedMove>> {
         self.migrations
             .chunks(MIGRATIONS_MAX)
@@ -123,7 +123,7 @@ fn held(db: &Connection) -> Result<BTreeMap<u32, u64>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Writes planned migrations. Objects that were deleted or moved since the plan are left out.
+/// Writes planned migrations to the database. Objects that were deleted or moved since the plan was made are left out.
 pub(crate) fn keep(
     db: &Connection,
     shared: &NamesShared,
@@ -144,7 +144,7 @@ pub(crate) fn keep(
     Ok(())
 }
 
-/// Cancels all migrations of a rebalance that have not happened.
+/// Cancels all migrations of rebalances that have not been executed.
 pub(crate) fn cancel(db: &Connection) -> Result<(), Fault> {
     let sql = "DELETE FROM migration WHERE why = ?1 RETURNING object";
     let mut statement = db.prepare_cached(sql)?;

@@ -1,5 +1,5 @@
-//! Files that their owners want on other nodes. This module writes the table `migration`. Next: `server/src/replicas.rs`, which creates and
-//! removes the replicas.
+//! Migrations of files that their owners request. This module writes the table `migration`. Next: `server/src/replicas.rs`, which creates
+//! and removes the replicas.
 
 use super::{NodeProperties, NodeRefusal};
 use crate::names::Fault;
@@ -15,9 +15,9 @@ use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_core::replicas::OnlineNode;
 use tidemill_wire::v1::{self, Kind};
 
-/// Maximum number of files and directories of one request, since names can't be changed during the request.
+/// Maximum number of files and directories of one request, since no other client can change names during the request.
 const BELOW_MAX: usize = 100_000;
-/// Rights to list a directory and to search it.
+/// Permission bits for listing a directory and searching it.
 const READ_AND_SEARCH: u32 = 0o5;
 const READ: u32 = 0o4;
 
@@ -29,16 +29,16 @@ struct VersionObject {
     size: u64,
 }
 
-/// A node to which files are to be moved.
+/// A node to which files are to migrate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MoveTarget {
     node: u32,
     free_bytes: u64,
-    /// Bytes that are to move to the node.
+    /// Number of bytes that are to migrate to the node.
     bytes: u64,
 }
 
-/// Orders the migration of a file, or of all files below a directory, to nodes.
+/// Requests the migration of a file, or of all files below a directory, to nodes.
 pub(crate) fn to(
     tx: &Tx<'_>,
     request: &v1::MoveRequest,
@@ -91,18 +91,18 @@ pub(crate) fn to(
     Ok(Ok(reply))
 }
 
-/// Selection of files by rights of the caller.
+/// Selection of files by the rights of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
-    /// Files below a path, which the caller has to own.
+    /// Files below a path; the caller must own all of them.
     Own,
-    /// Files below a path, which the caller has to be able to read.
+    /// Files below a path; the caller must be able to read all of them.
     Readable,
     /// All files that the caller can list, of any owner.
     Listed,
 }
 
-/// Returns the files of a request, or the path as an error if there are too many.
+/// Returns the files of a request. Returns the path as an error if there are too many files.
 fn meant(
     tx: &Tx<'_>,
     request: &v1::StageRequest,
@@ -179,7 +179,7 @@ fn sealed_at(tx: &Tx<'_>, object: u64) -> Result<i64, Fault> {
     Ok(found.optional()?.unwrap_or(0))
 }
 
-/// Orders replicas of the stored objects of a file, or of all files below a directory, on a node of the burst tier.
+/// Requests replicas of the stored objects of a file, or of all files below a directory, on a node of the burst tier.
 pub(crate) fn stage_in(
     tx: &Tx<'_>,
     (request, stage_in): (&v1::StageRequest, &v1::StageIn),
@@ -244,7 +244,7 @@ pub(crate) fn stage_in(
     Ok(Ok(reply))
 }
 
-/// Returns the named node of the burst tier, or one on the caller's host, else the node with the most free space.
+/// Returns the requested node of the burst tier, or a node of the tier on the caller's host, else the node with the most free space.
 pub(super) fn burst_site<'a>(
     stage_in: &v1::StageIn,
     members: &[NodeProperties],
@@ -266,14 +266,14 @@ pub(super) fn burst_site<'a>(
     best.ok_or(NodeRefusal::NoBurst)
 }
 
-/// Returns the files of a request that mounts are writing, or at least some of them.
+/// Returns those files of a request that mounts are writing, or at least some of them.
 pub(crate) fn written(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Vec<u64>, Fault> {
     let files = meant(tx, request)?.unwrap_or_default();
     let written = files.into_iter().filter(|file| file.writing != 0);
     Ok(written.map(|file| file.ino).collect())
 }
 
-/// Returns the named nodes, each once, if files can be moved to them.
+/// Returns the requested nodes, each once, if files can migrate to them.
 fn takes_all(
     tx: &Tx<'_>,
     request: &v1::MoveRequest,
@@ -299,7 +299,7 @@ fn takes_all(
     Ok(targets)
 }
 
-/// Returns the objects of a sealed version; none if it has no bytes yet.
+/// Returns the objects of a sealed version; empty if the version has no bytes.
 fn objects_of(tx: &Tx<'_>, file: &InodeRecord) -> Result<Vec<VersionObject>, Fault> {
     if file.object == 0 {
         return Ok(Vec::new());
@@ -323,7 +323,7 @@ fn objects_of(tx: &Tx<'_>, file: &InodeRecord) -> Result<Vec<VersionObject>, Fau
         .collect())
 }
 
-/// Distributes the objects of a version over the target nodes. Each target gets the same number, and objects on a target stay there.
+/// Distributes the objects of a version over the target nodes. Each node gets the same number, and objects on a target stay there.
 fn spread<E>(
     objects: &[VersionObject],
     targets: &mut [MoveTarget],
@@ -363,7 +363,7 @@ fn spread<E>(
     Ok(goes)
 }
 
-/// Returns the node's site, if files can be moved to it.
+/// Returns the state of a node, if files can migrate to that node.
 fn takes<'a>(
     tx: &Tx<'_>,
     node: u32,
@@ -385,15 +385,15 @@ fn takes<'a>(
     site.ok_or(NodeRefusal::Down(node))
 }
 
-/// Whether a node has a replica that is not the first.
+/// Whether a node has a replica of an object other than the first replica.
 fn has(tx: &Tx<'_>, object: u64, node: u32) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND state = ?3";
     let mut statement = tx.db.prepare_cached(sql)?;
     Ok(statement.exists(params![object.cast_signed(), node, CURRENT])?)
 }
 
-/// Orders that the first replica of an object moves to another node. An order to leave a node that is being emptied remains, and
-/// other migrations of the object are cancelled.
+/// Requests that the first replica of an object migrates to another node. The request to leave a draining node remains, and other
+/// migrations of the object are cancelled.
 pub(crate) fn put(tx: &Tx<'_>, object: u64, (first, target): (u32, u32)) -> Result<(), Fault> {
     let id = object.cast_signed();
     let sql = "DELETE FROM migration WHERE object = ?1 AND why != ?2";
@@ -406,7 +406,7 @@ pub(crate) fn put(tx: &Tx<'_>, object: u64, (first, target): (u32, u32)) -> Resu
     replicas::migrates_at(tx.db, id, tx.now)
 }
 
-/// Cancels the migrations of these files, as far as they have not happened.
+/// Cancels the requested migrations of files at a path that have not started.
 pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
     let files = below(tx, tx.resolve(path, true)?, Whose::Own)?.unwrap_or_default();
     let mut reply = v1::MoveReply::default();
@@ -428,7 +428,7 @@ pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
     Ok(reply)
 }
 
-/// Returns a file, or the files below a directory, if the caller has the needed rights; `None` if there are too many.
+/// Returns a file, or the files below a directory, if the caller has the necessary rights; `None` if there are too many files.
 fn below(tx: &Tx<'_>, first: InodeRecord, whose: Whose) -> Result<Option<Vec<InodeRecord>>, Fault> {
     let mut files = Vec::new();
     let mut left = vec![first];
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn spread_moves_only_excess_parts() {
+    fn migration_spread_moves_only_excess_parts() {
         assert_eq!(spread_to(&[0, 1], &[2, 3], &[]), [(0, 0, 2), (1, 1, 3)]);
         assert_eq!(spread_to(&[0, 1], &[1, 2], &[]), [(0, 0, 2)]);
         assert_eq!(spread_to(&[0, 1], &[1, 0], &[]), []);
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn spread_balances_whole_files_by_bytes() {
+    fn migration_spread_balances_whole_files_by_bytes() {
         let mut targets = [target(1), target(2)];
         let mut go = |size| {
             let whole = [VersionObject {
@@ -524,7 +524,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn spread_gives_each_node_at_most_its_share(firsts in proptest::collection::vec(0..6_u32, 1..12), count in 1..6_u32, from in 0..4_u32) {
+        fn migration_spread_gives_each_node_at_most_its_share(firsts in proptest::collection::vec(0..6_u32, 1..12), count in 1..6_u32, from in 0..4_u32) {
             let nodes: Vec<u32> = (from..from + count).collect();
             let goes = spread_to(&firsts, &nodes, &[]);
             let mut after = firsts.clone();

@@ -1,4 +1,4 @@
-//! List of the labels that belong to no job: maintenance work of the cluster, and its reasons. This module only reads.
+//! List of the labels that belong to no job: maintenance work of the cluster, with its reasons. This module only reads.
 
 use crate::jobs::outbox;
 use crate::names::Fault;
@@ -11,7 +11,7 @@ use tidemill_core::label::Operation;
 use tidemill_core::replicas::REPLICAS_MAX;
 use tidemill_wire::v1;
 
-/// Returns the word for the reason of a migration.
+/// Returns the readable word for the reason of a migration.
 fn word(why: i64) -> &'static str {
     match why {
         DRAIN => "drain",
@@ -22,7 +22,7 @@ fn word(why: i64) -> &'static str {
     }
 }
 
-/// Returns the labels that are queued or running. `removed` are nodes that no longer belong to the cluster.
+/// Returns the labels without a job that are queued or running. `removed` contains nodes that no longer belong to the cluster.
 pub(crate) fn list(
     db: &Connection,
     running: &BTreeSet<LabelId>,
@@ -67,7 +67,7 @@ pub(crate) fn list(
     Ok(maintenance_tasks)
 }
 
-/// Records the number of objects, and the name of the first one. Returns whether the first object still belongs to a current version.
+/// Records the number of a label's objects, and the name of the first object. Returns whether that object is still a current version.
 fn of_many(
     db: &Connection,
     maintenance_task: &mut v1::MaintenanceTask,
@@ -85,7 +85,7 @@ fn of_many(
     Ok(first_lives)
 }
 
-/// Returns the name and size of a version, and whether it is still current.
+/// Returns the path and size of a version, and whether the version is still the current version of its file.
 fn version(db: &Connection, object: u64) -> Result<(Vec<u8>, u64, bool), Fault> {
     let sql = "SELECT path, size, removed FROM held WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;

@@ -1,10 +1,10 @@
-//! Migrations of objects from one node to another: objects that are to leave a node (`migration`), nodes that are being emptied
-//! (`drain`), and nodes that were removed from the cluster (`removed`). This module only writes these tables. Next:
+//! Migrations of objects from one node to another: objects that are to leave a node (table `migration`), nodes that are being drained
+//! (table `drain`), and nodes that were removed from the cluster (table `removed`). This module only writes the tables. Next:
 //! `server/src/replicas.rs`, which examines them.
 //!
-//! A migration is only a row: it says that one replica is to be removed, and perhaps where another replica is to be stored. The code for all replicas
-//! ([`crate::replicas`]) creates the new replica, makes it the first if the old one was, and then removes the old one. A restart therefore
-//! finds in the tables exactly the work that is left.
+//! A migration is only a row that requests the removal of one replica, and may request where another replica is to be stored. The code for
+//! all replicas ([`crate::replicas`]) creates the new replica, makes it the first if the old replica was the first, and then removes the
+//! old replica. After a restart, the tables therefore list exactly the remaining work.
 
 pub(crate) mod balance;
 pub(crate) mod files;
@@ -22,19 +22,19 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_core::display::line;
 use tidemill_wire::v1;
 
-/// Maximum number of versions examined in one batch for replicas on a node that is being emptied.
+/// Maximum number of versions on a draining node that are examined in one batch.
 const PAGE_MAX: u32 = 16_384;
-/// Value of `drain.after` when all versions were examined.
+/// Value of the column `drain.after` when all versions on the node were examined.
 const ALL: i64 = i64::MAX;
-/// Maximum number of named files that prevent a node from being removed.
+/// Maximum number of files that are named when the files prevent a node from being removed.
 const NAMED_MAX: u32 = 5;
 
-/// Order that an object leaves a node.
+/// Request that a replica of an object leaves a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Migration {
     pub(crate) source: u32,
     pub(crate) target: Option<u32>,
-    /// Whether the object has to leave, for any node that can take it.
+    /// Whether the replica has to leave its node, to any node that can take it.
     pub(crate) anywhere: bool,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct NodeProperties {
     pub(crate) up: bool,
 }
 
-/// Reason why an operation on a node is refused.
+/// Reason why the server refuses an operation on a node.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NodeRefusal {
     #[error("node {0} is not part of the cluster; see `tidemill status`")]
@@ -138,7 +138,7 @@ pub(crate) enum NodeRefusal {
     Up(u32),
 }
 
-/// Returns the migrations of an object.
+/// Returns the requested migrations of an object.
 pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<Migration>, Fault> {
     let sql = "SELECT source, target, why FROM migration WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -152,7 +152,7 @@ pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<Migration>, Fault> 
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Records that a node no longer has an object.
+/// Records that the replica of an object has left a node.
 pub(crate) fn done(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
     burst::left(db, object.cast_signed(), node)?;
     let sql = "DELETE FROM migration WHERE source = ?1 AND object = ?2 RETURNING size";
@@ -168,7 +168,7 @@ pub(crate) fn done(db: &Connection, object: u64, node: u32) -> Result<(), Fault>
     Ok(())
 }
 
-/// Cancels the migrations of an object, except that it still leaves a node that is being emptied, without a target.
+/// Cancels the migrations of an object. The object still leaves a draining node, to any other node.
 pub(crate) fn stay(db: &Connection, object: u64) -> Result<(), Fault> {
     let sql = "UPDATE migration SET target = NULL WHERE object = ?1 AND why = ?2";
     let row = params![object.cast_signed(), DRAIN];
@@ -178,7 +178,7 @@ pub(crate) fn stay(db: &Connection, object: u64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Starts the emptying of a node. A node that is being emptied already is no error.
+/// Starts draining a node. Succeeds also if the node is already being drained.
 pub(crate) fn drain(
     db: &Connection,
     shared: &NamesShared,
@@ -203,7 +203,7 @@ pub(crate) fn drain(
     Ok(Ok(()))
 }
 
-/// Stops all migrations to a node. Objects that have to leave their node move to another target; other migrations are cancelled.
+/// Cancels all migrations to a node. Objects that have to leave their node get another target; other migrations are deleted.
 fn not_there(db: &Connection, node: u32) -> Result<(), Fault> {
     let sql = "UPDATE migration SET target = NULL WHERE target = ?1 AND why = ?2";
     db.execute(sql, params![node, DRAIN])?;
@@ -217,7 +217,7 @@ fn is_last(shared: &NamesShared, node: u32, members: &[NodeProperties]) -> bool 
     !others.any(|one| one.store && !one.memory && !one.burst && !shared.leaving.is_closed(one.node))
 }
 
-/// Stops the emptying of a node. Its remaining objects stay, and objects that have left it stay on the other nodes.
+/// Stops draining a node. The node's remaining objects stay, and objects that have left the node stay on the other nodes.
 pub(crate) fn cancel_drain(
     db: &Connection,
     shared: &NamesShared,
@@ -233,20 +233,20 @@ pub(crate) fn cancel_drain(
     Ok(Ok(()))
 }
 
-/// Whether any object migrates or is to migrate.
+/// Whether any migration is requested or in progress.
 pub(crate) fn any(db: &Connection) -> Result<bool, Fault> {
     let sql = "SELECT EXISTS (SELECT 1 FROM drain) OR EXISTS (SELECT 1 FROM migration)";
     Ok(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
 }
 
-/// Returns the nodes being emptied whose versions are not all on the list yet.
+/// Returns the draining nodes whose versions are not all on the list of versions to examine yet.
 pub(crate) fn unlisted(db: &Connection) -> Result<Vec<u32>, Fault> {
     let mut statement = db.prepare_cached("SELECT node FROM drain WHERE after != ?1")?;
     let nodes = statement.query_map([ALL], |row| row.get(0))?;
     Ok(nodes.collect::<Result<_, _>>()?)
 }
 
-/// Puts the next versions of a node that is being emptied on the list of versions to examine.
+/// Adds the next versions on a draining node to the list of versions to examine.
 pub(crate) fn list(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
     let sql = "SELECT after FROM drain WHERE node = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -284,7 +284,7 @@ fn count(db: &Connection, sql: &str, node: u32) -> Result<u64, Fault> {
     Ok(count.cast_unsigned())
 }
 
-/// Returns the progress of emptying nodes.
+/// Returns the progress of all draining nodes.
 pub(crate) fn drains(db: &Connection, now: i64) -> Result<Vec<v1::Drain>, Fault> {
     let sql = "SELECT node, began, after, files, bytes FROM drain ORDER BY node";
     let mut statement = db.prepare_cached(sql)?;
@@ -325,17 +325,17 @@ fn measure(db: &Connection, drain: &mut v1::Drain, now: i64) -> Result<(), Fault
     Ok(())
 }
 
-/// Objects whose removal is postponed for days are not waited for.
+/// SQL query for the number of waiting removals on a node. Removals that are postponed for days are not counted.
 const REMOVALS: &str = "SELECT (SELECT count(*) FROM removal WHERE node = ?1 AND queued < (unixepoch() + 3600) * 1000000000) + (SELECT count(*) FROM part \
      CROSS JOIN version ON version.object = part.object WHERE part.node = ?1 AND removed = 1)";
 const WRITING: &str = "SELECT (SELECT count(*) FROM writing WHERE node = ?1) + (SELECT count(*) FROM part \
      CROSS JOIN writing ON writing.object = part.object WHERE part.node = ?1)";
-/// Labels of tasks: their outputs will be stored on the node.
+/// SQL query for the number of labels of tasks on a node, which will store their outputs there.
 const LABELS: &str = "SELECT count(*) FROM label WHERE node = ?1 AND task != 0";
 const COMING: &str = "SELECT count(*) FROM replica WHERE node = ?1";
 
-/// Removes a node from the cluster. Files that no other node has are lost then; with `lose`, only their names remain. Returns the
-/// number of these files.
+/// Removes a node from the cluster. Files without a replica on another node are then lost; with `lose`, only their names remain. Returns
+/// the number of lost files.
 pub(crate) fn remove(
     db: &Connection,
     shared: &NamesShared,
@@ -370,7 +370,7 @@ pub(crate) fn remove(
     Ok(Ok(files))
 }
 
-/// Returns the number of files on a node, and the names of some.
+/// Returns the number of files on a node, and the names of some of these files.
 fn held(db: &Connection, node: u32) -> Result<(u64, Vec<String>), Fault> {
     let sql = "SELECT count(*) FROM held WHERE node = ?1 AND removed = 0";
     let files = count(db, sql, node)? + count(db, COMING, node)?;
@@ -384,7 +384,7 @@ fn held(db: &Connection, node: u32) -> Result<(u64, Vec<String>), Fault> {
     Ok((files, names.iter().map(shown).collect()))
 }
 
-/// Returns the reason why a node without files is still needed, or `None`.
+/// Returns the reason why a node without files is still needed, or `None` if the node can be removed.
 fn in_use(db: &Connection, node: u32) -> Result<Option<String>, Fault> {
     for (what, sql) in [
         ("files that are being written there", WRITING),
@@ -402,7 +402,7 @@ fn in_use(db: &Connection, node: u32) -> Result<Option<String>, Fault> {
     Ok(None)
 }
 
-/// Abandons the versions that are being written on the node, since they can't become complete any more.
+/// Aborts the versions that are being written on the node, since they can't become complete any more.
 fn abandon_writing(
     db: &Connection,
     shared: &NamesShared,

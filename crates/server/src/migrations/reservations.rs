@@ -1,5 +1,5 @@
-//! Reservations of space in the burst tier. This module creates, lists and ends them in the table of reservations. Next:
-//! [`crate::names::reservations`], which applies them.
+//! Reservations of space in the burst tier. This module creates, lists and ends reservations in the database. Next:
+//! [`crate::names::reservations`], which applies the reservations to new versions.
 
 use super::{NodeProperties, NodeRefusal};
 use crate::clock;
@@ -16,27 +16,27 @@ use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_core::replicas::OnlineNode;
 use tidemill_wire::v1;
 
-/// Maximum number of reservations, since each new file in the tier reads all of them.
+/// Maximum number of reservations, since the server reads all of them for each new file in the burst tier.
 const RESERVATIONS_MAX: u64 = 256;
 /// Maximum number of reservations of one user without administrator rights.
 const EACH_MAX: u64 = 64;
-/// Default and maximum duration of a reservation.
+/// Default duration of a reservation, and (`LASTS_NS_MAX`) maximum duration, in nanoseconds.
 const LASTS_NS: i64 = 24 * 3600 * 1_000_000_000;
 const LASTS_NS_MAX: i64 = 366 * LASTS_NS;
-/// Duration from which a reservation is long, and the fraction of the users' share on a node that one user's long reservations can take.
+/// Duration from which a reservation is long, and (`LONG_PART`) divisor of the users' share on a node for one user's long reservations.
 const LONG_NS: i64 = 7 * LASTS_NS;
 const LONG_PART: u64 = 4;
-/// Interval in which expired reservations are looked for.
+/// Interval at which the server ends expired reservations.
 const PERIOD: Duration = Duration::from_secs(1);
 
 type ReservationResult<T> = Result<Result<T, NodeRefusal>, Fault>;
 
-/// Request to one node.
+/// Request for a reservation on one node.
 struct SpaceRequest<'a> {
     bytes: u64,
     reservations: &'a [ActiveReservation],
     bounded: bool,
-    /// Whether the reservation is long.
+    /// Whether the requested reservation is long.
     long: bool,
 }
 
@@ -107,8 +107,8 @@ fn too_many(caller: &Caller, reservations: &[ActiveReservation]) -> Option<NodeR
     (!caller.above() && own >= EACH_MAX).then_some(NodeRefusal::TooManyReservations(own))
 }
 
-/// Returns the nodes that may give the reservation: the named one, or those of the caller's host first, and of these those with the most
-/// free space.
+/// Returns the nodes that may provide the reservation: the requested node, or first the nodes on the caller's host and then the others,
+/// ordered by free space.
 fn candidates<'a>(
     request: &v1::SpaceReservationRequest,
     members: &[NodeProperties],
@@ -135,7 +135,7 @@ fn candidates<'a>(
     }
 }
 
-/// Refuses a user's long reservations beyond their fraction of the users' share.
+/// Returns a refusal if a user's long reservations exceed their fraction of the users' share.
 fn too_long(
     tx: &Tx<'_>,
     site: &OnlineNode,
@@ -162,7 +162,7 @@ fn too_long(
     })
 }
 
-/// Checks whether a node can keep a reservation.
+/// Checks whether a node has enough space for a reservation.
 fn keeps(tx: &Tx<'_>, site: &OnlineNode, asked: &SpaceRequest<'_>) -> ReservationResult<()> {
     let (node, bytes) = (site.node.0, asked.bytes);
     let held = burst::reported(tx.db, node, tx.now)?.bytes;
@@ -236,7 +236,7 @@ fn keep(
     message_of(tx, made)
 }
 
-/// Returns a reservation in its public form.
+/// Returns a reservation as a protocol message.
 fn message_of(tx: &Tx<'_>, one: &ActiveReservation) -> Result<v1::SpaceReservation, Fault> {
     Ok(v1::SpaceReservation {
         id: one.id,
@@ -260,7 +260,7 @@ pub(crate) fn list(tx: &Tx<'_>) -> Result<Vec<v1::SpaceReservation>, Fault> {
     own.map(|one| message_of(tx, one)).collect()
 }
 
-/// Ends a reservation by its number, or all of the caller's reservations for a directory. Files that were written in the reserved space stay.
+/// Ends a reservation by its number, or all of the caller's reservations for a directory. Files in the reserved space stay.
 pub(crate) fn release(
     tx: &Tx<'_>,
     request: &v1::ReleaseRequest,
@@ -319,7 +319,7 @@ mod tests {
     use tidemill_core::id::NodeId;
 
     #[test]
-    fn long_reservations_of_one_user_are_bounded() {
+    fn long_reservations_beyond_one_users_fraction_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let site = OnlineNode {

@@ -1,4 +1,4 @@
-//! Dispatches a request's operations to the functions that carry them out.
+//! Passes the operations of a namespace request to the functions that execute them.
 
 use super::fault::Fault;
 use super::multi_writer;
@@ -7,7 +7,7 @@ use prost::Message;
 use std::sync::atomic::Ordering;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Returns whether the operation changes nothing, so that a reading connection suffices.
+/// Returns whether the operation changes nothing, so that a reading connection is sufficient.
 pub(crate) fn only_reads(op: &v1::NameOp) -> bool {
     matches!(
         op.op,
@@ -27,7 +27,7 @@ pub(crate) fn only_reads(op: &v1::NameOp) -> bool {
 }
 
 impl Tx<'_> {
-    /// Carries out operations until one fails, or until the request's budget is used up.
+    /// Executes operations until an operation fails, or until the request's budget is used up.
     pub(crate) fn apply_all(
         &mut self,
         ops: &[v1::NameOp],
@@ -58,7 +58,7 @@ impl Tx<'_> {
         Ok(results)
     }
 
-    /// For a mount, adds the size of a file that several mounts write, and the object under which it is read.
+    /// Adds to an answer for a mount the size of a file that several mounts write, and the object under which the mount reads the file.
     fn show_multi_writer(&self, answer: &mut Answer) -> Result<(), Fault> {
         if self.session == 0 || !self.shared.parts() {
             return Ok(());
@@ -84,7 +84,7 @@ impl Tx<'_> {
         }
     }
 
-    /// For a client that is not a mount, adds the URLs of the nodes to read or write.
+    /// Adds to an answer for a client that is not a mount the URLs of the nodes to read or write.
     fn show_places(&self, answer: &mut Answer) {
         if self.session != 0 {
             return;
@@ -103,7 +103,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Carries out one operation completely or not at all. The outer error means that the transaction itself is broken.
+    /// Executes one operation completely or not at all. The outer error means that the transaction itself can't continue.
     fn apply_whole(&mut self, op: &v1::NameOp) -> Result<Result<Answer, Fault>, Fault> {
         self.db.prepare_cached("SAVEPOINT op")?.execute([])?;
         let noted = self.changes.len();
@@ -120,8 +120,8 @@ impl Tx<'_> {
         Ok(result)
     }
 
-    /// Fails for an operation that creates names while the device of the server's directory is nearly full. The remaining space is for
-    /// operations that free space.
+    /// Fails for an operation that creates names while the device of the server's directory is nearly full. The remaining space is reserved
+    /// for operations that free space.
     fn need_space(&self, op: &v1::NameOp) -> Result<(), Fault> {
         let makes = matches!(op.op, Some(Op::Create(_) | Op::Link(_) | Op::SetXattr(_)));
         match makes && self.shared.low.load(Ordering::Relaxed) {
@@ -173,7 +173,7 @@ mod tests {
     use rustix::io::Errno;
 
     #[test]
-    fn low_space_refuses_new_names_and_allows_removals() {
+    fn nearly_full_server_device_refuses_new_names_and_allows_removals() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let create = |name: &str| {

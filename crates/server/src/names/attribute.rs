@@ -1,4 +1,4 @@
-//! Attributes: mode, owner, times, extended attributes, and the statistics of the cluster's space.
+//! Attributes of inodes: mode, owner, times and extended attributes; and the statistics of the cluster's space.
 
 use super::fault::Fault;
 use super::parts::Striping;
@@ -10,24 +10,24 @@ use tidemill_core::layout::Tier;
 use tidemill_core::replicas::WantedReplicas;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
-/// Directory attribute: the node of new files below this directory. Value on a file: its node.
+/// Directory attribute: the node of new files below the directory. Value on a file: the node of the file.
 pub(crate) const DIRECTORY_NODE: &[u8] = b"user.tidemill.node";
-/// Directory attribute: the number of replicas of new versions of files below this directory. Value on a file: the wanted number of
-/// replicas of its version.
+/// Directory attribute: the number of replicas of new versions of files below the directory. Value on a file: the wanted number of replicas
+/// of the file's version.
 pub(crate) const DIRECTORY_REPLICAS: &[u8] = b"user.tidemill.replicas";
-/// Directory attribute: the striping of new versions of files below this directory, as `UNIT` or `UNIT,WIDTH`; `off` for no striping.
-/// Value on a file: its striping.
+/// Directory attribute: the striping of new versions of files below the directory, as `UNIT` or `UNIT,WIDTH`; `off` for no striping. Value
+/// on a file: the striping of the file.
 pub(crate) const DIRECTORY_STRIPES: &[u8] = b"user.tidemill.stripe";
-/// Directory attribute: the tier of new versions of files below this directory, `memory` or `disk`. Value on a file: its tier.
+/// Directory attribute: the tier of new versions of files below the directory, `memory` or `disk`. Value on a file: the file's tier.
 pub(crate) const DIRECTORY_TIER: &[u8] = b"user.tidemill.tier";
-/// The directory attribute: the text of a rule for files below this directory.
+/// Directory attribute: the text of a rule for files below the directory.
 pub(crate) const DIRECTORY_RULE: &[u8] = b"user.tidemill.rule";
-/// Directory attribute: the state that `fsync` of this directory and those below it waits for, `synced` or `staged`.
+/// Directory attribute: the state that `fsync` waits for in the directory and in directories below, `synced` or `staged`.
 pub(crate) const DIRECTORY_DURABLE: &[u8] = b"user.tidemill.durable";
-/// Attribute of a file, and of a directory for all files below it: whether readers of an unsealed version wait for further bytes, `1`
-/// or `0`.
+/// Attribute of a file, or of a directory for all files below it: whether readers of an unsealed version wait for further bytes, `1` or
+/// `0`.
 pub(crate) const WAIT: &[u8] = b"user.tidemill.wait";
-/// Attributes that the cluster computes.
+/// Attributes whose values the cluster computes.
 const VIRTUAL: [&[u8]; 5] = [
     b"user.tidemill.layout",
     b"user.tidemill.lineage",
@@ -35,9 +35,9 @@ const VIRTUAL: [&[u8]; 5] = [
     b"user.tidemill.version",
     b"user.tidemill.task",
 ];
-/// Prefix of attributes that only root sees and sets.
+/// Prefix of attributes that only root may see and set.
 const TRUSTED: &[u8] = b"trusted.";
-/// Longest value of an extended attribute, in bytes.
+/// Maximum length of the value of an extended attribute, in bytes.
 const VALUE_MAX: usize = 65_536;
 
 fn is_virtual(vnode: &InodeRecord, name: &[u8]) -> bool {
@@ -69,7 +69,7 @@ impl Tx<'_> {
         Ok(Answer::Attr(vnode.attr()))
     }
 
-    /// Changes attributes of an inode; the caller writes the inode.
+    /// Changes attributes in the record of an inode; the caller writes the record to the database.
     pub(crate) fn change_attributes(
         &mut self,
         vnode: &mut InodeRecord,
@@ -242,7 +242,7 @@ impl Tx<'_> {
         self.touch(vnode)
     }
 
-    /// Returns whether readers on another mount than the writer's wait for bytes that are not written yet.
+    /// Returns whether readers on a mount other than the writer's mount wait for bytes of the file that are not written yet.
     pub(super) fn has_readers_wait(&self, vnode: &InodeRecord) -> Result<bool, Fault> {
         let reported = match self.stored(vnode.ino, WAIT)? {
             Some(reported) => reported.trim_ascii() == b"1",
@@ -292,8 +292,8 @@ impl Tx<'_> {
         Ok(Answer::Empty(v1::Empty {}))
     }
 
-    /// Fails for a name outside the allowed namespaces: names in `user.` are for all users, names in `trusted.` for root alone, even if a Linux
-    /// kernel has checked permissions.
+    /// Fails for an attribute name outside the allowed namespaces: names in `user.` are for all users, and names in `trusted.` only for
+    /// root, even if a Linux kernel has checked permissions.
     fn check_namespace(&self, name: &[u8], set: bool) -> Result<(), Fault> {
         if name.starts_with(b"user.") && name.len() > 5 {
             return Ok(());
@@ -312,7 +312,7 @@ impl Tx<'_> {
         Err(Fault::AttributeUnsupported(shown(name)))
     }
 
-    /// Lists only stored attributes: `cp -a` and `rsync -X` must not try to copy those that the cluster computes.
+    /// Lists only stored attributes, since `cp -a` and `rsync -X` must not try to copy the attributes that the cluster computes.
     pub(crate) fn list_xattr(&self, op: &v1::ListXattr) -> Result<Answer, Fault> {
         let vnode = self.reach(op.ino)?;
         let mut statement = self

@@ -1,7 +1,7 @@
-//! Limits of the work of one request, and shares of users in the database.
+//! Limits on the work of one request, and limits on the simultaneous database accesses of users.
 //!
 //! An ordinary user may make any request within the user's rights. A [`Budget`] ends a request that looks up or answers too much;
-//! the operations before that keep their results. [`Shares`] prevent one user's requests from taking all connections.
+//! operations before the limit keep their results. [`Shares`] prevent one user's requests from occupying all connections.
 
 use super::fault::Fault;
 use super::vnode::Caller;
@@ -13,23 +13,23 @@ use std::time::{Duration, Instant};
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tokio::sync::Notify;
 
-/// Encoded bytes of results after which no further operation of a user's request is carried out.
+/// Number of encoded bytes of results after which no further operation of a user's request is executed.
 pub(crate) const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// The same limit for daemons of the cluster: a longer message could not be delivered.
+/// Number of encoded bytes of results for daemons of the cluster: a longer message could not be delivered.
 const ADMINISTRATOR_ANSWER_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (4 << 20);
-/// Maximum cost of the look-ups of one request.
+/// Maximum total cost of the lookups of one request.
 const LOOK_UPS_MAX: u64 = 1_000_000;
-/// Maximum cost of the look-ups of one job script.
+/// Maximum total cost of the lookups of one job script.
 const SCRIPT_LOOK_UPS_MAX: u64 = 100_000_000;
-/// Cost of one component of a path: 100 000 components fit into a request.
+/// Cost of looking up one component of a path: one request can contain 100 000 components.
 pub(crate) const COMPONENT: u64 = 10;
-/// Cost of one directory on the path from an inode up to the root.
+/// Cost of looking up one directory on the path from an inode up to the root.
 pub(crate) const UPWARDS: u64 = 2;
-/// Time after which no further operation of a user's request begins. The cost of look-ups ends requests much earlier, unless the
-/// machine is very busy.
+/// Time after which no further operation of a user's request starts. The cost of lookups ends requests much earlier, unless the machine is
+/// very busy.
 const TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Remaining work of one request.
+/// Remaining work that one request may cause.
 #[derive(Debug)]
 pub(crate) struct Budget {
     bytes: Cell<usize>,
@@ -38,7 +38,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Returns the budget of a request of this caller.
+    /// Returns the budget of a request by this caller.
     pub(crate) fn of(caller: &Caller) -> Self {
         if caller.administrator {
             return Self {
@@ -53,7 +53,7 @@ impl Budget {
         }
     }
 
-    /// Returns the budget of the server's own work, which has other limits.
+    /// Returns a budget without limits, for the server's own work, which is limited in other ways.
     pub(crate) fn unbounded() -> Self {
         Self {
             bytes: Cell::new(usize::MAX),
@@ -70,10 +70,10 @@ impl Budget {
         }
     }
 
-    /// Counts a look-up. After one look-up has failed, all further ones fail.
+    /// Adds the cost of a lookup. After one lookup has failed, all further lookups fail.
     ///
     /// # Errors
-    /// If the request has used up its look-ups.
+    /// If the request has used up its budget for lookups.
     pub(crate) fn look_up(&self, cost: u64) -> Result<(), Fault> {
         let left = self.look_ups.get().saturating_sub(cost);
         self.look_ups.set(left);
@@ -84,15 +84,15 @@ impl Budget {
         }
     }
 
-    /// Counts the bytes of a result.
+    /// Adds the size of an encoded result in bytes.
     pub(crate) fn answered(&self, bytes: usize) {
         self.bytes.set(self.bytes.get().saturating_sub(bytes));
     }
 
-    /// Checks that another operation may be carried out.
+    /// Checks that the request may execute another operation.
     ///
     /// # Errors
-    /// If the request has used up its bytes or its time.
+    /// If the request has used up its bytes of results or its time.
     pub(crate) fn next(&self) -> Result<(), Fault> {
         let over = self.until.is_some_and(|until| Instant::now() >= until);
         if over || self.bytes.get() == 0 {
@@ -102,15 +102,15 @@ impl Budget {
     }
 }
 
-/// Turns of ordinary users: a maximum for all users together, and one for each user.
+/// Limits on the number of ordinary users' simultaneous accesses: one limit for all users together, and one limit for each user.
 #[derive(Debug)]
 pub(crate) struct Shares {
     all_max: usize,
     each_max: usize,
     taken: Mutex<TurnCounts>,
-    /// Wakes threads outside the runtime.
+    /// Wakes waiting threads outside the runtime when an access ends.
     freed: Condvar,
-    /// Wakes tasks.
+    /// Wakes waiting asynchronous tasks when an access ends.
     signal: Notify,
 }
 
@@ -120,7 +120,7 @@ struct TurnCounts {
     each: HashMap<u32, usize>,
 }
 
-/// A turn, held until it is dropped.
+/// Permission for one access, which ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct BudgetTurn {
     shares: Arc<Shares>,
@@ -138,7 +138,7 @@ impl Shares {
         })
     }
 
-    /// Waits for a turn of the caller; daemons of the cluster need none.
+    /// Waits until the caller may have another access; daemons of the cluster need no permission.
     pub(crate) async fn take(self: &Arc<Self>, caller: &Caller) -> Option<BudgetTurn> {
         if caller.administrator {
             return None;
@@ -154,7 +154,7 @@ impl Shares {
         }
     }
 
-    /// Does the same for threads outside the runtime.
+    /// Waits as [`Self::take`] does, for threads outside the runtime.
     pub(crate) fn take_blocking(self: &Arc<Self>, caller: &Caller) -> Option<BudgetTurn> {
         if caller.administrator {
             return None;
@@ -168,7 +168,7 @@ impl Shares {
         }
     }
 
-    /// Takes a turn of a user at once, if one is free. Root may take any free turn.
+    /// Takes permission for a user's access at once, if the limits allow another access. Root only needs to meet the limit for all users.
     pub(crate) fn enter(self: &Arc<Self>, uid: u32) -> Option<BudgetTurn> {
         let mut taken = self.taken.lock();
         if uid == 0 && taken.all < self.all_max {
@@ -192,7 +192,7 @@ impl Shares {
         BudgetTurn { shares, uid }
     }
 
-    /// Returns whether any user has a turn.
+    /// Returns whether any user has an access in progress.
     pub(crate) fn any(&self) -> bool {
         self.taken.lock().all > 0
     }
@@ -214,7 +214,7 @@ impl Drop for BudgetTurn {
     }
 }
 
-/// Does long work on this thread, and lets other tasks of the thread continue elsewhere.
+/// Runs long work on this thread, and lets other asynchronous tasks of the thread continue on another thread.
 pub(crate) fn in_place<T>(work: impl FnOnce() -> T) -> T {
     use tokio::runtime::{Handle, RuntimeFlavor};
     match Handle::try_current().map(|handle| handle.runtime_flavor()) {
@@ -256,7 +256,7 @@ mod tests {
         names.apply_blocking(request).unwrap()
     }
 
-    /// Creates links in the root with these names and targets.
+    /// Creates symbolic links in the root with these names and targets.
     fn link_all(names: &SqliteNames, links: &[(String, String)]) {
         let count = u32::try_from(links.len()).unwrap();
         let reserve = move |db: &_| ids::reserve_for(db, &Caller::root(), count, 0);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_one_request_are_bounded_and_paged() {
+    fn request_with_too_large_answer_ends_with_page_that_continues() {
         let (_directory, names) = names();
         let target = "x/".repeat(2000);
         let links: Vec<_> = (0..1500)
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn look_ups_of_one_request_are_bounded() {
+    fn request_with_too_many_lookups_fails() {
         let (_directory, names) = names();
         // Each link leads to the next, 800 steps later.
         let links: Vec<_> = (0..20)
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn one_user_leaves_readers_for_others_and_cluster() {
+    fn reads_of_one_user_leave_connections_for_others_and_daemons() {
         let (_directory, names) = names();
         let database = names.database().clone();
         let (began, begun) = mpsc::channel();
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn budget_limits_look_ups_and_answers_of_users_only() {
+    fn request_budget_limits_ordinary_users_and_no_daemons() {
         let budget = Budget::of(&user(7));
         for _ in 1..LOOK_UPS_MAX / COMPONENT {
             budget.look_up(COMPONENT).unwrap();
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn shares_of_one_user_are_bounded() {
+    async fn simultaneous_accesses_of_one_user_are_bounded() {
         let shares = Shares::new(3, 2);
         let first = shares.take(&user(7)).await;
         let second = shares.take_blocking(&user(7));

@@ -1,7 +1,7 @@
-//! The burst tier: records which objects are on its nodes (table `burst`), has them copied to other nodes in time, and evicts
-//! them when space is needed. It uses the mechanism of replicas. An object in the tier does not count as a wanted replica
-//! ([`tidemill_core::replicas::ReplicaState::Burst`]), so a replica is made elsewhere. A row of `migration` removes the object from the tier
-//! (next: `server/src/replicas.rs`).
+//! The burst tier: this module records which objects are on nodes of the tier (table `burst`), stages the objects out after a delay, and
+//! evicts objects when space is needed. The module uses the mechanism of replicas. An object in the tier does not count as a wanted replica
+//! ([`tidemill_core::replicas::ReplicaState::Burst`]), so a replica is created on another node. A row of `migration` removes the object
+//! from the tier (next: `server/src/replicas.rs`).
 
 use super::attribute::DIRECTORY_DURABLE;
 use super::fault::Fault;
@@ -19,22 +19,22 @@ use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_wire::convert::BURST as TIER;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
 
-/// State of an object (`burst.state`): it waits for its time, is due to be copied, or also has its replicas elsewhere.
+/// State of an object (`burst.state`): the object waits for its delay, is due to be staged out, or is staged out.
 pub(super) const WAITS: i64 = 0;
 pub(super) const DUE: i64 = 1;
 const STAGED: i64 = 2;
-/// Delay after which a node's report includes a sealed object, in nanoseconds.
+/// Delay in nanoseconds after which a node's report includes a sealed object.
 pub(super) const HEARD_NS: i64 = 2 * 1_000_000_000;
-/// Maximum number of objects that one call evicts, or stages out earlier.
+/// Maximum number of objects that one call evicts or makes due.
 const OBJECTS_MAX: u32 = 4096;
 
-/// Nodes of the tier, including offline nodes that were known before.
+/// Nodes of the burst tier, including offline nodes that were known before.
 #[derive(Debug, Default)]
 pub(crate) struct Bursts {
     nodes: RwLock<BTreeSet<u32>>,
     any: AtomicBool,
     limits: RwLock<TierLimits>,
-    /// Whether any space has been reserved, in this run or before.
+    /// Whether any space in the tier has been reserved, in this run of the server or before.
     reserved: AtomicBool,
 }
 
@@ -46,7 +46,7 @@ impl Bursts {
         *self.nodes.write() = nodes;
     }
 
-    /// Returns whether the tier has nodes, or once contained any since the start.
+    /// Returns whether the tier has nodes, or contained nodes at some time since the server's start.
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
@@ -55,7 +55,7 @@ impl Bursts {
         self.any() && self.nodes.read().contains(&node)
     }
 
-    /// Returns the percentage of a node's processors that maps leave to its writers.
+    /// Returns the percentage of a node's processors that map tasks leave to the programs that write files on the node.
     pub(crate) fn leaves(&self, node: u32) -> u8 {
         match self.has(node) {
             true => self.limits().share,
@@ -63,7 +63,7 @@ impl Bursts {
         }
     }
 
-    /// Returns whether space in the tier may be reserved.
+    /// Returns whether any space in the tier has been reserved.
     pub(crate) fn reserved(&self) -> bool {
         self.reserved.load(Ordering::Relaxed)
     }
@@ -82,8 +82,8 @@ impl Bursts {
 }
 
 impl Tx<'_> {
-    /// Records that an object was just sealed on a node of the burst tier. It is copied from there after a delay, and later
-    /// still if it may be deleted before.
+    /// Records that an object was just sealed on a node of the burst tier. The object is staged out after a delay, and after a longer delay
+    /// if it may be deleted before.
     pub(super) fn written_to_burst(
         &self,
         object: u64,
@@ -103,7 +103,7 @@ impl Tx<'_> {
         migrates_at(self.db, object, at)
     }
 
-    /// Answers whether a sync of a directory waits until the files below it are staged out.
+    /// Answers whether a sync of a directory has to wait until the files below the directory are staged out.
     pub(super) fn stage_out_wait(&self, op: &v1::StageOutWait) -> Result<Answer, Fault> {
         let waits = self.shared.bursts.any() && self.waits_for_stage_out(op.ino)?;
         let value = if waits {
@@ -114,15 +114,15 @@ impl Tx<'_> {
         Ok(Answer::Bytes(v1::Bytes { value }))
     }
 
-    /// Returns whether the attribute of a directory, or of its nearest ancestor with the attribute, requires that files are staged out.
+    /// Returns whether the attribute of a directory, or of its nearest ancestor with it, requires that a sync waits for stage-out.
     pub(crate) fn waits_for_stage_out(&self, ino: u64) -> Result<bool, Fault> {
         let directory = InodeRecord::get(self.db, ino)?;
         let reported = self.directory_attribute::<Durable>(&directory, DIRECTORY_DURABLE)?;
         Ok(directory.is_dir() && reported == Some(Durable::Staged))
     }
 
-    /// Cancels the eviction of an object from the burst tier. Returns the bytes that could have been evicted; `None` if the object
-    /// is not in the tier.
+    /// Cancels the eviction of an object from the burst tier. Returns the number of bytes that the eviction would have freed; `None` if the
+    /// object is not in the tier.
     pub(crate) fn stays_in_burst(&self, object: u64) -> Result<Option<u64>, Fault> {
         let object = object.cast_signed();
         let sql = "SELECT CASE state WHEN ?2 THEN size ELSE 0 END FROM burst WHERE object = ?1";
@@ -141,7 +141,7 @@ impl Tx<'_> {
         Ok(bytes.map(i64::cast_unsigned))
     }
 
-    /// Returns the node of the burst tier that an object is about to be copied to.
+    /// Returns the node of the burst tier to which an object is about to be copied.
     pub(crate) fn comes_to_burst(&self, object: u64) -> Result<Option<u32>, Fault> {
         let sql = "SELECT target FROM migration WHERE source = ?1 AND object = ?2";
         let mut statement = self.db.prepare_cached(sql)?;
@@ -149,7 +149,7 @@ impl Tx<'_> {
         Ok(statement.query_row(row, |row| row.get(0)).optional()?)
     }
 
-    /// Has a stored object copied to a node of the burst tier.
+    /// Requests that a stored object is copied to a node of the burst tier.
     pub(crate) fn stage_in(&self, object: u64, node: u32) -> Result<(), Fault> {
         let object = object.cast_signed();
         let sql = "INSERT OR IGNORE INTO migration SELECT ?2, object, ?3, size, ?4 FROM held WHERE object = ?1";
@@ -158,7 +158,7 @@ impl Tx<'_> {
         migrates_at(self.db, object, self.now)
     }
 
-    /// Returns the bytes that are about to be copied to a node of the burst tier.
+    /// Returns the number of bytes that are about to be copied to a node of the burst tier.
     pub(crate) fn coming_to_burst(&self, node: u32) -> Result<u64, Fault> {
         let bytes = sum_of("size");
         let sql = format!("SELECT {bytes} FROM migration WHERE why = ?1 AND target = ?2");
@@ -167,7 +167,7 @@ impl Tx<'_> {
         Ok(bytes.cast_unsigned())
     }
 
-    /// Returns the bytes on a node of the tier that are also stored elsewhere, and can be evicted.
+    /// Returns the number of bytes on a node of the burst tier that are staged out and can be evicted.
     pub(crate) fn evictable(&self, node: u32) -> Result<u64, Fault> {
         let bytes = sum_of("size");
         let sql = format!("SELECT {bytes} FROM burst WHERE node = ?1 AND state = ?2");
@@ -176,7 +176,7 @@ impl Tx<'_> {
         Ok(bytes.cast_unsigned())
     }
 
-    /// Evicts the oldest stored objects of a node, in total at least `bytes` bytes if there are enough.
+    /// Evicts the oldest staged-out objects of a node, in total at least `bytes` bytes if there are enough.
     pub(crate) fn give_space(&self, node: u32, mut bytes: u64) -> Result<(), Fault> {
         let sql = "SELECT object, size FROM burst WHERE node = ?1 AND state = ?2 ORDER BY at, object LIMIT ?3";
         let mut statement = self.db.prepare_cached(sql)?;
@@ -226,12 +226,12 @@ impl Tx<'_> {
     }
 }
 
-/// Returns SQL that sums bytes. The sum of SQLite fails if sparse files together are larger than its largest number.
+/// Returns an SQL expression that sums bytes and never overflows, as `sum` of SQLite would for the sizes of huge sparse files.
 pub(crate) fn sum_of(bytes: &str) -> String {
     format!("CAST(min(total({bytes}), 9.2e18) AS INTEGER)")
 }
 
-/// Has an object evicted from a node; the object has replicas elsewhere.
+/// Requests the eviction of an object from a node; the object has replicas on other nodes.
 fn evict_object(db: &Connection, object: i64, node: u32, now: i64) -> Result<(), Fault> {
     let sql = "INSERT OR IGNORE INTO migration SELECT ?2, object, NULL, size, ?3 FROM burst WHERE object = ?1";
     db.prepare_cached(sql)?
@@ -239,7 +239,7 @@ fn evict_object(db: &Connection, object: i64, node: u32, now: i64) -> Result<(),
     migrates_at(db, object, now)
 }
 
-/// Records that an object has all its wanted replicas elsewhere.
+/// Records that an object in the burst tier has all its wanted replicas on nodes outside the tier.
 pub(crate) fn staged_out(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 RETURNING node, evict";
     let mut statement = db.prepare_cached(sql)?;
@@ -252,14 +252,14 @@ pub(crate) fn staged_out(db: &Connection, object: i64) -> Result<(), Fault> {
     }
 }
 
-/// Returns whether an object has all its wanted replicas elsewhere, as far as the server knows.
+/// Returns whether an object in the burst tier has all its wanted replicas outside the tier, according to the database.
 pub(crate) fn is_staged_out(db: &Connection, object: u64) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM burst WHERE object = ?1 AND state = ?2";
     let row = params![object.cast_signed(), STAGED];
     Ok(db.prepare_cached(sql)?.exists(row)?)
 }
 
-/// Records that an object has too few replicas elsewhere: it is staged out once more.
+/// Records that an object in the burst tier has too few replicas outside the tier, so that it is staged out once more.
 pub(crate) fn stages_out_again(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 AND state = ?3";
     let row = params![object, DUE, STAGED];
@@ -267,7 +267,7 @@ pub(crate) fn stages_out_again(db: &Connection, object: i64) -> Result<(), Fault
     Ok(())
 }
 
-/// Records that a replica of an object was lost or is corrupt. Without another replica elsewhere the object is staged out once more.
+/// Records that a replica of an object is lost or corrupt. Without another replica outside the burst tier, the object is staged out again.
 pub(crate) fn lost_elsewhere(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "SELECT 1 FROM burst, (SELECT node FROM held WHERE object = ?1 \
                UNION ALL SELECT node FROM replica WHERE object = ?1 AND state = ?2) AS has \
@@ -281,7 +281,7 @@ pub(crate) fn lost_elsewhere(db: &Connection, object: i64) -> Result<(), Fault> 
     }
 }
 
-/// Has an object evicted from the burst tier as soon as it is staged out.
+/// Requests the eviction of an object from the burst tier as soon as the object is staged out.
 pub(super) fn evict_when_staged_out(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET evict = 1 WHERE object = ?1 RETURNING node, state";
     let mut statement = db.prepare_cached(sql)?;
@@ -294,7 +294,7 @@ pub(super) fn evict_when_staged_out(db: &Connection, object: i64) -> Result<(), 
     }
 }
 
-/// Records that a replica arrived on a node, if the replica was requested for the burst tier.
+/// Records that a new replica is stored on a node, if the replica was requested for the burst tier.
 pub(crate) fn staged_in(db: &Connection, object: i64, node: u32, now: i64) -> Result<(), Fault> {
     let sql = "INSERT OR IGNORE INTO burst SELECT object, target, size, ?3, ?4, 0 FROM migration \
                WHERE source = ?5 AND object = ?1 AND target = ?2";
@@ -303,24 +303,24 @@ pub(crate) fn staged_in(db: &Connection, object: i64, node: u32, now: i64) -> Re
     Ok(())
 }
 
-/// Records that an object is not on a node any more.
+/// Records that an object is no longer on a node of the burst tier.
 pub(crate) fn left(db: &Connection, object: i64, node: u32) -> Result<(), Fault> {
     let sql = "DELETE FROM burst WHERE object = ?1 AND node = ?2";
     db.prepare_cached(sql)?.execute(params![object, node])?;
     Ok(())
 }
 
-/// A node of the tier, and the free bytes of its device.
+/// A node of the burst tier, and the free bytes of the node's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TierNode {
     pub(crate) node: u32,
     pub(crate) bytes: u64,
-    /// Capacity of the whole device, in bytes.
+    /// Capacity of the whole device in bytes.
     pub(crate) capacity: u64,
 }
 
-/// Returns the bytes to evict from a node for the wanted free space. Files of other programs on its device can't be evicted and
-/// do not count.
+/// Returns the number of bytes to evict from a node to reach the wanted free space. Files of other programs on the node's device can't be
+/// evicted and do not count.
 pub(crate) fn to_evict(
     db: &Connection,
     limits: TierLimits,
@@ -359,7 +359,7 @@ pub(crate) fn to_evict(
     }))
 }
 
-/// Makes space on a node: the oldest staged-out objects are evicted. If that is not enough, other objects are staged out now.
+/// Frees space on a node by evicting the oldest staged-out objects. If that is not enough, other objects become due for stage-out.
 pub(crate) fn make_space(
     db: &Connection,
     shared: &NamesShared,
@@ -388,7 +388,7 @@ pub(crate) fn make_space(
     Ok(())
 }
 
-/// Stages out waiting objects of a node now, the oldest first, until they sum up to `bytes` bytes.
+/// Makes waiting objects of a node due for stage-out, the oldest first, until their sizes sum up to `bytes` bytes.
 pub(crate) fn stage_out_sooner(
     db: &Connection,
     (node, mut bytes): (u32, u64),
@@ -409,15 +409,15 @@ pub(crate) fn stage_out_sooner(
     Ok(())
 }
 
-/// Makes a waiting object due now.
+/// Makes a waiting object due for stage-out now.
 fn sooner(db: &Connection, object: i64, now: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET state = ?2 WHERE object = ?1";
     db.prepare_cached(sql)?.execute([object, DUE])?;
     migrates_at(db, object, now)
 }
 
-/// Handles a node that joined, if its tier changed. A node that is new in the tier, or that the server has forgotten, may
-/// already have versions.
+/// Handles the tier of a node that joined, if the tier changed. A node that is new in the burst tier, or that the server's database does
+/// not know, may already have versions.
 pub(crate) fn met(
     db: &Connection,
     (known, came): (Option<&v1::Node>, &v1::Node),
@@ -434,7 +434,7 @@ pub(crate) fn met(
     }
 }
 
-/// Makes the objects of a node count as stored: the node no longer belongs to the tier.
+/// Makes the objects of a node count as stored in the capacity tier, since the node no longer belongs to the burst tier.
 fn stores(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
     let sql =
         "DELETE FROM migration WHERE (source = ?1 AND why = ?2) OR (target = ?1 AND why = ?3)";
@@ -462,7 +462,7 @@ fn list(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Returns the usage of a node of the tier, for display.
+/// Returns the usage of a node of the burst tier, for display.
 pub(crate) fn reported(db: &Connection, node: u32, now: i64) -> Result<v1::BurstFiles, Fault> {
     let (reserved_bytes, reserved_left) = reservations::reported(db, node, now)?;
     let (bytes, left) = (
@@ -488,7 +488,7 @@ pub(crate) fn reported(db: &Connection, node: u32, now: i64) -> Result<v1::Burst
     })?)
 }
 
-/// Returns the objects of a version that was just recorded, with their nodes.
+/// Returns the objects of a version that was just recorded, each with its node.
 pub(super) fn places(db: &Connection, vnode: &InodeRecord) -> Result<Vec<(u64, i64)>, Fault> {
     if !vnode.has_parts() {
         return Ok(vec![(vnode.object, vnode.node)]);
@@ -510,10 +510,10 @@ mod tests {
     use tidemill_core::label::Corrupt;
     use tidemill_wire::v1::name_op::Op;
 
-    /// Largest sum of bytes.
+    /// Largest sum of bytes that `sum_of` returns.
     const MOST: u64 = 9_200_000_000_000_000_000;
 
-    /// A namespace with a node of the tier, number 3.
+    /// A namespace with a node of the burst tier, number 3.
     struct Tier {
         names: SqliteNames,
         ino: u64,
@@ -551,7 +551,7 @@ mod tests {
             assert!(!matches!(answer, Some(Answer::Error(_))), "{answer:?}");
         }
 
-        /// Creates and closes a file; returns its object.
+        /// Creates and closes a file on the node of the burst tier; returns its object.
         fn closed(&mut self, size: u64) -> u64 {
             let (ino, object) = (self.ino, self.object);
             (self.ino, self.object) = (ino + 1, object + 1);
@@ -628,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn stage_out_of_directory_by_number_only_waits() {
+    fn stage_out_by_inode_waits_and_refuses_eviction_and_stage_in() {
         let tier = Tier::new();
         let by_number = v1::StageRequest {
             directory: 1,
@@ -698,7 +698,7 @@ mod tests {
         assert_eq!(left[0].reservation.used, 0);
     }
 
-    /// Loses the object on node 0, in one of the possible ways.
+    /// Makes the replica of the object on node 0 unavailable, in the way that `way` selects.
     fn lose(tier: &Tier, way: u32, object: u64) {
         let shared = tier.names.shared().clone();
         let lost = tier.write(move |tx| {
@@ -735,7 +735,7 @@ mod tests {
     }
 
     #[test]
-    fn version_lost_from_storage_is_not_staged_out() {
+    fn version_whose_stored_replica_is_lost_is_staged_out_again() {
         for way in 0..3 {
             // The object was written to the tier or staged in, and has one or two stored replicas.
             for (brought, twice) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -1,4 +1,4 @@
-//! Informs watchers of changes. The session that caused a change gets no notice of it, so a change by the only mount wakes no task.
+//! Notifies watchers of namespace changes. The session that caused a change is not notified, so a change by the only mount wakes no task.
 
 use super::{Change, Changed};
 use parking_lot::Mutex;
@@ -8,13 +8,13 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::broadcast::{self, Receiver};
 use tokio::sync::{Notify, futures::Notified};
 
-/// Maximum number of commits that a watcher may lag. After that it must forget its whole cache.
+/// Maximum number of commits that a watcher may lag. A watcher that lags further must drop its whole cache.
 const CHANGES_MAX: usize = 4096;
 
 /// Number of watchers of each session.
 type SessionWatchers = Mutex<BTreeMap<u64, usize>>;
 
-/// Sender of changes to all watchers.
+/// Sender of namespace changes to all watchers.
 #[derive(Clone, Debug)]
 pub(crate) struct Teller {
     sender: broadcast::Sender<Arc<Changed>>,
@@ -22,7 +22,7 @@ pub(crate) struct Teller {
     files: Arc<Notify>,
 }
 
-/// Stream of changes.
+/// Stream of namespace changes for one watcher.
 #[derive(Debug)]
 pub struct Changes {
     receiver: Receiver<Arc<Changed>>,
@@ -39,7 +39,7 @@ impl Teller {
         }
     }
 
-    /// Sends changes to all watchers; called after the commit.
+    /// Sends the changes of a commit to all watchers; called after the commit.
     pub(crate) fn tell(&self, changed: Changed) {
         if changed.changes.is_empty() {
             return;
@@ -55,7 +55,7 @@ impl Teller {
         }
     }
 
-    /// Returns all changes from now on.
+    /// Returns a stream of all namespace changes from now on.
     pub(crate) fn changes(&self) -> Changes {
         Changes {
             receiver: self.sender.subscribe(),
@@ -64,20 +64,20 @@ impl Teller {
         }
     }
 
-    /// Waits until files were sealed or moved since the last call; for one task only.
+    /// Waits until a file was sealed or names were moved since the last call. Only one task may wait.
     pub(crate) fn files(&self) -> Notified<'_> {
         self.files.notified()
     }
 }
 
 impl Changes {
-    /// Excludes the changes of this session. Call this once.
+    /// Excludes the changes that this session causes. Call this once.
     pub(crate) fn leave_out(&mut self, session: u64) {
         self.session = Some(session);
         *self.own.lock().entry(session).or_default() += 1;
     }
 
-    /// Returns the next change, if one has arrived.
+    /// Returns the next change, or `None` if no change has arrived.
     pub(crate) fn next_now(&mut self) -> Option<Result<Arc<Changed>, RecvError>> {
         loop {
             match self.receiver.try_recv() {
@@ -90,7 +90,7 @@ impl Changes {
         }
     }
 
-    /// Returns the next change.
+    /// Waits for the next change.
     pub(crate) async fn next(&mut self) -> Result<Arc<Changed>, RecvError> {
         loop {
             let received = self.receiver.recv().await?;
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn changes_skip_own_session() {
+    async fn change_stream_skips_changes_of_own_session() {
         let teller = Teller::new();
         let mut first = teller.changes();
         first.leave_out(1);

@@ -1,4 +1,4 @@
-//! Channels of [workspaces](super::workspaces): this module records the node of each. Messages do not pass through the server.
+//! Channels of [workspaces](super::workspaces): this module records the node of each channel. Messages do not pass through the server.
 
 use super::attribute::DIRECTORY_TIER;
 use super::fault::Fault;
@@ -13,18 +13,18 @@ use tidemill_core::channel::{CAPACITY_BYTES, CAPACITY_BYTES_MAX, CAPACITY_BYTES_
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 
-/// Maximum number of channels of a workspace.
+/// Maximum number of channels of one workspace.
 const CHANNELS_EACH_MAX: u32 = 64;
-/// Maximum number of channels of all workspaces, and of the channels that one user created.
+/// Maximum number of channels of all workspaces, and (`CHANNELS_OF_USER_MAX`) of the channels that one user created.
 const CHANNELS_MAX: u32 = 4096;
 const CHANNELS_OF_USER_MAX: u32 = 1024;
-/// Space that a node keeps free in addition to a channel, for its database among others, in bytes.
+/// Space in bytes that a node keeps free beyond the capacity of a channel, among other things for the node's database.
 const SPARE_BYTES: u64 = 16 << 20;
 
 const COLUMNS: &str = "name, node, object, capacity, uid, created, memory, lost";
 
 impl Tx<'_> {
-    /// Chooses the node of a new channel, and returns the right to create it there.
+    /// Chooses the node of a new channel, and returns the channel with a capability to create it on the node.
     pub(crate) fn create_channel(
         &mut self,
         op: &v1::CreateChannelRequest,
@@ -71,7 +71,7 @@ impl Tx<'_> {
         Ok(Ok(made))
     }
 
-    /// Returns a workspace in which the caller has the permissions `want`.
+    /// Returns the directory of a workspace in which the caller has the permissions `want`.
     fn workspace_for(&self, name: &str, want: u32) -> WorkspaceResult<InodeRecord> {
         let Some(workspace) = self.found_workspace(name)? else {
             return Ok(Err(WorkspaceRefusal::Unknown(name.to_owned())));
@@ -109,8 +109,8 @@ impl Tx<'_> {
         Ok((quota != 0 && capacity > left).then_some(WorkspaceRefusal::NoQuota(capacity, left)))
     }
 
-    /// Returns the node with the most space that is up: in memory if the workspace's directory asks for that and such a node has
-    /// enough.
+    /// Returns the node with the most free space that is up. A node of the memory tier is chosen if the workspace's directory selects
+    /// memory and such a node has enough space.
     fn node_for(
         &self,
         workspace: &InodeRecord,
@@ -130,7 +130,7 @@ impl Tx<'_> {
         Ok(found.map(|one| (one.node.0, one.memory)))
     }
 
-    /// Returns the description of a channel, without rights.
+    /// Returns the description of a channel, without capabilities.
     fn channel(
         &self,
         vnode: &InodeRecord,
@@ -164,7 +164,7 @@ impl Tx<'_> {
         );
     }
 
-    /// Returns a channel, with the right to use it as far as the caller may read and write the workspace's directory.
+    /// Returns a channel, with a capability that grants the rights that the caller has to the workspace's directory: read, write or both.
     pub(crate) fn open_channel(&self, op: &v1::ChannelRequest) -> WorkspaceResult<v1::Channel> {
         let workspace = match self.workspace_for(&op.workspace, SEARCH)? {
             Ok(workspace) => workspace,
@@ -199,7 +199,7 @@ impl Tx<'_> {
         Ok(Ok(channels.collect::<Result<_, _>>()?))
     }
 
-    /// Removes a channel that the caller, or the workspace of the caller, owns.
+    /// Removes a channel. The caller must own the channel or its workspace.
     pub(crate) fn remove_channel(
         &mut self,
         op: &v1::ChannelRequest,
@@ -239,7 +239,7 @@ fn shown(row: &rusqlite::Row<'_>, workspace: &str) -> rusqlite::Result<v1::Chann
     })
 }
 
-/// Returns the channels that each node must keep.
+/// Returns the channels that each node must keep, by node.
 pub(crate) fn kept(db: &Connection) -> Result<BTreeMap<u32, Vec<v1::KeptChannel>>, Fault> {
     let sql = "SELECT node, object, capacity FROM channel WHERE lost = 0 ORDER BY object";
     let mut rows = db.prepare_cached(sql)?;
@@ -259,7 +259,7 @@ pub(crate) fn kept(db: &Connection) -> Result<BTreeMap<u32, Vec<v1::KeptChannel>
     Ok(kept)
 }
 
-/// Marks the channels of a node as lost; returns their number.
+/// Records that the channels of a node are lost; returns the number of channels.
 pub(crate) fn lose(db: &Connection, node: u32) -> Result<usize, Fault> {
     let sql = "UPDATE channel SET lost = 1 WHERE node = ?1";
     Ok(db.execute(sql, [node])?)

@@ -1,19 +1,19 @@
-//! Files that jobs are going to write: among the jobs that have not ended, each output has one writer, although the output has no
-//! entry in the namespace until it is complete.
+//! Files that jobs are going to write: among the unfinished jobs, each output has one writer, although the namespace has no entry for the
+//! output until the output is complete.
 //!
-//! The claims are kept in memory: a server that starts claims the outputs of its unfinished jobs again.
+//! The claims are only in memory: when a server starts, it claims the outputs of its unfinished jobs again.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use tidemill_core::id::JobId;
 
-/// See the module.
+/// Claimed output paths, as described in the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Claims(Mutex<BTreeMap<String, JobId>>);
 
 impl Claims {
-    /// Records that a job writes these files, and these directories (with a slash at the end) with all entries below them. If other
-    /// jobs write any of them, returns these and records nothing.
+    /// Claims files and directories for a job. A directory, with a slash at the end, is claimed with all entries below it. If other jobs
+    /// have claimed any of the paths, returns these paths and claims nothing.
     pub(crate) fn claim(
         &self,
         job: JobId,
@@ -32,12 +32,12 @@ impl Claims {
         })
     }
 
-    /// Returns those of these files and directories that jobs write.
+    /// Returns those of these paths that jobs have claimed, each with the job.
     pub(crate) fn taken(&self, paths: &[&str]) -> BTreeMap<String, JobId> {
         taken(&self.0.lock(), paths)
     }
 
-    /// Records that a job accepted earlier writes a file, unless another job has claimed the file.
+    /// Claims a file for a job that was accepted earlier, unless another job has claimed the file.
     pub(crate) fn again(&self, job: JobId, path: &str) {
         self.0.lock().entry(path.to_owned()).or_insert(job);
     }
@@ -53,7 +53,7 @@ impl Claims {
     }
 }
 
-/// Returns the job that writes this file or directory, one of its ancestors, or an entry below it.
+/// Returns the job that has claimed this path, one of its ancestors, or a path below it.
 fn holder(claims: &BTreeMap<String, JobId>, path: &str) -> Option<JobId> {
     let plain = path.trim_end_matches('/');
     let above = plain.rmatch_indices('/').map(|(end, _)| &plain[..=end]);
@@ -78,7 +78,7 @@ fn taken(claims: &BTreeMap<String, JobId>, paths: &[&str]) -> BTreeMap<String, J
     taken.collect()
 }
 
-/// Claims of a job that is being accepted. They are released on drop, unless the job was accepted.
+/// Claims of a job that is being accepted. Dropping this value releases the claims, unless the job was accepted.
 #[derive(Debug)]
 pub(crate) struct JobClaims<'a> {
     claims: &'a Claims,
@@ -87,7 +87,7 @@ pub(crate) struct JobClaims<'a> {
 }
 
 impl JobClaims<'_> {
-    /// Keeps the claims: the job was accepted.
+    /// Keeps the claims when this value is dropped, because the job was accepted.
     pub(crate) fn keep(mut self) {
         self.paths.clear();
     }

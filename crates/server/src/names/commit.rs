@@ -1,8 +1,8 @@
-//! Group commit: one thread takes all waiting work and commits it at once. A thread that brings work while no other work waits
-//! commits its own. This module alone writes the server's database; readers use connections of their own and see the last commit.
+//! Group commit: one thread takes all waiting pieces of work and commits them together. A thread that adds work while no other work waits
+//! commits its own work. Only this module writes the server's database; readers use their own connections and see the last commit.
 //!
-//! A failed piece of work is rolled back to its own savepoint and does not affect other pieces of the same commit. If the commit
-//! itself fails, no piece of work is kept, each caller receives the reason, and the next commit is attempted normally.
+//! If a piece of work fails, SQLite rolls back to the savepoint of that piece, and the other pieces of the commit are unaffected. If the
+//! commit itself fails, no piece of work is stored, each caller receives the reason, and the next commit is attempted normally.
 
 use super::budget::{BudgetTurn, Shares, in_place};
 use super::fault::Fault;
@@ -21,11 +21,11 @@ use tokio::sync::oneshot;
 
 /// Maximum number of pieces of work in one commit.
 const BATCH_MAX: usize = 512;
-/// No new work is taken into a commit after this long.
+/// Maximum duration for which new work is added to a commit.
 const BATCH_TIME_MAX: Duration = Duration::from_millis(4);
-/// Maximum number of pieces of work that wait for the writer. Further callers wait.
+/// Maximum number of pieces of work that wait for the writer. Further callers block.
 const QUEUE_MAX: usize = 8192;
-/// Number of reading connections. Ordinary users have all but the first, and one user at most `READERS_EACH`.
+/// Number of reading connections. Ordinary users share all except the first connection, and one user has at most `READERS_EACH`.
 const READERS: usize = 6;
 const READERS_EACH: usize = 2;
 /// Maximum duration of a reading statement of an ordinary user; a longer statement is interrupted. The clock is checked every
@@ -35,14 +35,14 @@ const STEPS: i32 = 100_000;
 /// Maximum number of pieces of work of one ordinary user that wait for the writer.
 const WRITES_EACH_MAX: usize = 4;
 
-/// Reason why a transaction was not kept; every caller with work in it receives the reason.
+/// Reason why a transaction was not committed; every caller with work in the transaction receives the reason.
 type Cause = Arc<rusqlite::Error>;
 
 /// Result of a committed piece of work.
 #[derive(Debug)]
 pub(crate) struct Committed<T> {
     pub(crate) value: T,
-    /// Whether the work survives power loss, if the caller asked for that. The work has taken effect either way.
+    /// Whether the work is synced to disk, if the caller asked for a sync. The work is committed even if the sync failed.
     pub(crate) on_disk: Result<(), Fault>,
 }
 
@@ -57,7 +57,7 @@ impl<T> Committed<T> {
     }
 }
 
-/// End of a transaction: whether it was committed and, if any caller asked for a sync, whether it is on the disk.
+/// End of a transaction: whether SQLite committed the transaction and, if any caller asked for a sync, whether the sync succeeded.
 struct TransactionEnd {
     committed: Result<(), Cause>,
     synced: Result<(), String>,
@@ -72,10 +72,10 @@ impl From<Cause> for TransactionEnd {
     }
 }
 
-/// A caller's work on its way through a transaction.
+/// A caller's piece of work that is part of a transaction.
 trait TransactionWork: Send {
     fn durable(&self) -> bool;
-    /// Does the work. The error is the one with which SQLite ended the whole transaction.
+    /// Executes the work. The error is the error with which SQLite ended the whole transaction.
     fn work(&mut self, connection: &Connection) -> Result<(), Cause>;
     fn answer(self: Box<Self>, end: &TransactionEnd);
 }
@@ -122,43 +122,43 @@ where
     }
 }
 
-/// The database: writes use one thread, reads use a few connections.
+/// The server's database: all writes use one thread, and reads use a few connections.
 pub(crate) struct Database {
     queue: Mutex<Option<mpsc::SyncSender<Box<dyn TransactionWork>>>>,
     readers: Vec<Mutex<Connection>>,
     next_reader: std::sync::atomic::AtomicUsize,
     writer: Mutex<Option<std::thread::JoinHandle<()>>>,
-    /// A writer holds the lock for a whole transaction; `None` once the database is closed.
+    /// Connection that a writer locks for a whole transaction; `None` once the database is closed.
     writing: Arc<Mutex<Option<WritingConnection>>>,
-    /// Number of pieces of work in the queue.
+    /// Number of pieces of work in the writer's queue.
     waiting: Arc<AtomicUsize>,
     trouble: WriteFailure,
     /// Whether the device of the database's directory is nearly full.
     low: Arc<AtomicBool>,
-    /// Limits on the reads and writes that users run at once.
+    /// Limits on the number of simultaneous reads of each user.
     reads: Arc<Shares>,
     writes: Arc<Shares>,
-    /// Whether all work is done on the caller's thread, with one connection.
+    /// Whether all work is done on the caller's thread, with one connection, as in a simulation.
     alone: bool,
 }
 
-/// Reason why changes can't be kept now; `None` if they can.
+/// Reason why changes can't be committed now; `None` if changes can be committed.
 type WriteFailure = Arc<Mutex<Option<Cause>>>;
 
-/// The writing connection.
+/// The connection that writes the database.
 struct WritingConnection {
     connection: Connection,
-    /// Whether the writer itself is committing, see [`guard`].
+    /// Whether the writer itself is committing; [`guard`] prevents every other commit.
     committing: Arc<AtomicBool>,
-    /// `None` for a database in memory.
+    /// Path of the write-ahead log; `None` for a database in memory.
     wal: Option<PathBuf>,
     wal_file: Option<File>,
-    /// Whether a sync of the log failed and the content of the log has not been written again since.
+    /// Whether a sync of the write-ahead log failed and the content of the log has not been written again since.
     doubtful: bool,
-    /// Reason while transactions can't be kept.
+    /// Reason why transactions can't be committed, as long as commits fail.
     trouble: WriteFailure,
     failing: bool,
-    /// `None` in memory and on a small device.
+    /// Reserved space for the database; `None` in memory and on a small device.
     reserve: Option<DatabaseReserve>,
     #[cfg(test)]
     syncs: usize,
@@ -173,7 +173,7 @@ impl std::fmt::Debug for Database {
 }
 
 impl Database {
-    /// Opens or creates the database, does `first` in a transaction of its own and starts the writer.
+    /// Opens or creates the database, runs `first` in a transaction of its own and starts the writer.
     pub(crate) fn open<T>(
         path: &Path,
         first: impl FnOnce(&Connection) -> Result<T, Fault>,
@@ -212,8 +212,8 @@ impl Database {
         Ok((database, done))
     }
 
-    /// Opens a database that does all work on the caller's thread with one connection, which may be in memory. A simulation uses
-    /// it: the commits do not depend on threads.
+    /// Opens a database that does all work on the caller's thread with one connection, which may be in memory. A simulation uses such a
+    /// database, since its commits do not depend on threads.
     #[cfg(feature = "simulation")]
     #[allow(
         clippy::result_large_err,
@@ -263,7 +263,7 @@ impl Database {
         connection
     }
 
-    /// Runs `with` on the connection.
+    /// Calls `with` on the writing connection.
     #[cfg(feature = "simulation")]
     pub(crate) fn with_connection<T>(&self, with: impl FnOnce(&Connection) -> T) -> T {
         let writing = self.writing.lock();
@@ -299,8 +299,8 @@ impl Database {
         Ok(receiver)
     }
 
-    /// Does the same as [`Self::write_durable`], for threads outside the runtime. If no other writer runs or waits, the caller's
-    /// own thread does the work: two changes of threads cost more than a small commit.
+    /// Runs work as [`Self::write_durable`] does, for threads outside the runtime. If no other writer runs or waits, the caller's own
+    /// thread runs the work, since two thread switches cost more than a small commit.
     pub(crate) fn write_here<T: Send + 'static>(
         &self,
         durable: bool,
@@ -317,10 +317,10 @@ impl Database {
             .map_err(|_| Fault::Closed)?
     }
 
-    /// Runs `work` in the next commit; resolves when it is committed and, if `durable`, synced.
+    /// Runs `work` in the next commit. The future completes when the work is committed and, if `durable`, synced.
     ///
     /// # Errors
-    /// If no change was kept. The result reports a commit that was kept and could not be synced.
+    /// If no change was committed. If the commit succeeded and the sync failed, the returned value reports the failed sync.
     pub(crate) async fn write_durable<T: Send + 'static>(
         &self,
         durable: bool,
@@ -331,7 +331,7 @@ impl Database {
             .map_err(|_| Fault::Closed)?
     }
 
-    /// Runs `work` in the next commit; resolves when it is committed.
+    /// Runs `work` in the next commit. The future completes when the work is committed.
     pub(crate) async fn write<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
@@ -339,7 +339,7 @@ impl Database {
         Ok(self.write_durable(false, work).await?.value)
     }
 
-    /// Does the same as [`Self::write`], for threads outside the runtime.
+    /// Runs work as [`Self::write`] does, for threads outside the runtime.
     pub(crate) fn write_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
@@ -348,23 +348,23 @@ impl Database {
         Ok(answer.map_err(|_| Fault::Closed)??.value)
     }
 
-    /// Resolves when all committed changes are on the disk.
+    /// Waits until all committed changes are on the disk.
     pub(crate) async fn synced(&self) -> Result<(), Fault> {
         self.write_durable(true, |_| Ok(())).await?.on_disk
     }
 
-    /// Does the same as [`Self::synced`], for threads outside the runtime.
+    /// Waits as [`Self::synced`] does, for threads outside the runtime.
     pub(crate) fn synced_here(&self) -> Result<(), Fault> {
         self.write_here(true, |_| Ok(()))?.on_disk
     }
 
-    /// Returns the number of syncs of the log.
+    /// Returns the number of syncs of the write-ahead log.
     #[cfg(test)]
     pub(crate) fn syncs(&self) -> usize {
         self.writing.lock().as_ref().map_or(0, |one| one.syncs)
     }
 
-    /// Runs `work` on a reading connection within one view of the database.
+    /// Runs `work` on a reading connection within one read transaction.
     pub(crate) fn read<T>(
         &self,
         work: impl FnOnce(&Connection) -> Result<T, Fault>,
@@ -385,8 +385,8 @@ impl Database {
         view(&mut free.unwrap_or_else(wait), work)
     }
 
-    /// Does the same as [`Self::read`] for a caller's request: an ordinary user waits for a turn first, and a long read does not
-    /// block other tasks.
+    /// Reads as [`Self::read`] does, for a caller's request: an ordinary user first waits until the user's budget allows another read, and
+    /// a long read does not block other asynchronous tasks.
     pub(crate) async fn read_for<T>(
         &self,
         caller: &Caller,
@@ -398,7 +398,7 @@ impl Database {
         }
     }
 
-    /// Waits for a turn to read; daemons of the cluster need none.
+    /// Waits until the caller's budget allows another read; daemons of the cluster have no such limit.
     pub(crate) async fn turn(&self, caller: &Caller) -> Option<BudgetTurn> {
         match self.alone {
             true => None,
@@ -406,7 +406,7 @@ impl Database {
         }
     }
 
-    /// Does the same as [`Self::read`], within a turn of a user.
+    /// Reads as [`Self::read`] does, with the permit `share` from the user's budget, if the user needs one.
     pub(crate) fn read_with<T>(
         &self,
         share: Option<&BudgetTurn>,
@@ -418,7 +418,7 @@ impl Database {
         }
     }
 
-    /// Does the same as [`Self::read_for`], for threads outside the runtime.
+    /// Reads as [`Self::read_for`] does, for threads outside the runtime.
     pub(crate) fn read_for_blocking<T>(
         &self,
         caller: &Caller,
@@ -448,12 +448,12 @@ impl Database {
         read.map_err(Fault::unless_interrupted)
     }
 
-    /// Returns the users' turns in the queue of the writer.
+    /// Returns the limits on the users' work in the queue of the writer.
     pub(crate) fn writes(&self) -> &Arc<Shares> {
         &self.writes
     }
 
-    /// Returns the reason why the last change could not be kept, until a change is kept again.
+    /// Returns the reason why the last change could not be committed; `None` after the next successful commit.
     pub(crate) fn trouble(&self) -> Option<Fault> {
         let trouble = self.trouble.lock().clone().map(Fault::NotKept);
         trouble.or_else(|| self.low.load(Ordering::Relaxed).then_some(Fault::Low))
@@ -464,7 +464,7 @@ impl Database {
         &self.low
     }
 
-    /// Ends the writer after the waiting work.
+    /// Ends the writer after it has done the waiting work.
     pub(crate) fn close(&self) {
         drop(self.queue.lock().take());
         let writer = self.writer.lock().take();
@@ -481,7 +481,7 @@ impl Drop for Database {
     }
 }
 
-/// Runs `work` within one view of the database.
+/// Runs `work` within one read transaction of the database.
 fn view<T>(
     connection: &mut Connection,
     work: impl FnOnce(&Connection) -> Result<T, Fault>,
@@ -490,7 +490,7 @@ fn view<T>(
     work(&transaction)
 }
 
-/// Does `first` in a transaction of its own. From then on SQLite keeps only the writer's own commits, see [`guard`].
+/// Runs `first` in a transaction of its own. From then on, [`guard`] prevents every commit except the writer's own commits.
 fn begin<T>(
     connection: &mut Connection,
     path: &Path,
@@ -508,8 +508,8 @@ fn begin<T>(
     })
 }
 
-/// Prevents every commit except the writer's own COMMIT. If SQLite has ended the transaction itself (disk full, input/output
-/// error), each later statement of the same piece of work would otherwise be a transaction of its own.
+/// Prevents every commit except the writer's own COMMIT. If SQLite has ended the transaction itself (disk full, input/output error), SQLite
+/// would otherwise commit each later statement of the same piece of work as a transaction of its own.
 fn guard(connection: &mut Connection) -> rusqlite::Result<Arc<AtomicBool>> {
     let committing = Arc::new(AtomicBool::new(false));
     let allowed = committing.clone();
@@ -517,7 +517,7 @@ fn guard(connection: &mut Connection) -> rusqlite::Result<Arc<AtomicBool>> {
     Ok(committing)
 }
 
-/// Does work; if the work fails, all of its changes are rolled back.
+/// Runs a piece of work in a savepoint; if the work fails, all of its changes are rolled back.
 fn savepoint<T>(
     connection: &Connection,
     work: impl FnOnce(&Connection) -> Result<T, Fault>,
@@ -534,7 +534,7 @@ fn savepoint<T>(
     result
 }
 
-/// Returns the result of work. If SQLite has ended the whole transaction, returns the reason instead.
+/// Returns the result of a piece of work. If SQLite has ended the whole transaction, returns the reason instead.
 fn unless_ended<T>(
     connection: &Connection,
     result: Result<T, Fault>,
@@ -594,7 +594,7 @@ impl WritingConnection {
         })))
     }
 
-    /// Does one piece of work in a transaction of its own.
+    /// Runs one piece of work in a transaction of its own.
     fn alone<T>(
         &mut self,
         durable: bool,
@@ -616,7 +616,7 @@ impl WritingConnection {
         Ok(Committed::new(value, durable, &synced))
     }
 
-    /// Does pieces of work in one transaction, as many as `more` supplies, and answers all of them.
+    /// Runs pieces of work in one transaction, as many as `more` supplies, and sends each caller its result.
     fn together(
         &mut self,
         first: Box<dyn TransactionWork>,
@@ -655,7 +655,7 @@ impl WritingConnection {
         })
     }
 
-    /// Records that a transaction was not kept; the log reports only the first of many.
+    /// Records that a transaction was not committed; the log reports only the first of many failures.
     fn lost(&mut self, cause: Cause) -> Fault {
         if !std::mem::replace(&mut self.failing, true) {
             tracing::error!(error = %cause, "the database can't store changes; each change is refused until it can");
@@ -692,19 +692,19 @@ impl WritingConnection {
         committed.map(drop)
     }
 
-    /// Rolls back a transaction. If the rollback fails, the next transaction begins with it.
+    /// Rolls back a transaction. If the rollback fails, the next transaction starts with another rollback.
     fn roll_back(&self) {
         if !self.connection.is_autocommit() {
             let _ = self.connection.execute_batch("ROLLBACK");
         }
     }
 
-    /// Syncs the log. SQLite in WAL mode with `synchronous=NORMAL` leaves the log to the page cache; a caller that wants a commit
-    /// to survive power loss needs the log itself on the disk.
+    /// Syncs the write-ahead log. SQLite in WAL mode with `synchronous=NORMAL` leaves the log to the page cache. If a commit must survive
+    /// power loss, the log itself must be on the disk.
     ///
-    /// A failed sync can't be repeated: the Linux kernel may have dropped the data that it could not write, and the next sync succeeds without the
-    /// data. So no commit counts as durable until the whole content of the log has been written once more, to the database itself, and the database
-    /// was synced.
+    /// A failed sync can't be repeated: the Linux kernel may have dropped data that could not be written, and the next sync succeeds
+    /// without that data. After a failed sync no commit counts as durable until the whole content of the log has been written to the
+    /// database itself, and the database was synced.
     fn sync(&mut self) -> Result<(), String> {
         if !self.doubtful {
             let Err(error) = self.sync_log() else {
@@ -763,7 +763,7 @@ mod tests {
 
     const INSERT: &str = "INSERT INTO same VALUES (?1, ?1)";
 
-    /// Step at which transactions fail.
+    /// Step of a transaction at which SQLite is made to fail.
     #[derive(Clone, Copy, Debug)]
     enum Trip {
         Begin,
@@ -855,7 +855,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_commit_reports_cause_and_next_commit_retries() {
+    fn failed_commit_reports_cause_and_next_commit_succeeds() {
         let (_directory, database) = open();
         for (round, trip) in (0..).zip([Trip::Begin, Trip::Statement, Trip::Commit]) {
             database.trip(trip);

@@ -1,5 +1,5 @@
-//! Suggestions for a path that does not exist. They are only for paths that a person has written: a suggestion needs all names of a
-//! directory.
+//! Suggestions for a path that does not exist. The server makes suggestions only for paths that a person has written, since a suggestion
+//! requires all names of a directory.
 
 use super::fault::Fault;
 use super::transaction::{Tx, shown};
@@ -9,7 +9,7 @@ use tidemill_core::similar_names::{PARTS_MAX, nearest_path};
 pub(crate) const BESIDE_MAX: u32 = 4096;
 
 impl Tx<'_> {
-    /// Returns names in the directory of a path, if the caller may list it; perhaps not all.
+    /// Returns names in the directory that contains a path, if the caller may list the directory; possibly not all names.
     pub(crate) fn beside(&self, path: &str) -> Vec<String> {
         let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
         let names = self.names_in(directory, BESIDE_MAX);
@@ -17,7 +17,7 @@ impl Tx<'_> {
         names.map(|(name, _)| name).collect()
     }
 
-    /// Adds a suggestion, or the deepest existing directory, to the fault for a missing path.
+    /// Adds to the fault for a missing path a suggestion, or the deepest existing directory of the path.
     pub(crate) fn advised(&self, path: &[u8], fault: Fault) -> Fault {
         let (Fault::NotFound(what), Ok(path)) = (&fault, std::str::from_utf8(path)) else {
             return fault;
@@ -69,7 +69,7 @@ mod tests {
     use tidemill_wire::v1::{self, name_op::Op};
 
     #[test]
-    fn resolve_names_absolute_link_without_target() {
+    fn resolve_error_contains_target_of_dangling_absolute_link() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let shared = names.shared().clone();

@@ -1,4 +1,4 @@
-//! Nodes that are being emptied or were removed from the cluster: they take no new objects. This is the copy in memory of the
+//! Nodes that are being drained or were removed from the cluster: such nodes take no new objects. This module holds a copy in memory of the
 //! tables `drain` and `removed`.
 
 use super::fault::Fault;
@@ -7,11 +7,11 @@ use rusqlite::Connection;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// See the module.
+/// Draining and removed nodes, as described in the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
     nodes: RwLock<LeavingNodes>,
-    /// Whether versions with one wanted replica may have further replicas or rows of `migration`.
+    /// Whether versions with one wanted replica may have further replicas, or rows in `migration`.
     moving: AtomicBool,
 }
 
@@ -28,7 +28,7 @@ fn numbers(db: &Connection, sql: &str) -> Result<BTreeSet<u32>, Fault> {
 }
 
 impl Leaving {
-    /// Loads the stored state.
+    /// Loads the draining and removed nodes from the database.
     pub(crate) fn load(&self, db: &Connection) -> Result<(), Fault> {
         let emptied = numbers(db, "SELECT node FROM drain")?;
         let removed = numbers(db, "SELECT node FROM removed")?;
@@ -40,7 +40,7 @@ impl Leaving {
         Ok(())
     }
 
-    /// Returns the nodes that are being emptied.
+    /// Returns the nodes that are being drained.
     pub(crate) fn emptied(&self) -> BTreeSet<u32> {
         self.nodes.read().emptied.clone()
     }
@@ -50,7 +50,7 @@ impl Leaving {
         self.nodes.read().removed.clone()
     }
 
-    /// Returns whether a node is being emptied.
+    /// Returns whether a node is being drained.
     pub(crate) fn is_emptied(&self, node: u32) -> bool {
         self.nodes.read().emptied.contains(&node)
     }
@@ -60,13 +60,13 @@ impl Leaving {
         self.nodes.read().removed.contains(&node)
     }
 
-    /// Returns whether a node takes no new objects.
+    /// Returns whether a node takes no new objects, since it is being drained or was removed.
     pub(crate) fn is_closed(&self, node: u32) -> bool {
         let nodes = self.nodes.read();
         nodes.emptied.contains(&node) || nodes.removed.contains(&node)
     }
 
-    /// Sets whether a node is being emptied. The caller is the write of this change, before any other write.
+    /// Sets whether a node is being drained. Call this in the transaction of this change, before any other write.
     pub(crate) fn set_emptied(&self, node: u32, emptied: bool) {
         let mut nodes = self.nodes.write();
         if emptied {
@@ -77,7 +77,7 @@ impl Leaving {
         }
     }
 
-    /// Records that a node is removed from the cluster.
+    /// Records that a node was removed from the cluster.
     pub(crate) fn set_removed(&self, node: u32) {
         let mut nodes = self.nodes.write();
         nodes.emptied.remove(&node);
@@ -85,7 +85,7 @@ impl Leaving {
         self.set_moving();
     }
 
-    /// Returns whether versions with one wanted replica may have others, or may be about to move.
+    /// Returns whether versions with one wanted replica may have other replicas, or may be about to migrate.
     pub(crate) fn moving(&self) -> bool {
         self.moving.load(Ordering::Relaxed)
     }

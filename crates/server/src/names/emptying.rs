@@ -1,14 +1,14 @@
-//! Empties a directory at once and completely, before a job writes its output there.
+//! Removes all content of a directory in one transaction, before a job writes its output to the directory.
 
 use super::fault::Fault;
 use super::transaction::Tx;
 use super::vnode::{InodeRecord, select_vnodes};
 use tidemill_wire::v1;
 
-/// Maximum number of files and directories below a directory that is emptied: no other client can change names during it.
+/// Maximum number of files and directories below a directory that is emptied, since no other client can change names during that time.
 const EMPTIED_MAX: usize = 100_000;
 
-/// An entry below a directory.
+/// An entry below a directory that is emptied.
 #[derive(Debug)]
 pub(crate) struct Descendant {
     parent: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Descendant {
 }
 
 impl Tx<'_> {
-    /// Returns all entries below a directory, the content of each directory before the directory, if the caller may remove all of them.
+    /// Returns all entries below a directory if the caller may remove all of them. The content of each directory precedes the directory.
     pub(crate) fn to_be_emptied(&self, top: &InodeRecord) -> Result<Vec<Descendant>, Fault> {
         let mut all = Vec::new();
         let mut directories = vec![top.clone()];
@@ -58,7 +58,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Removes a name, now.
+    /// Removes a name at the server's present time.
     pub(super) fn unlink_now(
         &mut self,
         parent: u64,

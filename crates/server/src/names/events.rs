@@ -1,5 +1,5 @@
-//! File events: closed versions and renamed files and directories, in the order of their commits. The table `file_event` keeps them for
-//! clients that watch paths, so that a client misses nothing while it is disconnected (next: `server/src/events.rs`).
+//! File events: sealed versions, and renamed files and directories, in the order of their commits. The table `file_event` stores the events
+//! for clients that watch paths, so that a client misses no event while it is disconnected (next: `server/src/events.rs`).
 
 use super::fault::Fault;
 use super::transaction::Tx;
@@ -14,18 +14,18 @@ use tidemill_wire::v1::{self, Kind};
 
 /// Maximum number of stored file events.
 pub(crate) const KEPT_MAX: i64 = 1 << 18;
-/// Number of the oldest file events that are deleted at once.
+/// Number of the oldest file events that are deleted together when the maximum is exceeded.
 const FORGOTTEN: i64 = 1024;
-/// Maximum number of rows read in one transaction.
+/// Maximum number of rows of file events read in one transaction.
 const PAGE: i64 = 1024;
-/// Maximum number of names examined below a renamed directory.
+/// Maximum number of names below a renamed directory that are examined.
 const WALK_MAX: usize = 1 << 14;
-/// Maximum number of file events in one answer, and of bytes of their paths and cursors: an answer must fit into a label's answer.
+/// Maximum number of file events, and of bytes of their paths and cursors, in one answer, which must fit into the answer of a label.
 pub(crate) const ANSWER_MAX: usize = 256;
 const ANSWER_BYTES_MAX: usize = 32 << 10;
 const MICROSECOND_NS: i64 = 1000;
 
-/// Number of stored file events: counted once, then kept up to date.
+/// Number of stored file events: counted once, then updated with each change.
 #[derive(Debug)]
 pub(crate) struct EventCount(AtomicI64);
 
@@ -35,8 +35,8 @@ impl Default for EventCount {
     }
 }
 
-/// Position of a client: it has received all file events up to a number, and, if the next file event is about a directory, the files up to a path in
-/// it.
+/// Position of a client in the file events: the client has received all events up to a number and, if the next event is about a directory,
+/// the files in that directory up to a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EventCursor {
     pub(crate) number: i64,
@@ -66,14 +66,14 @@ impl FromStr for EventCursor {
     }
 }
 
-/// File events for a client from the next rows.
+/// File events for a client from the next rows of the table.
 #[derive(Debug, Default)]
 pub(crate) struct EventPage {
     pub(crate) events: Vec<v1::FileEvent>,
     pub(crate) cursor: EventCursor,
     /// Whether earlier file events are no longer stored, or are too many to examine.
     pub(crate) missed: bool,
-    /// Whether more rows may follow.
+    /// Whether more rows of file events may follow.
     pub(crate) more: bool,
     bytes: usize,
 }
@@ -99,7 +99,7 @@ impl EventPage {
     }
 }
 
-/// A file event; object 0 means a directory.
+/// A row of the table `file_event`; object 0 means a directory.
 #[derive(Debug)]
 pub(crate) struct EventRow {
     pub(crate) number: i64,
@@ -109,7 +109,7 @@ pub(crate) struct EventRow {
 }
 
 impl Tx<'_> {
-    /// Records a version that was closed under a name, or a file or directory that received a name.
+    /// Records a file event: a version was sealed under a name, or a file or directory received a name.
     pub(crate) fn arrived(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
         let sealed = vnode.kind == Kind::File && vnode.object != 0 && vnode.version != 0;
         if path.is_empty() || !sealed && !vnode.is_dir() {
@@ -125,7 +125,7 @@ impl Tx<'_> {
         self.forget_events()
     }
 
-    /// Records a file or directory that received a name in a directory.
+    /// Records a file event for a file or directory that received a name in a directory.
     pub(crate) fn arrived_in(
         &self,
         vnode: &InodeRecord,
@@ -167,7 +167,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Returns the file events for the caller after a cursor, at most `limit`.
+    /// Returns at most `limit` file events that the caller may see, from the position of a cursor.
     pub(crate) fn events(
         &self,
         pattern: &Pattern,
@@ -214,7 +214,7 @@ impl Tx<'_> {
         Ok(page)
     }
 
-    /// Adds the files in a renamed directory to the page; returns whether all fit.
+    /// Adds the files in a renamed directory to the page; returns whether all of the files fit.
     fn tell_below(
         &self,
         row: &EventRow,
@@ -254,7 +254,7 @@ impl Tx<'_> {
         Ok(true)
     }
 
-    /// Returns the matching paths below a directory, in order; `None` if there are too many names.
+    /// Returns the paths below a directory that match the pattern, in order; `None` if there are too many names.
     fn files_below(
         &self,
         row: &EventRow,
@@ -296,8 +296,8 @@ impl Tx<'_> {
         Ok(Some(files))
     }
 
-    /// Returns the file at a path without links, if the caller may read the file and may list every directory that the pattern does
-    /// not name.
+    /// Returns the file at a path without symbolic links, if the caller may read the file and may list every directory that the pattern
+    /// does not name exactly.
     fn seen_at(&self, path: &str, pattern: &Pattern) -> Result<Option<InodeRecord>, Fault> {
         let caller = Caller {
             checked: false,
@@ -331,7 +331,7 @@ impl EventRow {
     }
 }
 
-/// Returns whether files below a directory may match.
+/// Returns whether files below a directory may match the pattern.
 pub(crate) fn reaches(pattern: &Pattern, directory: &str) -> bool {
     let own = pattern.directory();
     let directory = directory.trim_matches('/');
@@ -342,20 +342,20 @@ pub(crate) fn reaches(pattern: &Pattern, directory: &str) -> bool {
     within(own, directory) || within(directory, own)
 }
 
-/// Returns the last number that was deleted.
+/// Returns the highest number of a deleted file event.
 fn floor(db: &Connection) -> Result<i64, Fault> {
     let sql = "SELECT next FROM counter WHERE name = 'file_event'";
     Ok(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
 }
 
-/// Returns the last number that was assigned or deleted.
+/// Returns the highest number that a file event ever received.
 pub(crate) fn last(db: &Connection) -> Result<i64, Fault> {
     let sql = "SELECT max(number) FROM file_event";
     let last: Option<i64> = db.prepare_cached(sql)?.query_row([], |row| row.get(0))?;
     Ok(last.unwrap_or(0).max(floor(db)?))
 }
 
-/// Returns the next file events after a number.
+/// Returns the next rows of file events after a number.
 pub(crate) fn rows(db: &Connection, after: i64, limit: i64) -> Result<Vec<EventRow>, Fault> {
     let sql = "SELECT number, ino, object, path FROM file_event WHERE number > ?1 ORDER BY number LIMIT ?2";
     let mut statement = db.prepare_cached(sql)?;
@@ -379,7 +379,7 @@ mod tests {
         SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap()
     }
 
-    /// Runs `work` as root.
+    /// Calls `work` in a transaction with the rights of root.
     fn with<T: Send + 'static>(
         names: &SqliteNames,
         work: impl FnOnce(&mut Tx<'_>) -> Result<T, Fault> + Send + 'static,
@@ -407,7 +407,7 @@ mod tests {
         Ok(ino)
     }
 
-    /// Gives a file a new version, like a seal.
+    /// Gives a file a new version, as a seal does.
     fn seal(tx: &Tx<'_>, path: &str) -> Result<(), Fault> {
         let vnode = tx.resolve(path.as_bytes(), true)?;
         let sql = "UPDATE inode SET version = version + 1, object = 1000 * ino + version + 1 WHERE ino = ?1";
@@ -470,7 +470,7 @@ mod tests {
         page.events.iter().map(|one| one.path.as_str()).collect()
     }
 
-    /// Reads all file events one by one, each with the previous cursor as text.
+    /// Reads all file events one by one, and returns each event with its previous cursor as text.
     fn one_by_one(names: &SqliteNames, pattern: &str, since: &EventCursor) -> Vec<String> {
         let (mut since, mut all) = (since.clone(), Vec::new());
         loop {
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_listed_in_order_from_any_cursor() {
+    fn file_events_are_listed_in_commit_order_from_any_cursor() {
         let directory = tempfile::tempdir().unwrap();
         let names = names(&directory);
         with(&names, |tx| make(tx, "/run", Kind::Directory, 0o755));
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn events_follow_renamed_directory() {
+    fn file_events_after_directory_rename_list_files_at_new_path() {
         let directory = tempfile::tempdir().unwrap();
         let names = names(&directory);
         with(&names, |tx| {
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn events_hide_files_that_caller_cannot_read_or_list() {
+    fn file_events_hide_files_that_caller_cannot_read_or_list() {
         let directory = tempfile::tempdir().unwrap();
         let names = names(&directory);
         with(&names, |tx| {
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn events_report_missed_if_cursor_is_too_old() {
+    fn file_events_report_missed_if_cursor_is_too_old() {
         let directory = tempfile::tempdir().unwrap();
         let names = names(&directory);
         let begin = now(&names);

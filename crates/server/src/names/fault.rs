@@ -1,4 +1,4 @@
-//! Reasons why a namespace operation fails, and the errno of each: the only place where errnos are chosen.
+//! Reasons why a namespace operation fails, and the errno of each reason. Only this module assigns errnos.
 
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -8,34 +8,34 @@ use tidemill_wire::v1;
 /// Reason why a namespace operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// No such name or inode.
+    /// The name or inode does not exist.
     #[error("{0}: no such file or directory")]
     NotFound(String),
-    /// No such name; with a suggestion.
+    /// The name does not exist, but a similar name does, which the error suggests.
     #[error("{0}: no such file or directory; {1}")]
     Misspelt(String, String),
-    /// The name is taken.
+    /// The name exists already.
     #[error("{0}: exists already; choose another name or remove it first")]
     Exists(String),
-    /// A part of a path is not a directory.
+    /// A component of a path is not a directory.
     #[error("{0}: not a directory")]
     NotDirectory(String),
-    /// The operation is not for directories.
+    /// The operation can't be applied to directories.
     #[error("{0}: is a directory")]
     IsDirectory(String),
-    /// A directory that has entries.
+    /// The directory still has entries.
     #[error("{0}: directory is not empty")]
     NotEmpty(String),
-    /// The caller lacks a permission.
+    /// The caller lacks a permission on the path.
     #[error("{0}: permission denied for user {1}")]
     Denied(String, u32),
-    /// A symbolic link of another user, which is not followed.
+    /// The path contains a symbolic link of another user, which the server does not follow.
     #[error("{0}: the path leads through a symbolic link of user {1}, which is not followed")]
     ForeignLink(String, u32),
-    /// Only the owner or root may do this.
+    /// Only the owner or root may do the operation.
     #[error("{0}: only its owner or root may do this")]
     NotOwner(String),
-    /// More entries below a directory than one request may remove.
+    /// A directory has more entries below it than one request may remove.
     #[error("{0}: has more than {1} files and directories below it; remove them first")]
     TooManyBelow(String, usize),
     /// Hard links to directories do not exist.
@@ -44,24 +44,24 @@ pub enum Fault {
     /// A name or path is too long.
     #[error("name has {0} bytes; a name may have 255, a path 4095")]
     NameTooLong(usize),
-    /// Too many symbolic links in a path.
+    /// The path contains too many symbolic links.
     #[error("{0}: more than 40 symbolic links in the path")]
     Loop(String),
-    /// A name with a slash, a zero byte, or a reserved one.
+    /// The name contains a slash or a zero byte, or is a reserved name such as `..`.
     #[error("{0:?} can't be a name")]
     BadName(String),
-    /// A name at the root that mounts reserve for their control directory.
+    /// The name at the root is reserved for the control directory of mounts.
     #[error("/{0}: the name belongs to the control directory of mounts; choose another")]
     Reserved(String),
-    /// An entry other than the caller's own directory in the directory of users' kernels.
+    /// The directory of users' kernels may have no entry except each user's own directory.
     #[error(
         "/kernels has one directory for each user, created by that user: yours is /kernels/{0}"
     )]
     NotOwnPlace(u32),
-    /// A directory moved into itself.
+    /// A directory can't be moved into itself.
     #[error("{0}: a directory can't be moved into itself")]
     IntoItself(String),
-    /// A malformed request.
+    /// The request is malformed.
     #[error("malformed request: {0}")]
     Malformed(&'static str),
     /// Another client is writing the file.
@@ -73,13 +73,13 @@ pub enum Fault {
          try again, or see `tidemill status`"
     )]
     Unsettled,
-    /// The locks of a mount are not known, or were revoked.
+    /// The locks of a mount are unknown to the server, or were revoked.
     #[error("the locks of mount {0} are not known: it was offline too long, or has to join first")]
     NotJoined(u64),
-    /// The object is not the one being written.
+    /// The object is not the object that is being written.
     #[error("object {0} is not being written any more; another writer has taken over")]
     Stale(u64),
-    /// An older version whose bytes are deleted.
+    /// The bytes of the older version are deleted.
     #[error("version {0} of {1} is no longer kept")]
     VersionGone(u64, String),
     /// No replica of a file has the sealed content.
@@ -87,65 +87,65 @@ pub enum Fault {
         "{0} is corrupt: on node {1} it {2}, and no other replica exists; `tidemill get --corrupt` reads its bytes unchanged"
     )]
     CorruptFile(String, u32, String),
-    /// Too many hard links.
+    /// The file has too many hard links.
     #[error("{0}: has the maximum number of hard links")]
     TooManyLinks(String),
-    /// No such extended attribute.
+    /// The extended attribute does not exist.
     #[error("no attribute {0}")]
     NoAttribute(String),
     /// The extended attribute exists already.
     #[error("attribute {0} exists already")]
     AttributeExists(String),
-    /// An attribute that only the system sets.
+    /// The attribute can only be set by the system.
     #[error("attribute {0} can't be set: the cluster computes it")]
     AttributeReadOnly(String),
-    /// An attribute outside `user.`.
+    /// The attribute's name does not begin with `user.`.
     #[error("attribute {0}: only attributes in `user.` are kept")]
     AttributeUnsupported(String),
     /// An attribute's value or name is too long.
     #[error("attribute {0} is too long: names may have 255 bytes, values 65536")]
     AttributeTooLong(String),
-    /// A directory attribute that names no node.
+    /// The value of a directory attribute names no node.
     #[error("{0:?} is not the number of a node")]
     BadNode(String),
-    /// An impossible number of replicas.
+    /// The value of a directory attribute is not a possible number of replicas.
     #[error("{0}")]
     BadReplicas(String),
-    /// A directory attribute that is no tier.
+    /// The value of a directory attribute names no tier.
     #[error("{0}")]
     BadTier(String),
-    /// A directory attribute that names no state to wait for.
+    /// The value of a directory attribute names no state to wait for.
     #[error("{0}")]
     BadDurable(String),
-    /// A value that is neither `1` (readers wait) nor `0` (they do not).
+    /// The value of `user.tidemill.wait` is neither `1` (readers wait) nor `0` (readers do not wait).
     #[error(
         "{0} is not valid for `user.tidemill.wait`: give 1 if readers wait for bytes that are still to be written, or 0"
     )]
     BadWait(String),
-    /// An invalid layout.
+    /// The value of a directory attribute is not a valid layout.
     #[error(transparent)]
     BadLayout(LayoutError),
-    /// A directory attribute that is no rule, or that may not be one.
+    /// The value of a directory attribute is not a valid rule, or the user may not set the rule.
     #[error("{0}")]
     BadRule(String),
-    /// Only one node could take a file, and its store is read-only.
+    /// Only one node could store a file, and that node's backend is read-only.
     #[error(
         "{0}: its store is attached read-only, and only node {1}, which has that store, could take the file: add a node that \
          keeps files, or write elsewhere"
     )]
     StoreReadOnly(String, u32),
-    /// A workspace is full.
+    /// The quota of a workspace is used up.
     #[error("{0}: the workspace is full: remove files in it, see `tidemill workspace list`")]
     WorkspaceFull(String),
-    /// Too many extents of a file that several mounts write.
+    /// A file that several mounts write has too many extents.
     #[error(
         "{0} extents are too many for one file: let each writer write more bytes at once, or a file of its own"
     )]
     TooManyExtents(usize),
-    /// No place for a new file.
+    /// No node could store a new file.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// A statement failed.
+    /// An SQL statement failed.
     #[error("the server's database failed: {0}{advice}", advice = advice(.0))]
     Database(#[from] rusqlite::Error),
     /// The transaction could not begin or commit, so none of its changes has taken effect.
@@ -156,7 +156,7 @@ pub enum Fault {
         "the change was made, but the server's database could not be synced: {0}; it may not survive power loss"
     )]
     Unsynced(String),
-    /// A row that neither this release nor an earlier one can have written.
+    /// The database contains a row that no release can have written.
     #[error(
         "the server's database is corrupt: {0}; restore it from a backup, or recover it with `tidemill server recover`"
     )]
@@ -166,7 +166,7 @@ pub enum Fault {
         "the device of the server's directory is nearly full: free some space on it, or remove files or jobs, then try again"
     )]
     Low,
-    /// More work than one request may cause.
+    /// The request causes more work than one request may cause.
     #[error("this is too much for one request: ask for the rest again, in smaller requests")]
     TooMuch,
     /// The server is shutting down.
@@ -175,7 +175,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Returns the Linux errno.
+    /// Returns the Linux errno of the fault.
     #[must_use]
     pub fn errno(&self) -> Errno {
         match self {
@@ -227,7 +227,7 @@ impl Fault {
         }
     }
 
-    /// Returns the same fault, but blames the request for a statement that took too long.
+    /// Returns the same fault, or `TooMuch` if SQLite interrupted a statement of the request because it took too long.
     pub(crate) fn unless_interrupted(self) -> Self {
         match self {
             Self::Database(error)
@@ -248,7 +248,7 @@ impl Fault {
         )
     }
 
-    /// Logs the work that this fault delays. While the database keeps no changes, its writer has already logged the cause, once.
+    /// Logs that this fault delays `what`. While the database commits no changes, nothing is logged, since the writer has logged the cause.
     pub(crate) fn put_off(&self, what: &'static str) {
         if self.of_database() || self.is_full() {
             tracing::debug!(fault = %self, "{what}");
@@ -269,8 +269,8 @@ impl Fault {
     }
 }
 
-/// Returns whether an error means a full device. The index of the write-ahead log is a file, too; SQLite reports an error of input
-/// and output if the index can't grow.
+/// Returns whether an SQLite error means a full device. The index of the write-ahead log is also a file, and SQLite reports an input/output
+/// error if that file can't grow.
 fn full(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
         || error

@@ -1,9 +1,7 @@
-//! Capabilities that ordinary users hold. A change of a file's mode or owner ends them at once, before they expire. Capabilities of
-//! mounts are not tracked: a mount gives bytes only to processes that have the file open.
-//!
-//! The server sends each ended capability to its node, and sends it again after the node reconnects, until all such
-//! capabilities have expired (next: `node/src/revoked.rs`). A restarted server has forgotten earlier capabilities: they stay
-//! valid until they expire.
+//! Capabilities that ordinary users hold. A change of a file's mode or owner revokes the capabilities at once, before they expire. This
+//! module does not track capabilities of mounts, since a mount gives bytes only to processes that have the file open.
+//! The server sends each revoked capability to its node, and sends it again after the node reconnects, until all revoked capabilities have
+//! expired (next: `node/src/revoked.rs`). A restarted server does not know earlier capabilities, which stay valid until they expire.
 
 use crate::clock;
 use crate::cluster::Cluster;
@@ -16,22 +14,22 @@ use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Maximum number of files whose capabilities are tracked; capabilities of further files end only when they expire.
+/// Maximum number of files whose capabilities are tracked; capabilities for further files can't be revoked and end when they expire.
 const FILES_MAX: usize = 100_000;
 
-/// Interval of the search for nodes that have reconnected.
+/// Interval at which the server checks for nodes that have reconnected.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Interval at which expired capabilities are forgotten.
+/// Interval at which expired capabilities are deleted from memory.
 const FORGET: Duration = Duration::from_secs(30);
 
-/// An object on a node.
+/// A node, and an object on the node.
 type LentObject = (u32, u64);
 
-/// See the module.
+/// Record of granted and revoked capabilities, as described in the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct GrantedCapabilities {
-    /// Expiry of the capabilities of each file.
+    /// Expiry of the capabilities for each object of each file, in nanoseconds since the Unix epoch.
     files: Mutex<HashMap<u64, BTreeMap<LentObject, u64>>>,
     changes: AtomicU64,
     ended: Mutex<BTreeMap<LentObject, EndedLease>>,
@@ -40,7 +38,7 @@ pub(crate) struct GrantedCapabilities {
 
 #[derive(Debug)]
 struct EndedLease {
-    /// Capabilities that expire at this time or before are invalid.
+    /// Capabilities that expire at this time or earlier are revoked.
     until_ns: u64,
     reported: bool,
 }
@@ -59,13 +57,13 @@ impl GrantedCapabilities {
         }
     }
 
-    /// Returns the number of changes of rights. A read in parallel with the writer sees a file in an earlier state. If the number
-    /// is equal before the read and after the signing, no capability was signed with rights that have ended.
+    /// Returns the number of permission changes. A read in parallel with the writer sees a file in an earlier state. If the number is equal
+    /// before the read and after the signing, no capability was signed with permissions that have been withdrawn.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Records that the rights to a file have changed. Every later request is answered with the new rights.
+    /// Revokes the capabilities for a file whose permissions have changed. Every later request is answered with the new permissions.
     pub(crate) fn on_rights_changed(&self, ino: u64) {
         let mut files = self.files.lock();
         self.changes.fetch_add(1, Ordering::Release);
@@ -81,7 +79,7 @@ impl GrantedCapabilities {
         self.news.notify_one();
     }
 
-    /// Forgets expired capabilities.
+    /// Deletes expired capabilities from the record.
     fn forget(&self) {
         let now = now_ns();
         self.files.lock().retain(|_, granted| {
@@ -90,8 +88,8 @@ impl GrantedCapabilities {
         });
     }
 
-    /// Returns the revocations to send to each node, each once: all of them to nodes that reconnected, only new ones to the
-    /// others.
+    /// Returns the revocations to send to each node, each once: all revocations to nodes that have reconnected, and only new revocations to
+    /// other nodes.
     fn to_tell(&self, reconnected: impl Fn(u32) -> bool) -> BTreeMap<u32, Vec<v1::Revoked>> {
         let now = now_ns();
         let mut tell: BTreeMap<u32, Vec<v1::Revoked>> = BTreeMap::new();
@@ -108,7 +106,7 @@ impl GrantedCapabilities {
     }
 }
 
-/// Sends ended capabilities to nodes for as long as the server runs.
+/// Sends revocations to nodes as long as the server runs.
 pub(crate) async fn run(granted: impl AsRef<GrantedCapabilities>, cluster: Arc<Cluster>) {
     let granted = granted.as_ref();
     let mut epochs: BTreeMap<u32, u64> = BTreeMap::new();
@@ -139,7 +137,7 @@ mod tests {
     use tidemill_wire::v1::{name_op::Op, name_result::Result as Answer};
 
     #[test]
-    fn end_of_rights_is_sent_once_to_each_node() {
+    fn capability_revocation_is_sent_once_to_each_node() {
         let granted = GrantedCapabilities::default();
         let soon = clock::now_ns().unsigned_abs() + 1_000_000_000_000;
         granted.on_granted(7, (0, 70), soon);
@@ -194,9 +192,9 @@ mod tests {
         ino
     }
 
-    /// A guessed number reveals nothing, and the writer of the version is answered again.
+    /// A client that guesses an object's number learns nothing, and the writer of the version receives the answer to a repeated seal.
     #[test]
-    fn seal_answers_only_the_writer() {
+    fn repeated_seal_answers_writer_and_refuses_other_users() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         names.add_node(NodeId(3));
@@ -252,9 +250,9 @@ mod tests {
         assert!(matches!(seal(0), Answer::Attr(_)));
     }
 
-    /// A client that opens a file while its permission is being withdrawn gets no right that nobody ends.
+    /// A client that opens a file while its permission is being withdrawn receives no capability that remains unrevoked.
     #[test]
-    fn nothing_is_granted_after_end_of_rights() {
+    fn capability_is_not_granted_after_permission_is_withdrawn() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let ino = shown_to_all(&names);
@@ -301,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn expired_loans_are_neither_sent_nor_kept() {
+    fn expired_capabilities_are_neither_revoked_nor_stored() {
         let granted = GrantedCapabilities::default();
         granted.on_granted(7, (0, 70), 1);
         granted.on_rights_changed(7);

@@ -1,4 +1,4 @@
-//! Objects that nodes hold according to the namespace, for a comparison with their real content. It records unknown objects for
+//! Objects that nodes hold according to the namespace, to be compared with the nodes' real content. This module records unknown objects for
 //! removal (next: `server/src/removal.rs`).
 
 use super::fault::Fault;
@@ -11,7 +11,7 @@ use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_wire::v1::Kind;
 
-/// The sealed version of a file.
+/// The sealed version of a file, as a check of nodes needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SealedVersion {
     pub(crate) ino: u64,
@@ -43,7 +43,7 @@ pub(crate) fn of_node(db: &Connection, node: u32) -> Result<BTreeMap<u64, Sealed
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the objects of the file at a path, or of all files below the directory.
+/// Returns the objects of the file at a path, or of all files below the directory at the path.
 pub(crate) fn objects_below(
     db: &Connection,
     shared: &NamesShared,
@@ -74,7 +74,7 @@ pub(crate) fn objects_below(
     Ok(objects)
 }
 
-/// Returns the unknown objects of a node: those without version, writer, label or removal. Files' sealed versions are versions.
+/// Returns the objects of a node that the namespace does not know: objects without a version, writer, label or pending removal.
 pub(crate) fn unknown(
     db: &Connection,
     shared: &NamesShared,
@@ -107,14 +107,14 @@ pub(crate) fn unknown(
     Ok(unknown)
 }
 
-/// Returns the ids that unfinished labels may create, as ranges of start and end.
+/// Returns the object ids that unfinished labels may create, as ranges of start and end.
 fn outputs(db: &Connection) -> Result<BTreeMap<u64, u64>, Fault> {
     let labels = outbox::of(db, None)?.into_iter();
     let made = labels.flat_map(|(_, label)| label.operation.makes());
     Ok(made.map(|range| (range.start, range.end)).collect())
 }
 
-/// Schedules the removal, at time `at`, of those objects of a node that are unknown now. Returns the unknown objects.
+/// Schedules the removal, at time `at`, of those objects of a node that the namespace does not know. Returns these objects.
 pub(crate) fn remove_unknown(
     db: &Connection,
     shared: &NamesShared,

@@ -1,4 +1,4 @@
-//! Ids: they are issued in blocks that are persisted before use, and no id is issued twice.
+//! Ids: the server issues ids in blocks that are stored before use, and never issues an id twice.
 
 use super::fault::Fault;
 use super::transaction::Tx;
@@ -8,16 +8,16 @@ use std::ops::Range;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::UsedIds;
 
-/// Maximum number of ids of one kind in one id range.
+/// Maximum number of ids of one kind in one reserved block.
 pub(crate) const RESERVE_MAX: u32 = 1 << 20;
-/// Number of blocks of unused ids that a user without an administrator's rights may have. Above it, blocks older than a day are deleted, a few at a
-/// time; above `BLOCKS_EACH_MAX`, the oldest blocks are deleted regardless of age.
+/// Number of blocks of unused ids that a user without an administrator's rights may have. Above that number, blocks older than a day are
+/// deleted, a few at a time; above `BLOCKS_EACH_MAX`, the oldest blocks are deleted regardless of age.
 const BLOCKS_EACH: i64 = 1024;
 const BLOCKS_EACH_MAX: i64 = 4096;
 const FORGOTTEN: i64 = 16;
 const KEPT_NS: i64 = 24 * 3600 * 1_000_000_000;
 
-/// Takes `count` ids of a kind (`inode`, `object`, `label`, `job`, `task`, `session`, `change`, `member`); returns the first.
+/// Takes `count` ids of a kind (`inode`, `object`, `label`, `job`, `task`, `session`, `change`, `member`); returns the first id.
 pub(crate) fn reserve(db: &Connection, kind: &str, count: u64) -> Result<u64, Fault> {
     let sql = "UPDATE counter SET next = next + ?2 WHERE name = ?1 RETURNING next - ?2";
     let first: i64 = db
@@ -75,7 +75,7 @@ fn next(db: &Connection, kind: &str) -> Result<u64, Fault> {
     Ok(next.cast_unsigned())
 }
 
-/// Takes `count` consecutive ids from a block that has them; returns the first.
+/// Takes `count` consecutive ids from the start of a block; returns the first id.
 pub(crate) fn take(block: &mut Range<u64>, count: u64) -> u64 {
     let first = block.start;
     assert!(count <= block.end - first, "all were reserved before");
@@ -83,7 +83,7 @@ pub(crate) fn take(block: &mut Range<u64>, count: u64) -> u64 {
     first
 }
 
-/// Reserves inodes and objects for a client. The ids of a client without an administrator's rights are recorded: it may use no others.
+/// Reserves inode and object ids for a client. A client without an administrator's rights may use no other ids, so they are recorded.
 pub(crate) fn reserve_for(
     db: &Connection,
     caller: &Caller,
@@ -105,14 +105,14 @@ pub(crate) fn reserve_for(
     Ok((inode, object))
 }
 
-/// Ids that a client without an administrator's rights has just reserved.
+/// Block of ids that a client without an administrator's rights has just reserved.
 struct ReservedIds {
     objects: Range<u64>,
     inodes: Range<u64>,
 }
 
 impl ReservedIds {
-    /// Stores the block, merged into the user's last block if it directly follows that block.
+    /// Stores the block, merged into the user's last block if the two blocks are adjacent.
     fn note(&self, db: &Connection, uid: u32, now: i64) -> Result<(), Fault> {
         forget_old(db, uid, now)?;
         let (object, inode) = (self.objects.start.cast_signed(), self.inodes.start);
@@ -133,7 +133,7 @@ impl ReservedIds {
     }
 }
 
-/// Makes space for one more block of a user: the oldest blocks are deleted.
+/// Makes space for another block of a user by deleting the oldest blocks.
 fn forget_old(db: &Connection, uid: u32, now: i64) -> Result<(), Fault> {
     let sql = "SELECT count(*) FROM id_range WHERE uid = ?1";
     let count: i64 = db.prepare_cached(sql)?.query_row([uid], |row| row.get(0))?;
@@ -148,7 +148,7 @@ fn forget_old(db: &Connection, uid: u32, now: i64) -> Result<(), Fault> {
 }
 
 impl Tx<'_> {
-    /// Returns whether the caller has reserved an id of this kind, and counts the id as used.
+    /// Returns whether the caller has reserved an id of this kind, and marks the id as used.
     fn use_reserved(&self, kind: &str, id: u64) -> Result<bool, Fault> {
         let sql = format!(
             "SELECT first_object, left FROM (SELECT first_object, left, first_{kind} + {kind}s AS end FROM id_range \
@@ -168,7 +168,7 @@ impl Tx<'_> {
         Ok(true)
     }
 
-    /// Returns the inode id of a request, if the client may use it; a new id if the request has none.
+    /// Returns the inode id of a request if the client may use the id; returns a new id if the request has none.
     pub(crate) fn checked_inode(&self, ino: u64) -> Result<u64, Fault> {
         if ino == 0 {
             return reserve(self.db, "inode", 1);
@@ -193,7 +193,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Fails if the client has not reserved an object id, or if the id is used.
+    /// Fails if the client has not reserved an object id, or if the id is already used.
     pub(crate) fn check_object(&self, object: u64) -> Result<(), Fault> {
         let fine = if self.caller.administrator {
             object != 0 && object < self.next_id("object")?
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    /// Returns the blocks of a user: first object, objects, inodes and the number of unused ids.
+    /// Returns the blocks of a user: first object, number of objects, number of inodes, and number of unused ids.
     fn blocks(names: &SqliteNames, uid: u32) -> Vec<(u64, i64, i64, i64)> {
         let read = |db: &Connection| {
             let sql = "SELECT first_object, objects, inodes, left FROM id_range WHERE uid = ?1 ORDER BY first_object";
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn adjacent_id_ranges_merge_and_end_when_used() {
+    fn adjacent_id_blocks_merge_and_are_deleted_when_used() {
         let (_directory, names) = names();
         let (ino, object) = reserved(&names, 7, (1, 1));
         for _ in 0..1000 {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn id_ranges_of_one_user_are_bounded() {
+    fn id_blocks_of_one_user_are_bounded() {
         let (_directory, names) = names();
         let first = reserved(&names, 9, (1, 1));
         let reserve = |db: &Connection| {

@@ -1,5 +1,5 @@
-//! Files that are removed after they were mapped, as hooks with `inputs = "delete"` require. A file is removed only after every rule run for its
-//! version has succeeded, and in the name of the hook's owner. Lineage records the hook and the task that caused the removal.
+//! Files that are removed after map tasks have read them, as hooks with `inputs = "delete"` require. A file is removed only after every
+//! rule run for its version has succeeded, with the rights of the hook's owner. Lineage records the hook and task that caused the removal.
 
 use super::Fault;
 use super::burst;
@@ -11,12 +11,12 @@ use rusqlite::{Connection, OptionalExtension as _, params};
 use tidemill_core::rule::hook::InputAction;
 use tidemill_wire::v1;
 
-/// Maximum number of versions in one transaction.
+/// Maximum number of versions processed in one transaction.
 const OBJECTS_MAX: u32 = 200;
-/// Maximum delay of staging out for a version that may be removed soon, in nanoseconds.
+/// Maximum delay in nanoseconds of the stage-out of a version that may be removed soon.
 const HELD_NS: i64 = 600 * 1_000_000_000;
 
-/// A run of a rule for a version.
+/// A rule run for a version, with the rule that it belongs to.
 struct TriggeredRun<'a> {
     kept: &'a StoredRule,
     rule_run: i64,
@@ -33,7 +33,7 @@ fn input_action(kept: &StoredRule) -> InputAction {
         .map_or(InputAction::Keep, |hook| hook.spec.inputs)
 }
 
-/// Processes versions whose rule runs have ended. Returns whether more may follow, and the changes.
+/// Processes versions whose rule runs have ended. Returns whether more versions may follow, and the changes in the namespace.
 pub(crate) fn page(
     db: &Connection,
     shared: &NamesShared,
@@ -115,7 +115,7 @@ fn look(
     Ok(Vec::new())
 }
 
-/// Removes a file's name, if the file still has the mapped version and no client writes the next one.
+/// Removes a file's name if the file's present version is the mapped version and no client writes the next version.
 fn drop_file(
     db: &Connection,
     shared: &NamesShared,
@@ -164,7 +164,7 @@ fn drop_file(
     }
 }
 
-/// Returns the hook and the task that caused the removal of a version's file; empty if no hook did.
+/// Returns the names of the hook and the task that caused the removal of a version's file; empty if no hook caused it.
 pub(super) fn reported(db: &Connection, object: u64) -> Result<String, Fault> {
     let sql = "SELECT hook, task FROM dropped WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -176,7 +176,7 @@ pub(super) fn reported(db: &Connection, object: u64) -> Result<String, Fault> {
 }
 
 impl Tx<'_> {
-    /// Checks again a version that was perhaps mapped while its file could not be removed, and now can be.
+    /// Requests another check of a version: its file may have been mapped while it could not be removed, and can be removed now.
     pub(crate) fn may_go_by_now(&self, object: u64) -> Result<(), Fault> {
         if object != 0 && self.shared.rules.any_input_action() {
             self.db
@@ -187,8 +187,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Returns the extra delay, in nanoseconds, before a version that was just sealed is staged out of the burst tier. The version will
-    /// not be staged out if a hook removes it once it is mapped.
+    /// Returns the extra delay in nanoseconds before a version that was just sealed is staged out of the burst tier. If a hook removes the
+    /// version after its map task, the version need not be staged out.
     pub(super) fn held_back(&self, version: u64) -> Result<i64, Fault> {
         if !self.shared.rules.any_input_action() {
             return Ok(0);

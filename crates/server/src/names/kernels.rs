@@ -1,8 +1,8 @@
-//! The directory of users' kernels (`tidemill_core::job::own`): created for all users, and read for one user.
+//! The directory of users' kernels (`tidemill_core::job::own`): created for all users, and read for one user at a time.
 //!
-//! A user other than root can create only the directory of the user's own number there, so that no user takes another's place. An
-//! entry with a user's number counts only if it is a directory of that user and no other user can write into it: root, and releases
-//! before this one, may have left other entries.
+//! In that directory, a user other than root can only create a directory whose name is the user's own number, so that no user can take
+//! another user's name. An entry with a user's number counts only if it is a directory of that user and no other user can write into it:
+//! root may have created other entries.
 
 use super::fault::Fault;
 use super::notes;
@@ -15,15 +15,15 @@ use tidemill_core::id::Inode;
 use tidemill_core::job::user_kernels;
 use tidemill_wire::v1::Kind;
 
-/// As for `/tmp`: every user may create entries, and only the owner may remove an entry.
+/// Mode of the directory, as for `/tmp`: every user may create entries, and only the owner may remove an entry.
 const DIRECTORY_MODE: u32 = 0o1777;
 
-/// Maximum number of a user's kernels that are listed, all versions counted.
+/// Maximum number of a user's kernels that are listed, counting all versions of each kernel.
 const KERNELS_MAX: u32 = 100_000;
 
 impl SqliteNames {
-    /// Creates the directory of all users' kernels, or restores its owner and mode. Another object with that name stays: then users
-    /// have no kernels.
+    /// Creates the directory of all users' kernels, or restores its owner and mode. If another object has that name, the object stays, and
+    /// users have no kernels.
     ///
     /// # Errors
     /// If the database fails.
@@ -39,7 +39,7 @@ impl SqliteNames {
     }
 }
 
-/// Creates the directory; returns whether it is new, and the object with its name.
+/// Creates the directory of users' kernels; returns whether the directory is new, and the inode with its name.
 fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<(bool, InodeRecord), Fault> {
     let name = user_kernels::DIRECTORY.trim_start_matches('/').as_bytes();
     let now = clock::now_ns();
@@ -76,11 +76,11 @@ impl Tx<'_> {
         Err(Fault::NotOwnPlace(uid))
     }
 
-    /// Returns the names of the files in a user's directory of kernels, if the caller may list them; no names if the directory is not to
-    /// be trusted.
+    /// Returns the names of the files in a user's directory of kernels, if the caller may list the directory; no names if other users can
+    /// write into the directory.
     ///
     /// # Errors
-    /// If there is no such directory, or the caller may not list it.
+    /// If the directory does not exist, or the caller may not list it.
     pub(crate) fn own_kernels(&self, uid: u32) -> Result<Vec<String>, Fault> {
         let path = format!("{}/{uid}", user_kernels::DIRECTORY);
         let directory = self.resolve(path.as_bytes(), false)?;
@@ -91,14 +91,14 @@ impl Tx<'_> {
         Ok(names.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// Returns the names and kinds in a directory that the caller may list: names that are text, from at most `max` entries.
+    /// Returns names and kinds of entries in a directory that the caller may list: only names that are text, from at most `max` entries.
     pub(crate) fn names_in(&self, path: &str, max: u32) -> Result<Vec<(String, Kind)>, Fault> {
         let names = self.entries_in(path, max)?.into_iter();
         let text = |(name, kind)| Some((String::from_utf8(name).ok()?, kind));
         Ok(names.filter_map(text).collect())
     }
 
-    /// Returns the names and kinds in a directory that the caller may list, at most `max`.
+    /// Returns names and kinds of at most `max` entries in a directory that the caller may list.
     pub(crate) fn entries_in(&self, path: &str, max: u32) -> Result<Vec<(Vec<u8>, Kind)>, Fault> {
         let directory = self.resolve(path.as_bytes(), true)?;
         self.need(&directory, READ, path)?;

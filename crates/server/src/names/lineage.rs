@@ -1,7 +1,7 @@
-//! Lineage in the database: the objects and tasks that a walk reaches, and their recorded facts. This module only reads.
+//! Lineage in the database: the objects and tasks that a walk reaches, and the recorded facts about them. This module only reads.
 //!
-//! It reads the tables `version`, `task`, `task_input` and `task_output`. Their rows stay when files are renamed, rewritten or
-//! removed. A walk is one recursive query of any size; a few more queries read the rows that it reached.
+//! The module reads the tables `version`, `task`, `task_input` and `task_output`. Their rows remain when files are renamed, rewritten or
+//! removed. A walk is one recursive query of any size; a few more queries read the rows of the objects and tasks in the walk.
 
 use super::fault::Fault;
 use super::input_deletion;
@@ -14,27 +14,27 @@ use tidemill_core::display::escaped;
 use tidemill_core::job::MERGE;
 use tidemill_wire::v1;
 
-/// Maximum number of objects that one walk reaches.
+/// Maximum number of objects in one walk.
 pub(crate) const OBJECTS_MAX: usize = 100_000;
 
-/// Maximum number of tasks in a chain of reused results that is followed.
+/// Maximum number of tasks with reused results that are followed from one task to the original run.
 const REUSE_HOPS_MAX: usize = 1000;
 
-/// Direction of a walk.
+/// Direction of a walk through lineage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WalkDirection {
-    /// To the inputs of an object.
+    /// From an object to the inputs from which it was made.
     Up,
-    /// To the objects that were made from an object.
+    /// From an object to the objects that were made from it.
     Down,
 }
 
-/// Objects and tasks that a walk reached.
+/// Objects and tasks that a walk has reached.
 #[derive(Debug, Default)]
 pub(crate) struct Walked {
     pub(crate) objects: BTreeSet<u64>,
     pub(crate) tasks: BTreeSet<u64>,
-    /// Reason why the walk is incomplete; `None` if it is complete.
+    /// Reason why the walk is incomplete; `None` for a complete walk.
     pub(crate) cut: Option<String>,
 }
 
@@ -56,7 +56,7 @@ const MADE: &str = "SELECT DISTINCT version.task FROM json_each(?1) AS met \
 const READ: &str = "SELECT DISTINCT task_input.task FROM json_each(?1) AS met \
                     CROSS JOIN task_input ON task_input.object = met.value";
 
-/// Walks from versions and tasks, at most `depth` tasks far, without a limit if `depth` is 0. A task in `start` counts as the first.
+/// Walks from versions and tasks over at most `depth` tasks, or without a limit if `depth` is 0. A task in `start` counts as the first.
 pub(crate) fn walk_from(
     db: &Connection,
     way: WalkDirection,
@@ -76,7 +76,7 @@ pub(crate) fn walk_from(
     Ok(walked)
 }
 
-/// Walks from objects, at most `depth` tasks far, without a limit if `depth` is 0.
+/// Walks from objects over at most `depth` tasks, or without a limit if `depth` is 0.
 pub(crate) fn walk(
     db: &Connection,
     way: WalkDirection,
@@ -142,8 +142,8 @@ fn long(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
     row.get::<_, i64>(at).map(i64::cast_unsigned)
 }
 
-/// Returns the records of versions, in the order of their ids, without their present paths. A record is incomplete if a node
-/// was lost before the database was rebuilt.
+/// Returns the records of versions, in the order of their ids, without the versions' present paths. A record may be incomplete if a node
+/// was lost before the database was recovered.
 pub(crate) fn versions(
     db: &Connection,
     objects: &BTreeSet<u64>,
@@ -183,11 +183,11 @@ pub(crate) fn versions(
     Ok(versions)
 }
 
-/// Condition: the attributes of an inode are those of its version. They are not if they changed while the next version was written.
+/// SQL condition: the attributes of an inode belong to its current version, and did not change while the next version was written.
 const SHARED: &str = "(inode.writing = 0 OR NOT EXISTS \
                       (SELECT 1 FROM annotation AS own WHERE own.object = inode.object AND own.name = x''))";
 
-/// Returns the present or former annotations of versions, without the attributes that the cluster reads.
+/// Returns the attributes that users have set on versions, present or former, without the attributes that the cluster reads.
 fn annotations(
     db: &Connection,
     objects: &str,
@@ -222,7 +222,7 @@ fn annotations(
     Ok(annotations)
 }
 
-/// Returns the versions that have an attribute of this name, or that were annotated with it while they were current.
+/// Returns the versions with an attribute of this name, either now or while they were the current version.
 pub(crate) fn annotated(db: &Connection, name: &str) -> Result<BTreeSet<u64>, Fault> {
     let sql = "SELECT inode.object FROM xattr JOIN inode ON inode.ino = xattr.ino \
                WHERE xattr.name = ?1 AND inode.object != 0 \
@@ -233,7 +233,7 @@ pub(crate) fn annotated(db: &Connection, name: &str) -> Result<BTreeSet<u64>, Fa
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Set of tasks to search.
+/// Set of tasks that a search of lineage covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SearchedTasks {
     #[default]
@@ -253,8 +253,8 @@ pub(crate) struct LineageFilter<'a> {
     pub(crate) until: i64,
 }
 
-/// Returns the matching tasks, the newest first. A task with a reused result started when the original task did; this search
-/// ignores that start.
+/// Returns the tasks that match the filter, the newest first. The start of a task with a reused result is the start of the original task;
+/// this search ignores that start.
 pub(crate) fn tasks(
     db: &Connection,
     wanted: &LineageFilter<'_>,
@@ -285,7 +285,7 @@ pub(crate) fn tasks(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the versions of a file, and the versions that were sealed under its path.
+/// Returns the versions of a file, and all versions that were sealed under the file's path.
 pub(crate) fn versions_of(db: &Connection, ino: u64, path: &[u8]) -> Result<BTreeSet<u64>, Fault> {
     let sql = "SELECT object FROM version WHERE ino = ?1 UNION SELECT object FROM version WHERE path = ?2 LIMIT ?3";
     let row = params![
@@ -298,7 +298,7 @@ pub(crate) fn versions_of(db: &Connection, ino: u64, path: &[u8]) -> Result<BTre
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// For a task with a reused result, fills in place, time and duration of the original run.
+/// Fills the node, start and duration of the original run into the record of a task with a reused result.
 fn resolve_reuse(db: &Connection, run: &mut v1::Run) -> Result<(), Fault> {
     let sql = "SELECT reused, kernel_hash, node, start, end, read_bytes, written_bytes, transferred_bytes FROM task \
                WHERE task = ?1";
@@ -373,7 +373,7 @@ pub(crate) fn runs(db: &Connection, tasks: &BTreeSet<u64>) -> Result<Vec<v1::Run
     Ok(runs)
 }
 
-/// Returns the inputs or outputs of tasks, in their order.
+/// Returns the inputs or outputs of tasks, in the order of the tasks' specifications.
 fn named(
     db: &Connection,
     table: &str,

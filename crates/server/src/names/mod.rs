@@ -1,8 +1,8 @@
 //! The namespace: directories, files, links and their versions.
 //!
-//! [`Names`] is the interface for the rest of the server; [`SqliteNames`] implements it with one SQLite file. The namespace has no
-//! access to connections and never touches the bytes of files. It records objects to be removed from nodes in the table
-//! `removal` (next: `server/src/removal.rs`).
+//! [`Names`] is the interface for the rest of the server; [`SqliteNames`] implements [`Names`] with one SQLite file. The namespace does not
+//! use connections and never reads or writes the bytes of files. It records objects to be removed from nodes in the table `removal` (next:
+//! `server/src/removal.rs`).
 
 mod apply;
 pub(crate) mod attribute;
@@ -59,25 +59,25 @@ use std::pin::Pin;
 use tidemill_core::layout::PartOf;
 use tidemill_wire::v1;
 
-/// A future of a [`Names`] method.
+/// Future that a [`Names`] method returns.
 pub type NamesFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// One batch of operations by one caller.
+/// One batch of namespace operations by one caller.
 #[derive(Clone, Debug, Default)]
 pub struct NamesRequest {
     /// Caller whose rights the operations use.
     pub caller: Caller,
-    /// Session of the mount that asks; 0 for other clients.
+    /// Session of the mount that sent the request; 0 for other clients.
     pub session: u64,
-    /// Whether the changes must survive power loss before the answer.
+    /// Whether the changes must survive power loss before the server answers.
     pub durable: bool,
-    /// The operations, in order.
+    /// The namespace operations, in the order in which they are applied.
     pub ops: Vec<v1::NameOp>,
 }
 
 impl NamesRequest {
-    /// Builds a request from a message of a caller whose rights are known. Only mounts have sessions, and mounts are daemons with an administrator's
-    /// rights.
+    /// Builds a request from the message of a caller whose rights are known. Only mounts have sessions, and mounts are daemons with the
+    /// rights of an administrator.
     pub(crate) fn of(caller: Caller, message: v1::NameRequest) -> Self {
         let session = if caller.administrator {
             message.session
@@ -93,33 +93,33 @@ impl NamesRequest {
     }
 }
 
-/// Changes of one commit, and the session that caused them.
+/// Namespace changes of one commit, and the session of the mount that caused the changes.
 #[derive(Debug)]
 pub struct Changed {
-    /// Session of the mount that asked for the changes; it needs no notice of them.
+    /// Session of the mount that requested the changes; this mount needs no notification.
     pub session: u64,
-    /// The changes.
+    /// The changes of names, attributes and versions.
     pub changes: Vec<Change>,
 }
 
 /// The namespace of a cluster.
 pub trait Names: std::fmt::Debug + Send + Sync {
-    /// Carries out operations in order, in one transaction: all before a failed one take effect, none after.
+    /// Applies operations in order, in one transaction. The operations before a failed operation take effect, those after it do not.
     ///
     /// # Errors
-    /// If the changes could not be kept; then none has taken effect. Errors of single operations are among the results.
+    /// If the changes could not be committed; then no operation has taken effect. Errors of single operations are among the results.
     fn apply(&self, request: NamesRequest) -> NamesFuture<'_, Result<Vec<v1::NameResult>, Fault>>;
 
-    /// Does the same as [`Self::apply`], for threads outside the runtime.
+    /// Applies operations as [`Self::apply`] does, for threads outside the runtime.
     ///
     /// # Errors
-    /// As for [`Self::apply`].
+    /// The same as for [`Self::apply`].
     fn apply_blocking(&self, request: NamesRequest) -> Result<Vec<v1::NameResult>, Fault>;
 
-    /// Reserves inode and object ids; returns the first of each. The server never issues an id twice.
+    /// Reserves inode and object ids; returns the first id of each kind. The server never issues an id twice.
     ///
     /// # Errors
-    /// If the reservation could not be kept.
+    /// If the reservation could not be stored.
     fn reserve(
         &self,
         caller: Caller,
@@ -127,16 +127,16 @@ pub trait Names: std::fmt::Debug + Send + Sync {
         objects: u32,
     ) -> NamesFuture<'_, Result<(u64, u64), Fault>>;
 
-    /// Returns all changes from now on.
+    /// Returns a stream of all namespace changes from now on.
     fn changes(&self) -> Changes;
 
-    /// Returns a session number for a mount, never used before.
+    /// Returns a session number that no mount has used before.
     ///
     /// # Errors
-    /// If the number could not be kept.
+    /// If the session number could not be stored.
     fn new_session(&self) -> NamesFuture<'_, Result<u64, Fault>>;
 
-    /// Ends the session of a mount and forgets the inodes that it held open.
+    /// Ends the session of a mount and releases the inodes that the mount held open.
     ///
     /// # Errors
     /// If the database fails.
@@ -148,8 +148,8 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     /// If the database fails.
     fn unsealed(&self) -> Result<Vec<UnsealedCount>, Fault>;
 
-    /// Returns versions that a mount was still writing on a node when it disconnected, for others to seal or abandon: at most
-    /// `limit`, in order of their objects, from the first after `after`.
+    /// Returns versions that a mount was still writing on a node when the mount disconnected, so that the server can seal or abort them: at
+    /// most `limit`, in order of their objects, from the first object after `after`.
     ///
     /// # Errors
     /// If the database fails.
@@ -160,7 +160,7 @@ pub trait Names: std::fmt::Debug + Send + Sync {
         limit: usize,
     ) -> Result<Vec<Unfinished>, Fault>;
 
-    /// Aborts versions of clients that are not mounts and have been silent for too long.
+    /// Aborts versions of clients that are not mounts and sent nothing for too long.
     ///
     /// # Errors
     /// If the database fails.
@@ -172,13 +172,13 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     /// If the database fails.
     fn lockers(&self) -> Result<Vec<u64>, Fault>;
 
-    /// Records that a mount may have locks from now on, or has none any more.
+    /// Records whether a mount may have locks from now on.
     ///
     /// # Errors
-    /// If the record could not be kept.
+    /// If the record could not be stored.
     fn set_locker(&self, session: u64, has: bool) -> NamesFuture<'_, Result<(), Fault>>;
 
-    /// Returns the version of a file that is being written, if any. With several writers, returns the object of each writer.
+    /// Returns the version of a file that is being written, if any. For a file with several writers, returns the object of each writer.
     ///
     /// # Errors
     /// If the database fails.
@@ -188,7 +188,7 @@ pub trait Names: std::fmt::Debug + Send + Sync {
 /// A version that is being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenVersion {
-    /// The object being written.
+    /// The object that receives the written bytes.
     pub object: u64,
     /// Session of the mount that writes the version; 0 for other clients.
     pub session: u64,
@@ -199,31 +199,31 @@ pub struct OpenVersion {
 /// A version that a mount was still writing when it disconnected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
-    /// The object that is to be sealed.
+    /// The object that the server is to seal.
     pub object: u64,
-    /// The version being written: the object itself, or the version that the object is a part of.
+    /// The version being written: either the object itself, or the version that contains the object as a part.
     pub version: u64,
-    /// The version and position that the object is a part of; `None` if the object is a whole version.
+    /// The version that contains the object as a part, and the part's position; `None` if the object is a whole version.
     pub part: Option<PartOf>,
-    /// The file.
+    /// Inode of the file.
     pub ino: u64,
     /// The file's user and group.
     pub owner: (u32, u32),
-    /// Its permission bits.
+    /// Permission bits of the file.
     pub mode: u32,
-    /// Path of the file; empty if the file has no name any more.
+    /// Path of the file; empty if the file no longer has a name.
     pub path: Vec<u8>,
 }
 
-/// Versions that are not sealed, of one writer on one node.
+/// Number of versions of one writer on one node that are not sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnsealedCount {
     /// Session of the mount that writes or wrote the versions; 0 for other clients.
     pub session: u64,
-    /// The node.
+    /// Id of the node that stores the versions.
     pub node: u32,
-    /// Number of versions.
+    /// Number of versions that are not sealed.
     pub versions: u64,
-    /// Start of the oldest version. For clients without a session, the time when the server last heard of the writer.
+    /// Start time of the oldest version. For clients without a session, the time of the writer's last request.
     pub oldest: i64,
 }

@@ -1,5 +1,5 @@
-//! Versions that several mounts write. Each mount has an object of its own, its part of the version, and publishes from time to
-//! time which bytes it has written into the part. Where bytes overlap, the later publication counts. The seal of the last part
+//! Versions that several mounts write. Each mount writes into an object of its own, which is a part of the version, and repeatedly
+//! publishes which bytes the mount has written into its part. Where bytes overlap, the later publication counts. The seal of the last part
 //! seals the version.
 
 use super::fault::Fault;
@@ -18,22 +18,22 @@ use tidemill_core::layout::{
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
 
-/// Maximum number of parts of one version: each opening of a mount is one part.
+/// Maximum number of parts of one version: each time a mount opens the file for writing, the version gets another part.
 const PARTS_MAX: u32 = 4096;
-/// Maximum number of extents before publications are merged, and after. The rest of the limit is for the extents in each writer's
-/// last publication, which is never refused.
+/// Maximum number of extents before and after publications are merged. The rest of `EXTENTS_MAX` is for the extents in each writer's last
+/// publication, which the server never refuses.
 const PUBLISHED_MAX: usize = EXTENTS_MAX / 4;
 /// Maximum number of extents reserved for last publications when another writer joins. A version may have far more writers at once,
 /// but not all of them write everywhere.
 const LAST_PUBLICATIONS_MAX: usize = EXTENTS_MAX / 2;
-/// Maximum number of extents that a new extent adds: it may split another extent.
+/// Maximum number of extents that one new extent adds to a version, since the new extent may split another extent.
 const ADDED_MAX: usize = 2;
-/// Maximum number of publications before they are merged.
+/// Maximum number of publications of a version before the publications are merged.
 const PUBLICATIONS_MAX: u32 = 4096;
 /// Largest size of a file, in bytes.
 const SIZE_MAX: u64 = i64::MAX.unsigned_abs();
 
-/// A part of a version that several mounts write; its own mount has not sealed it yet.
+/// A part of a version that several mounts write; the mount that writes the part has not sealed it yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriterPart {
     pub(crate) version: u64,
@@ -58,7 +58,7 @@ struct StoredVersion {
 #[derive(Clone, Copy, Debug, Default)]
 struct Published {
     publications: u32,
-    /// Number of merged extents, and of other extents.
+    /// Number of extents in merged publications, and (`apart`) of extents in later publications.
     together: usize,
     apart: usize,
 }
@@ -70,7 +70,7 @@ impl Published {
     }
 }
 
-/// Returns version, size and time of the last change of a file that several mounts write; `None` for another file.
+/// Returns version, size and time of the last change of a file that several mounts write; `None` for any other file.
 pub(crate) fn seen(db: &Connection, ino: u64) -> Result<Option<(u64, u64, i64)>, Fault> {
     let sql = "SELECT layout.object, layout.size, layout.mtime FROM inode CROSS JOIN layout \
                ON layout.object = inode.writing WHERE ino = ?1 AND unit = 0";
@@ -82,7 +82,7 @@ pub(crate) fn seen(db: &Connection, ino: u64) -> Result<Option<(u64, u64, i64)>,
     Ok(found.optional()?)
 }
 
-/// Returns the extents of a sealed version, encoded.
+/// Returns the encoded extents of a sealed version that several mounts have written.
 pub(crate) fn extents(db: &Connection, version: u64) -> Result<Vec<u8>, Fault> {
     let mut statement = db.prepare_cached("SELECT extents FROM layout WHERE object = ?1")?;
     let found = statement.query_row([version.cast_signed()], |row| row.get(0));
@@ -90,7 +90,7 @@ pub(crate) fn extents(db: &Connection, version: u64) -> Result<Vec<u8>, Fault> {
     Ok(found.flatten().unwrap_or_default())
 }
 
-/// Returns the layout of a sealed version with these parts.
+/// Returns the layout of a sealed version that several mounts have written, given its parts.
 pub(super) fn sealed(db: &Connection, version: u64, parts: Vec<Part>) -> Result<Layout, Fault> {
     let sql = "SELECT size FROM layout WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -107,7 +107,7 @@ pub(super) fn is_written(db: &Connection, version: u64) -> Result<bool, Fault> {
 }
 
 impl Tx<'_> {
-    /// Returns the member for an object that is an unsealed part of a version that several mounts write.
+    /// Returns the writer's part for an object that is an unsealed part of a version that several mounts write.
     pub(crate) fn member(&self, part: u64) -> Result<Option<WriterPart>, Fault> {
         if !self.shared.parts() {
             return Ok(None);
@@ -143,8 +143,8 @@ impl Tx<'_> {
         Err(Fault::Malformed("only mounts write files together"))
     }
 
-    /// Returns the part that a mount writes into a shared version. If the mount has been the only writer so far, the version
-    /// becomes shared, and the object's first `base` bytes count as published.
+    /// Returns the part that a mount writes into a shared version. If the mount has been the only writer so far, the version becomes
+    /// shared, and the first `base` bytes of its object count as published.
     fn shared_member(
         &mut self,
         (ino, object): (u64, u64),
@@ -235,7 +235,7 @@ impl Tx<'_> {
         self.opened_multi_writer(vnode, &member)
     }
 
-    /// Returns the right to write a part.
+    /// Returns the answer with a capability to write a part.
     pub(crate) fn opened_multi_writer(
         &self,
         vnode: &InodeRecord,
@@ -299,7 +299,7 @@ impl Tx<'_> {
         })
     }
 
-    /// See [`v1::Publications`].
+    /// Answers [`v1::Publications`]: the publications of a version since the caller's last request.
     pub(crate) fn read_publications(&self, op: &v1::Publications) -> Result<Answer, Fault> {
         let mount = self.need_mount().is_ok();
         let vnode = match mount {
@@ -334,7 +334,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// Returns the version that several mounts write, for reading; `None` if the file has no such version.
+    /// Returns a capability to read the version that several mounts write; `None` if the file has no such version.
     pub(crate) fn open_multi_writer(&self, vnode: &InodeRecord) -> Result<Option<Answer>, Fault> {
         if !self.is_multi_writer(vnode)? {
             return Ok(None);
@@ -344,7 +344,7 @@ impl Tx<'_> {
         self.opened_written(vnode).map(Some)
     }
 
-    /// Returns the version that several mounts write, in its present state.
+    /// Returns the present state of the version that several mounts write, for reading.
     pub(crate) fn opened_written(&self, vnode: &InodeRecord) -> Result<Answer, Fault> {
         let reported = self.published(vnode, vnode.writing, 0, None)?;
         Ok(Answer::Opened(v1::Opened {
@@ -356,7 +356,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// Records the bytes that a mount has written.
+    /// Records which bytes a mount has written into its part.
     pub(crate) fn publish(&mut self, op: &v1::Publish) -> Result<Answer, Fault> {
         self.need_mount()?;
         let mut member = self.shared_member((op.ino, op.object), op.base)?;
@@ -372,7 +372,7 @@ impl Tx<'_> {
         self.news(&vnode, member.version, op.since, Some(&member))
     }
 
-    /// Records a publication of a part; returns whether it is new.
+    /// Records a publication of a part; returns whether the publication is new.
     fn record(
         &self,
         member: &mut WriterPart,
@@ -416,7 +416,7 @@ impl Tx<'_> {
         Ok(true)
     }
 
-    /// Merges publications if there are too many.
+    /// Merges the publications of a version if their number exceeds the limit.
     fn condense(&self, version: u64) -> Result<(), Fault> {
         let now = self.published_of(version)?;
         if now.publications <= PUBLICATIONS_MAX && now.together + now.apart <= PUBLISHED_MAX {
@@ -428,8 +428,8 @@ impl Tx<'_> {
         }
     }
 
-    /// Checks that another writer may join. The version must have space for the last publications of the new writer and of all
-    /// present writers; otherwise it could never be sealed.
+    /// Checks that another mount may write the version. The version must have space for the last publications of the new writer and of all
+    /// present writers; otherwise the server could never seal the version.
     fn need_space_for_extents(&self, version: u64) -> Result<(), Fault> {
         let sql = "SELECT count(*) FROM part CROSS JOIN writing ON writing.object = part.part WHERE part.object = ?1";
         let mut statement = self.db.prepare_cached(sql)?;
@@ -465,7 +465,7 @@ impl Tx<'_> {
         Ok(published)
     }
 
-    /// Merges publications; returns the number of extents.
+    /// Merges the publications of a version; returns the number of extents.
     fn put_together(&self, version: u64) -> Result<usize, Fault> {
         let merged = self.merged(version)?;
         let last = self.whole(version)?.last;
@@ -533,7 +533,7 @@ impl Tx<'_> {
         found.optional()?.ok_or(Fault::Stale(version))
     }
 
-    /// Returns the layout of all publications.
+    /// Returns the layout that results from all publications of a version.
     fn merged(&self, version: u64) -> Result<Extents, Fault> {
         let (_, rows) = parts::parts(self.db, version)?.ok_or(Fault::Stale(version))?;
         let part = |row: &parts::PartRow| Part::on(ObjectId(row.object), 0, NodeId(row.node));
@@ -578,15 +578,15 @@ impl Tx<'_> {
         Ok(statement.query_row([version.cast_signed()], |row| row.get(0))?)
     }
 
-    /// Returns whether an object is or was a part of a version that several mounts write, and its own writing has ended.
+    /// Returns whether an object is or was a part of a version that several mounts write, and is no longer being written.
     pub(crate) fn was_member(&self, object: u64) -> Result<bool, Fault> {
         let sql = "SELECT 1 FROM part CROSS JOIN layout ON layout.object = part.object WHERE part = ?1 AND unit = 0";
         let mut statement = self.db.prepare_cached(sql)?;
         Ok(self.shared.parts() && statement.exists([object.cast_signed()])?)
     }
 
-    /// Returns the member for an object that is to be sealed, if several mounts write its version. The seal itself may carry the
-    /// first publications of a writer that has published none.
+    /// Returns the writer's part for an object that is to be sealed, if several mounts write its version. The seal may contain the first
+    /// publications of a writer that has published nothing so far.
     pub(crate) fn member_to_seal(&mut self, op: &v1::Seal) -> Result<Option<WriterPart>, Fault> {
         let member = self.member(op.object)?;
         if member.is_some() || op.publications.is_empty() || op.base.is_none() {
@@ -599,7 +599,7 @@ impl Tx<'_> {
         self.shared_member((op.ino, op.object), op.base).map(Some)
     }
 
-    /// Seals a part: all its bytes are stored. The last seal also seals the version.
+    /// Seals a part whose bytes are all stored. The seal of the last part also seals the version.
     pub(crate) fn seal_multi_writer(
         &mut self,
         op: &v1::Seal,
@@ -624,8 +624,8 @@ impl Tx<'_> {
         self.leave_multi_writer(&mut vnode, &member, &op.replicas)
     }
 
-    /// Abandons a part that will not be sealed. The bytes that it published become holes. A part that published nothing is removed
-    /// with the last seal: until then mounts know the later parts by their numbers.
+    /// Aborts a part that will not be sealed. Bytes that were published in the part become holes. A part without publications is removed
+    /// only by the seal of the last part, since mounts identify the later parts by their numbers.
     pub(crate) fn abandon_multi_writer(
         &mut self,
         op: &v1::Abandon,
@@ -667,7 +667,7 @@ impl Tx<'_> {
         )
     }
 
-    /// Stores the layout of a version whose parts are all sealed. Returns its size and the time of its last change.
+    /// Stores the layout of a version whose parts are all sealed. Returns the version's size and the time of its last change.
     fn seal_extents(&self, version: u64) -> Result<(u64, i64), Fault> {
         let mut merged = self.merged(version)?;
         let whole = self.whole(version)?;
@@ -723,7 +723,7 @@ mod tests {
     use tidemill_core::layout::PartOf;
     use tidemill_wire::v1::name_op::Op;
 
-    /// A namespace with a node, and ids of objects.
+    /// A namespace with a node and counters for object ids, for the tests of this module.
     struct MultiWriterBench {
         names: SqliteNames,
         next: u64,
@@ -767,7 +767,7 @@ mod tests {
             }
         }
 
-        /// Creates a file that session 5 writes; returns its inode and object.
+        /// Creates a file that session 5 writes; returns the file's inode and object.
         fn create(&mut self) -> (u64, u64) {
             let object = self.object();
             let create = v1::Create {
@@ -801,7 +801,7 @@ mod tests {
             self.ask(session, Op::Publish(publish)).map(multi_writer)
         }
 
-        /// Adds another session as a writer; returns its object.
+        /// Adds another session as a writer of the file; returns the session's object.
         fn join(&mut self, session: u64, ino: u64) -> (u64, v1::MultiWriter) {
             self.try_join(session, ino).unwrap()
         }
@@ -883,7 +883,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_publications_have_no_second_effect() {
+    fn multi_writer_publication_repeated_has_no_second_effect() {
         let mut bench = MultiWriterBench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(10), vec![]).unwrap();
@@ -920,7 +920,7 @@ mod tests {
     }
 
     #[test]
-    fn seal_of_unheard_writer_carries_all_its_extents() {
+    fn multi_writer_seal_without_publication_adds_all_extents() {
         let mut bench = MultiWriterBench::new();
         let (ino, one) = bench.create();
         let seal = v1::Seal {
@@ -940,9 +940,9 @@ mod tests {
         assert_eq!(list, [extent(0, 5, 0, 0), extent(5, 20, 0, 10)]);
     }
 
-    /// The right to write a part names the part's file, so the number of another file gives nobody that right.
+    /// A capability to write a part names the part's file, so the inode number of another file gives nobody that capability.
     #[test]
-    fn new_version_of_another_file_gives_no_right_to_part() {
+    fn new_version_request_for_other_file_gets_no_capability_for_part() {
         let mut bench = MultiWriterBench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(0), vec![]).unwrap();
@@ -981,7 +981,7 @@ mod tests {
     }
 
     #[test]
-    fn publish_of_invalid_extents_is_refused_without_effect() {
+    fn multi_writer_publication_of_invalid_extents_is_refused() {
         let mut bench = MultiWriterBench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(0), vec![]).unwrap();
@@ -1026,7 +1026,7 @@ mod tests {
     }
 
     #[test]
-    fn seal_turns_missing_bytes_to_holes_and_drops_empty_parts() {
+    fn multi_writer_seal_makes_missing_bytes_holes_and_drops_empty_parts() {
         let mut bench = MultiWriterBench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(100), vec![]).unwrap();
@@ -1051,7 +1051,7 @@ mod tests {
     }
 
     #[test]
-    fn abandoned_part_keeps_numbers_of_other_parts() {
+    fn multi_writer_abort_of_part_keeps_numbers_of_other_parts() {
         let mut bench = MultiWriterBench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(100), vec![]).unwrap();
@@ -1075,7 +1075,7 @@ mod tests {
     }
 
     #[test]
-    fn publications_merge_and_reader_with_old_state_gets_all() {
+    fn merged_publications_are_sent_completely_to_reader_with_old_state() {
         let mut bench = MultiWriterBench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(0), vec![]).unwrap();
@@ -1112,9 +1112,9 @@ mod tests {
         }
     }
 
-    /// Each writer reports as many extents as allowed with its last message, all amid the extents of others. Another writer follows.
+    /// Each writer publishes as many extents as allowed with its seal, all between extents of others. Then another writer opens the file.
     #[test]
-    fn open_of_file_with_too_many_extents_fails_and_seal_succeeds() {
+    fn multi_writer_open_with_too_many_extents_fails_and_seal_succeeds() {
         const WORD: u64 = UNPUBLISHED_MAX as u64;
         let mut bench = MultiWriterBench::new();
         let (ino, one) = bench.create();
@@ -1144,7 +1144,7 @@ mod tests {
     }
 
     #[test]
-    fn removal_of_shared_file_clears_burst_tier() {
+    fn multi_writer_file_rewrite_or_removal_deletes_burst_tier_records() {
         let tier = "SELECT object FROM burst ORDER BY object";
         for again in [false, true] {
             let mut bench = MultiWriterBench::new();
@@ -1181,7 +1181,7 @@ mod tests {
     }
 
     #[test]
-    fn publications_are_refused_without_access_to_file() {
+    fn multi_writer_publication_without_access_to_file_is_refused() {
         let mut bench = MultiWriterBench::new();
         let (ino, one) = bench.create();
         let version = bench.publish((5, ino, one), Some(10), vec![]);
@@ -1225,7 +1225,7 @@ mod tests {
     }
 
     #[test]
-    fn unlink_during_shared_write_leaves_no_rows() {
+    fn unlink_during_write_of_several_mounts_leaves_no_rows() {
         let mut bench = MultiWriterBench::new();
         let (ino, one) = bench.create();
         bench.publish((5, ino, one), Some(10), vec![]).unwrap();

@@ -1,7 +1,7 @@
-//! Notes about inodes for nodes: this module records which notes are due and builds them (next: `server/src/notes.rs`).
+//! Notes about inodes for nodes: this module records which notes are to be sent, and builds them (next: `server/src/notes.rs`).
 //!
-//! A note describes the state at the time of sending, not the change. Its number is taken in the transaction that reads the state,
-//! so of two notes about an inode the higher number is the later state.
+//! A note describes the state of an inode at the time of sending, not the change. The transaction that reads the state also takes the
+//! note's number, so of two notes about an inode the note with the higher number has the later state.
 
 use super::fault::Fault;
 use super::ids;
@@ -13,23 +13,23 @@ use crate::rules::noted;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_wire::v1::{self, Kind};
 
-/// Stands for all nodes in the table: every node records inodes without an object.
+/// Value of the column `node` for a note to all nodes: every node stores notes about inodes without an object.
 const ALL: i64 = NO_NODE;
-/// Maximum number of rows in one batch.
+/// Maximum number of rows in one batch of notes.
 const ROWS_MAX: u32 = 1000;
-/// Maximum number of bytes of names and attributes in one batch, without the last note.
+/// Maximum number of bytes of names and attributes in one batch of notes, not counting the last note.
 const BYTES_MAX: usize = 4 << 20;
 
-/// Rows that a batch was made of.
+/// Rows from which a batch of notes was built.
 #[derive(Debug)]
 pub(crate) struct NoteRows {
-    /// Inode, and the number of its changes so far.
+    /// Each inode, and the number of its changes up to the batch.
     pub(crate) rows: Vec<(u64, u64)>,
-    /// Highest change number of the batch.
+    /// Highest change number in the batch.
     pub(crate) last: u64,
 }
 
-/// Records that an inode changed or was deleted: the nodes that know it must be informed.
+/// Records that an inode changed or was deleted, so that the nodes that know the inode receive a note.
 pub(crate) fn changed(db: &Connection, vnode: &InodeRecord) -> Result<(), Fault> {
     // A file that was never sealed has no content to recover.
     if vnode.kind == Kind::File && vnode.version == 0 {
@@ -45,7 +45,7 @@ pub(crate) fn changed(db: &Connection, vnode: &InodeRecord) -> Result<(), Fault>
     Ok(())
 }
 
-/// Records that a node has a replica of a version now and needs a note about its file.
+/// Records that a node now has a replica of a version and needs a note about the version's file.
 pub(crate) fn copied(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
     let sql = "INSERT INTO note SELECT ?2, ino, 1 FROM held WHERE object = ?1 \
                ON CONFLICT DO UPDATE SET changes = changes + 1";
@@ -54,7 +54,7 @@ pub(crate) fn copied(db: &Connection, object: u64, node: u32) -> Result<(), Faul
     Ok(())
 }
 
-/// Records that all nodes need a note about this inode.
+/// Records that all nodes need a note about an inode.
 pub(crate) fn changed_for_all(db: &Connection, ino: u64) -> Result<(), Fault> {
     changed_at(db, ALL, ino)
 }
@@ -67,23 +67,23 @@ fn changed_at(db: &Connection, node: i64, ino: u64) -> Result<(), Fault> {
 }
 
 impl Tx<'_> {
-    /// See [`changed`].
+    /// Records that nodes need a note about an inode, as [`changed`] does.
     pub(crate) fn note(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         changed(self.db, vnode)
     }
 
-    /// Informs all nodes of a file that has an object now: until now all of them recorded the file, from now on only one does.
+    /// Requests notes to all nodes about a file that now has an object: so far all nodes stored notes about it, from now on one node does.
     pub(crate) fn note_for_all(&self, ino: u64) -> Result<(), Fault> {
         changed_for_all(self.db, ino)
     }
 }
 
-/// Returns whether notes wait for a node.
+/// Returns whether notes wait to be sent to a node.
 pub(crate) fn waiting(db: &Connection, node: u32) -> Result<bool, Fault> {
     exists(db, node.into())
 }
 
-/// Returns whether rows for all nodes exist.
+/// Returns whether there are rows for notes to all nodes.
 pub(crate) fn waiting_for_all(db: &Connection) -> Result<bool, Fault> {
     exists(db, ALL)
 }
@@ -93,7 +93,7 @@ fn exists(db: &Connection, node: i64) -> Result<bool, Fault> {
     Ok(statement.exists([node])?)
 }
 
-/// Expands the rows for all nodes into rows of each node, if nodes exist.
+/// Replaces each row for all nodes by one row for each node, if nodes exist.
 pub(crate) fn spread(db: &Connection) -> Result<(), Fault> {
     let some = "SELECT ino FROM note WHERE node = ?1 ORDER BY ino LIMIT ?2";
     let copy = format!(
@@ -109,7 +109,7 @@ pub(crate) fn spread(db: &Connection) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Deletes the rows of notes that a node has received.
+/// Deletes the rows of notes that a node has confirmed.
 pub(crate) fn done(db: &Connection, node: u32, rows: &[(u64, u64)]) -> Result<(), Fault> {
     let sql = "DELETE FROM note WHERE node = ?1 AND ino = ?2 AND changes = ?3";
     let mut statement = db.prepare_cached(sql)?;
@@ -119,7 +119,7 @@ pub(crate) fn done(db: &Connection, node: u32, rows: &[(u64, u64)]) -> Result<()
     Ok(())
 }
 
-/// Returns the next notes for a node, if any.
+/// Returns the next batch of notes for a node; `None` if no notes wait.
 pub(crate) fn take(
     db: &Connection,
     node: u32,
@@ -159,7 +159,7 @@ pub(crate) fn take(
     Ok(Some((NoteRows { rows, last }, notes)))
 }
 
-/// Returns the note with an inode's present state for a node.
+/// Returns the note for a node with an inode's present state.
 fn note(db: &Connection, ino: u64, node: u32) -> Result<v1::NameNote, Fault> {
     if let Some(note) = noted::note(db, ino)? {
         return Ok(note);
@@ -223,7 +223,7 @@ fn note(db: &Connection, ino: u64, node: u32) -> Result<v1::NameNote, Fault> {
     })
 }
 
-/// Returns the layout of a version that consists of several objects.
+/// Returns the layout of a version; `None` for a version that is one object.
 fn layout(db: &Connection, vnode: &InodeRecord) -> Result<Option<v1::Layout>, Fault> {
     let parts = match vnode.has_parts() {
         true => parts::parts(db, vnode.object)?,
@@ -249,7 +249,7 @@ fn layout(db: &Connection, vnode: &InodeRecord) -> Result<Option<v1::Layout>, Fa
     }))
 }
 
-/// Returns the wanted number of replicas of a version, and whether a node has a replica that is not the first.
+/// Returns the wanted number of replicas of a version, and whether a node has a replica other than the first.
 fn replicas(db: &Connection, object: u64, node: u32) -> Result<(u32, bool), Fault> {
     let sql = "SELECT replicas, EXISTS (SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND state = ?3) \
                FROM version WHERE object = ?1";

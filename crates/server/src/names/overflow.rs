@@ -1,4 +1,4 @@
-//! Files in memory: placement of new versions, and the move of an unfinished version to another node when memory is full.
+//! Files in the memory tier: placement of new versions, and the migration of an unfinished version to another node when memory is full.
 
 use super::attribute::DIRECTORY_TIER;
 use super::fault::Fault;
@@ -15,19 +15,19 @@ use tidemill_core::layout::{
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
 
-/// Location of the client that asks for a new version, and the start of that version.
+/// Location of the client that requests a new version, and properties of the new version.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ClientLocation<'a> {
-    /// Nodes of the client's host on which the client can write in place. The client can leave such a node if it is in
-    /// memory and full.
+    /// Nodes of the client's host to which the client can write directly, without the network. The client can leave such a node if the node
+    /// is in the memory tier and full.
     pub(crate) here: &'a [u32],
-    /// Nodes that have other parts of the file.
+    /// Nodes that already have other parts of the file.
     pub(crate) apart: &'a [u32],
-    /// Bytes that the version begins with.
+    /// Number of bytes with which the version begins.
     pub(crate) bytes: u64,
-    /// Object that the version is written to; 0 if that does not matter.
+    /// Object into which the version is written; 0 if the placement does not depend on the object.
     pub(crate) object: u64,
-    /// Whether the object is already in the store of its node.
+    /// Whether the object already exists in the backend of its node.
     pub(crate) stub: bool,
 }
 
@@ -56,7 +56,7 @@ impl<'a> From<&'a v1::NewVersion> for ClientLocation<'a> {
 }
 
 impl Tx<'_> {
-    /// Returns the node of the memory tier for a version in this directory; `None` if the directory does not ask for memory, or memory is full.
+    /// Returns a node of the memory tier for a version in a directory; `None` if the directory does not select memory, or memory is full.
     pub(super) fn placed_in_memory(
         &self,
         dir: &InodeRecord,
@@ -76,8 +76,8 @@ impl Tx<'_> {
         Ok(placed)
     }
 
-    /// Moves an unfinished version to another node. The first request returns the target; the second, after all bytes are
-    /// copied, removes the version from its former node.
+    /// Moves an unfinished version to another node. The first request returns the target node; the second request, after the client has
+    /// copied all bytes, removes the version from its former node.
     pub(crate) fn overflow(&mut self, op: &v1::Overflow) -> Result<Answer, Fault> {
         let (mut vnode, _) = self.written(op.ino, op.object)?;
         let from = self.writing_node(op.object)?;
@@ -124,9 +124,9 @@ impl Tx<'_> {
         self.opened_for_writing(&vnode, op.object)
     }
 
-    /// Ends the unfinished versions on a node of the memory tier, which are lost with the node. A file keeps the version that it has.
-    /// A file without a version receives the lost one, without bytes, so that no reader takes it for an empty file: the function
-    /// that loses the versions of the node will find it. Returns the number of unfinished versions.
+    /// Ends the unfinished versions on a node of the memory tier that has lost its memory. A file with a sealed version keeps that version.
+    /// A file without a sealed version receives the lost version, without bytes, so that no reader mistakes the file for an empty file; the
+    /// function that records the lost versions of the node also finds this version. Returns the number of unfinished versions.
     pub(crate) fn lose_writing(&mut self, node: u32) -> Result<u64, Fault> {
         let mut statement = self
             .db
@@ -149,8 +149,8 @@ impl Tx<'_> {
         Ok(written.len() as u64)
     }
 
-    /// Makes the first, unsealed version of a file a version without bytes. It triggers no rule. The version has a new object that no
-    /// node stores: a writer that does not know of the loss may still write the old object, which is no version.
+    /// Turns the first, unsealed version of a file into a version without bytes, which triggers no rule. The version has a new object that
+    /// no node stores: a writer that does not know of the loss may still write the old object, which is not part of a version.
     fn lose_first(&mut self, mut vnode: InodeRecord, node: i64) -> Result<(), Fault> {
         let written = std::mem::take(&mut vnode.writing);
         self.end_begun(written, ABANDONED)?;
@@ -179,7 +179,7 @@ impl Tx<'_> {
     }
 }
 
-/// Chooses a node on a disk with space for the bytes written so far.
+/// Chooses a node with a disk that has space for the bytes written so far.
 fn elsewhere(op: &v1::Overflow, from: i64, spaces: &[FreeSpace]) -> Result<NodeId, PlacementError> {
     let needed = op.bytes.saturating_add(RESERVE_BYTES);
     let able = spaces

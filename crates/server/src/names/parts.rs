@@ -1,6 +1,6 @@
-//! Versions of several objects (striped versions). The object of the version itself is on no node (`NO_NODE` in `inode` and
-//! `version`); all other tables refer to it as the version. Its parts are rows of `part`, objects with places and replicas like those
-//! of other versions.
+//! Versions that consist of several objects (striped versions). The object of the version itself is on no node (`NO_NODE` in `inode` and
+//! `version`); all other tables use its id for the version. The parts of the version are rows of `part`: objects with nodes and replicas
+//! like the objects of other versions.
 
 use super::attribute::DIRECTORY_STRIPES;
 use super::fault::Fault;
@@ -16,16 +16,16 @@ use tidemill_core::layout::{self, Layout, LayoutError, Part, PartOf, StripedLayo
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 
-/// Place recorded for a client that holds a version of several objects: no node.
+/// Node recorded for a client that holds a version of several objects: none.
 pub(crate) const NOWHERE: u32 = u32::MAX;
-/// Size of a part that is not sealed.
+/// Value of the column `part.size` for a part that is not sealed.
 pub(super) const UNSEALED: i64 = -1;
 /// Maximum number of versions whose parts are released in one transaction.
 const LET_GO_MAX: usize = 256;
 
 impl Tx<'_> {
-    /// Returns the striping of a new version of a file in a directory: the requested one, else the directory's, else that of the previous
-    /// version; `None` for one object.
+    /// Returns the striping of a new version of a file in a directory: the requested striping, else the directory's, else that of the
+    /// file's previous version; `None` for a version that is one object.
     pub(crate) fn stripes_wanted(
         &self,
         (asked, node): (Option<&v1::Stripes>, Option<u32>),
@@ -63,7 +63,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// Creates the parts of a version that is about to be written. Returns the node of the version itself: none.
+    /// Creates the parts of a version that is about to be written. Returns the node of the version's own object, which is `NO_NODE`.
     pub(crate) fn begin_parts(
         &self,
         ino: u64,
@@ -93,7 +93,7 @@ impl Tx<'_> {
         Ok(NO_NODE)
     }
 
-    /// Makes a version of sealed objects, which belong to the version from now on.
+    /// Makes sealed objects the parts of a version.
     pub(crate) fn lay_out(&self, object: ObjectId, striped: &StripedLayout) -> Result<(), Fault> {
         self.shared.set_parts();
         let version = object.0.cast_signed();
@@ -114,8 +114,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Returns the layout of a version for a client that may use its parts; `None` for one object. With `corrupt`, the layout
-    /// includes the corrupt replicas of a part without a good replica.
+    /// Returns the layout of a version for a client, with capabilities for the parts; `None` for a version that is one object. With
+    /// `corrupt`, the layout includes the corrupt replicas of parts without an intact replica.
     pub(crate) fn opened_parts(
         &self,
         vnode: &InodeRecord,
@@ -159,7 +159,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// Records the sizes of the parts of an unfinished version; returns the size of the file.
+    /// Records the sizes of the parts of an unfinished version; returns the size of the file in bytes.
     pub(crate) fn seal_parts(&self, object: u64, sizes: &[u64]) -> Result<u64, Fault> {
         let Some((unit, parts)) = parts(self.db, object)? else {
             return Err(Fault::Stale(object));
@@ -177,8 +177,8 @@ impl Tx<'_> {
             .ok_or(Fault::Malformed("no file has as many bytes as that"))
     }
 
-    /// Seals one part of an unfinished version whose writer is no longer alive. Returns the version, and the sizes of all parts
-    /// once all are sealed.
+    /// Seals one part of an unfinished version whose writer is no longer alive. Returns the version, and the sizes of all parts if all
+    /// parts are sealed.
     pub(crate) fn seal_part(&self, part: u64, size: u64) -> Result<Option<Half>, Fault> {
         let Some(version) = version_of(self.db, part)? else {
             return Ok(None);
@@ -198,7 +198,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Returns the places of the bytes of a version.
+    /// Returns the layout of a version: the nodes and replicas of each part.
     pub(crate) fn layout_of(&self, vnode: &InodeRecord) -> Result<Layout, Fault> {
         let others = |part: &mut Part| -> Result<(), Fault> {
             let others = replicas::others(self.db, part.object.0)?.into_iter();
@@ -234,13 +234,13 @@ impl Tx<'_> {
         }))
     }
 
-    /// Returns the node of the first object of a version.
+    /// Returns the node of the first part of a version.
     pub(crate) fn first_part(&self, object: u64) -> Option<u32> {
         let (_, parts) = parts(self.db, object).ok()??;
         parts.first().map(|part| part.node)
     }
 
-    /// Returns the striping of a file in the form of a request; `None` if the file is not striped.
+    /// Returns the striping of a file in the notation of the directory attribute; `None` if the file is not striped.
     pub(crate) fn stripes_of(&self, vnode: &InodeRecord) -> Result<Option<String>, Fault> {
         let parts = parts(self.db, vnode.object)?.filter(|(unit, _)| *unit > 0);
         Ok(parts.map(|(unit, parts)| {
@@ -250,7 +250,7 @@ impl Tx<'_> {
     }
 }
 
-/// Value of the directory attribute: `None` is `off`.
+/// Value of the directory attribute for striping; `None` for the value `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Striping(Option<Stripes>);
 
@@ -269,20 +269,20 @@ impl FromStr for Striping {
 #[derive(Clone, Debug)]
 pub(crate) struct Half {
     pub(crate) version: u64,
-    /// Sizes of all its parts, once all are sealed.
+    /// Sizes of all parts of the version in bytes; `None` if a part is not sealed.
     pub(crate) sizes: Option<Vec<u64>>,
 }
 
-/// A stored part.
+/// A row of the table `part`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartRow {
     pub(crate) object: u64,
     pub(crate) node: u32,
-    /// Size in bytes; `None` if the part is not sealed.
+    /// Size of the part in bytes; `None` if the part is not sealed.
     pub(crate) size: Option<u64>,
 }
 
-/// Returns the stripe unit and the parts of a version; `None` for one object.
+/// Returns the stripe unit and the parts of a version; `None` for a version that is one object.
 pub(crate) fn parts(db: &Connection, object: u64) -> Result<Option<(u64, Vec<PartRow>)>, Fault> {
     let mut statement = db.prepare_cached("SELECT unit FROM layout WHERE object = ?1")?;
     let unit = statement.query_row([object.cast_signed()], |row| row.get::<_, i64>(0));
@@ -304,7 +304,7 @@ pub(crate) fn parts(db: &Connection, object: u64) -> Result<Option<(u64, Vec<Par
     )))
 }
 
-/// Returns those of the objects that consist of several objects, with their layouts.
+/// Returns the layouts of those versions in a list that consist of several objects.
 pub(crate) fn of_all(
     db: &Connection,
     objects: &[ObjectId],
@@ -318,7 +318,7 @@ pub(crate) fn of_all(
     Ok(found)
 }
 
-/// Returns the layout of a sealed version, with each part on its first node; `None` for one object.
+/// Returns the layout of a sealed version, with each part on its first node; `None` for a version that is one object.
 pub(crate) fn sealed(db: &Connection, object: u64) -> Result<Option<Layout>, Fault> {
     let Some((unit, rows)) = parts(db, object)? else {
         return Ok(None);
@@ -336,7 +336,7 @@ pub(crate) fn sealed(db: &Connection, object: u64) -> Result<Option<Layout>, Fau
     Ok(Some(Layout::Striped(StripedLayout { unit, size, parts })))
 }
 
-/// Returns the version and position that an object is a part of.
+/// Returns the version that contains an object as a part, and the position of the part.
 pub(crate) fn part_of(db: &Connection, part: u64) -> Result<Option<PartOf>, Fault> {
     let sql = "SELECT part.object, seq, (SELECT count(*) FROM part AS all_of WHERE all_of.object = part.object), unit \
                FROM part CROSS JOIN layout ON layout.object = part.object WHERE part = ?1";
@@ -353,14 +353,14 @@ pub(crate) fn part_of(db: &Connection, part: u64) -> Result<Option<PartOf>, Faul
     Ok(found.optional()?)
 }
 
-/// Returns the version that an object is a part of.
+/// Returns the version that contains an object as a part.
 fn version_of(db: &Connection, part: u64) -> Result<Option<u64>, Fault> {
     let mut statement = db.prepare_cached("SELECT object FROM part WHERE part = ?1")?;
     let found = statement.query_row([part.cast_signed()], |row| row.get::<_, i64>(0));
     Ok(found.optional()?.map(i64::cast_unsigned))
 }
 
-/// Makes the parts of unused versions objects to be removed.
+/// Detaches the parts of versions that are no longer used, so that the parts can be removed as single objects.
 pub(crate) fn let_go(
     db: &Connection,
     due: (i64, i64),

@@ -1,5 +1,5 @@
-//! Quotas: the space that files in a [workspace](super::workspaces) may use together. Closed versions count; a writer learns the size that
-//! its new version may reach.
+//! Quotas: the total space that files in a [workspace](super::workspaces) may use. Sealed versions count. A writer receives the maximum
+//! size that its new version may reach.
 
 use super::burst::sum_of;
 use super::fault::Fault;
@@ -13,30 +13,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::Kind;
 
-/// Time for which a workspace's known usage may be wrong after a removal, in nanoseconds.
+/// Time in nanoseconds for which a workspace's known usage may be too large after a removal.
 const COUNT_PAUSE_NS: i64 = 1_000_000_000;
-/// The same as a multiple of the duration of the count: no other client can change names during a count.
+/// The same time as a multiple of the duration of counting, during which no other client can change names.
 const COUNT_PAUSE_FACTOR: i64 = 20;
 
-/// Usage of workspaces known without a count.
+/// Usage of workspaces that is known without counting.
 #[derive(Debug, Default)]
 pub(crate) struct Quotas {
     any: AtomicBool,
     used: Mutex<HashMap<u64, Used>>,
 }
 
-/// Usage of a workspace.
+/// Usage of one workspace.
 #[derive(Clone, Copy, Debug)]
 struct Used {
-    /// Bytes, including bytes written since the count; removals since the count are not subtracted.
+    /// Bytes in use, including bytes written since the last count. Removals since the count are not subtracted.
     bytes: u64,
-    /// Time of the next count, and a time before it at which the count was made.
+    /// Time of the next count in nanoseconds since the Unix epoch, and (`counted`) time of the last count.
     until: i64,
     counted: i64,
 }
 
 impl Quotas {
-    /// Returns whether workspaces exist, or did since the start.
+    /// Returns whether any workspace exists, or existed since the server's start.
     fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
@@ -45,7 +45,7 @@ impl Quotas {
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// Forgets the usage of a workspace that has ended, or whose next count is due.
+    /// Deletes the known usage of a workspace that has ended, or whose next count is due.
     pub(crate) fn forget(&self, workspace: u64) {
         self.used.lock().remove(&workspace);
     }
@@ -76,7 +76,7 @@ impl Quotas {
 }
 
 impl Tx<'_> {
-    /// Fails if the workspace of a new version is full.
+    /// Fails if the quota of a new version's workspace is used up.
     pub(super) fn need_quota(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         match self.size_max(vnode)? {
             Some(0) => Err(Fault::WorkspaceFull(self.called(vnode.ino))),
@@ -84,7 +84,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Returns the maximum size of a file's next version; `None` if the file is in no workspace with a quota.
+    /// Returns the maximum size in bytes of a file's next version; `None` if the file is in no workspace with a quota.
     pub(super) fn size_max(&self, vnode: &InodeRecord) -> Result<Option<u64>, Fault> {
         let Some((workspace, quota)) = self
             .workspace_of(vnode.ino)?
@@ -96,7 +96,7 @@ impl Tx<'_> {
         Ok(Some(quota.saturating_sub(used).saturating_add(vnode.size)))
     }
 
-    /// Adds the growth of a version that was just sealed, before the next count.
+    /// Adds the growth of a version that was just sealed to the workspace's known usage, before the next count.
     pub(super) fn grown(&self, vnode: &InodeRecord, bytes: u64) -> Result<(), Fault> {
         if let Some((workspace, _)) = self.workspace_of(vnode.ino)? {
             self.shared.quotas.grown(workspace, bytes);
@@ -104,7 +104,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Returns the workspace of a file, and its quota.
+    /// Returns the workspace that contains a file, and its quota in bytes.
     fn workspace_of(&self, ino: u64) -> Result<Option<(u64, u64)>, Fault> {
         if !self.shared.quotas.any() {
             return Ok(None);
@@ -122,7 +122,7 @@ impl Tx<'_> {
     }
 }
 
-/// Returns bytes and number of the files below a directory. The bytes include the capacity of the channels of a workspace.
+/// Returns the bytes and the number of the files below a directory. The bytes include the capacity of the workspace's channels.
 pub(super) fn used(db: &Connection, directory: u64) -> Result<(u64, u64), Fault> {
     let bytes = sum_of("size");
     let sql = format!(

@@ -1,4 +1,4 @@
-//! Versions that the server itself reads: they stay in place during the read, like versions that jobs read.
+//! Versions that the server itself reads. They are not removed during the read, like versions that jobs read.
 
 use super::fault::Fault;
 use super::shared::NamesShared;
@@ -10,13 +10,13 @@ use std::sync::Arc;
 use tidemill_core::layout::Layout;
 use tidemill_wire::v1::Kind;
 
-/// A version of a file. Its bytes and replicas are not removed while this value exists.
+/// A version of a file that is being read. The version's bytes and replicas are not removed while this value exists.
 #[derive(Debug)]
 pub(crate) struct ReadVersion {
     shared: Arc<NamesShared>,
-    /// The file at the time of the look-up.
+    /// Inode record of the file at the time of the lookup.
     pub(crate) vnode: InodeRecord,
-    /// Places of the bytes; `None` if the version has no bytes.
+    /// Layout of the version's bytes; `None` if the version has no bytes.
     pub(crate) layout: Option<Layout>,
     pinned: Vec<u64>,
 }
@@ -30,7 +30,7 @@ impl Drop for ReadVersion {
 }
 
 impl SqliteNames {
-    /// Returns the sealed version of a file for a caller that may read it.
+    /// Returns the sealed version of a file, if the caller may read the file.
     pub(crate) fn read_version(&self, caller: &Caller, ino: u64) -> Result<ReadVersion, Fault> {
         let shared = self.shared();
         self.database().read(|db| {

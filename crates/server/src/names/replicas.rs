@@ -1,8 +1,8 @@
-//! Replicas of versions in the namespace: the wanted number and the nodes that have them.
+//! Replicas of versions in the namespace: the wanted number of replicas, and the nodes that have replicas.
 //!
 //! All replicas of a version are one object with one id. The tables `inode` and `version` have the first replica, also of a version with
-//! only one replica; the table `replica` has the others. The table `short` lists versions that may have too few replicas; [`crate::replicas`]
-//! processes it.
+//! only one replica; the table `replica` has the other replicas. The table `short` lists versions that may have too few replicas;
+//! [`crate::replicas`] processes the table.
 
 use super::attribute::DIRECTORY_REPLICAS;
 use super::fault::Fault;
@@ -16,7 +16,7 @@ use tidemill_core::layout::{self, Layout, Part};
 use tidemill_core::replicas::{REPLICAS_MAX, ReplicaState, WantedReplicas};
 use tidemill_wire::v1::name_result::Result as Answer;
 
-/// States of a replica (`replica.state`).
+/// State of a replica in progress (`replica.state`), and (`CURRENT`) of an existing replica.
 pub(crate) const COMING: i64 = 0;
 pub(crate) const CURRENT: i64 = 1;
 
@@ -46,7 +46,7 @@ impl Tx<'_> {
         self.directory_attribute(&self.directory_of(ino)?, DIRECTORY_REPLICAS)
     }
 
-    /// Requests replicas of a version that was just recorded.
+    /// Requests the wanted replicas of a version that was just recorded.
     pub(crate) fn want_replicas(&self, vnode: &InodeRecord, now: bool) -> Result<(), Fault> {
         let at = if now { AT_ONCE } else { self.now };
         if !vnode.has_parts() {
@@ -60,8 +60,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Returns the answer for a caller that has sealed a version: done, or wait for replicas that are being made. Callers do not wait
-    /// for replicas that can't be made at present.
+    /// Returns the answer for a caller that has sealed a version: done, or wait for the replicas that are being created. Callers do not
+    /// wait for replicas that can't be created at present.
     pub(crate) fn sealed_with(
         &self,
         vnode: &InodeRecord,
@@ -83,7 +83,7 @@ impl Tx<'_> {
         })
     }
 
-    /// Returns the wanted number of replicas of a version, and the nodes with a further replica or a replica in progress.
+    /// Returns the wanted number of replicas of a version, and the nodes with another replica or a replica in progress.
     pub(crate) fn replicas_of(
         &self,
         object: u64,
@@ -94,8 +94,8 @@ impl Tx<'_> {
         Ok((wanted.optional()?.unwrap_or(1), others(self.db, object)?))
     }
 
-    /// Returns the node to read an object from. This is the first node. If the first node does not respond, or the caller avoids it, a node with
-    /// another replica is chosen.
+    /// Returns the node from which the caller should read an object: the first node. If the first node does not respond, or the
+    /// caller avoids that node, the function returns a node with another replica.
     pub(crate) fn readable(&self, object: u64, first: u32, avoid: &[u32]) -> Result<u32, Fault> {
         let corrupt = self.shared.corruption() && corruption::is(self.db, object, first)?;
         if object == 0 || (self.shared.answers(first) && !avoid.contains(&first) && !corrupt) {
@@ -138,7 +138,7 @@ impl Tx<'_> {
         Ok(fault)
     }
 
-    /// Removes the replicas of a version that is removed. A replica in progress is removed when it is complete.
+    /// Removes the replicas of a version that is being removed. A replica in progress is removed when it is complete.
     pub(crate) fn drop_replicas(&self, object: u64) -> Result<(), Fault> {
         let object = object.cast_signed();
         let sql = "INSERT OR IGNORE INTO removal(object, node, queued) \
@@ -157,7 +157,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Forgets the corruption of a version that is removed: no replica needs a repair.
+    /// Deletes the records of corrupt replicas of a version that is being removed, since no replica needs repair.
     pub(crate) fn forget_corruption(&self, object: u64) -> Result<(), Fault> {
         for sql in [
             "DELETE FROM corruption WHERE object = ?1",
@@ -222,7 +222,7 @@ impl Tx<'_> {
     }
 }
 
-/// Returns the nodes with a replica other than the first, also those with a replica in progress.
+/// Returns the nodes with replicas of an object other than the first replica, including replicas in progress.
 pub(crate) fn others(db: &Connection, object: u64) -> Result<Vec<(u32, ReplicaState)>, Fault> {
     let sql = "SELECT replica.node, state, repairing FROM replica LEFT JOIN corruption \
                ON corruption.object = replica.object AND corruption.node = replica.node \
@@ -238,7 +238,7 @@ pub(crate) fn others(db: &Connection, object: u64) -> Result<Vec<(u32, ReplicaSt
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the state of an object on its first node.
+/// Returns the state of an object's first replica.
 pub(crate) fn state_of_first(
     db: &Connection,
     object: u64,
@@ -250,7 +250,7 @@ pub(crate) fn state_of_first(
     Ok(of_corruption(repairing.optional()?))
 }
 
-/// Returns the state of an existing replica from its corruption: corrupt, or under repair.
+/// Returns the state of an existing replica from the record of its corruption: intact, corrupt, or under repair.
 fn of_corruption(repairing: Option<bool>) -> ReplicaState {
     match repairing {
         None => ReplicaState::Current,
@@ -259,7 +259,7 @@ fn of_corruption(repairing: Option<bool>) -> ReplicaState {
     }
 }
 
-/// Schedules a check whether a version has enough replicas; versions with only one replica are checked first.
+/// Schedules a check whether a version has enough replicas. The version is examined among those with only one replica, the most urgent.
 pub(crate) fn look_again(db: &Connection, object: u64, at: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO short VALUES (?1, 1, ?2) ON CONFLICT DO UPDATE SET at = min(at, ?2)";
     db.prepare_cached(sql)?
@@ -267,23 +267,23 @@ pub(crate) fn look_again(db: &Connection, object: u64, at: i64) -> Result<(), Fa
     Ok(())
 }
 
-/// Number of replicas of a version that was just sealed (`short.has`).
+/// Number of current replicas of a version that was just sealed (column `short.has`).
 pub(crate) const NEW: i64 = 1;
-/// Due time of a version that a caller waits for (`short.at`): a time long past.
+/// Time when a version is due that a caller waits for (column `short.at`): a time long past.
 const AT_ONCE: i64 = 0;
-/// Number for a version that only has to be moved (`short.has`). No replica is missing, so it is processed after all versions with too
-/// few replicas.
+/// Value of the column `short.has` for a version that only has to migrate. No replica is missing, so the version is examined after all
+/// versions with too few replicas.
 pub(crate) const MIGRATIONS: i64 = REPLICAS_MAX as i64 + 1;
-/// Reason for a migration of an object (`migration.why`).
+/// Reason of a migration (column `migration.why`).
 pub(crate) const DRAIN: i64 = 0;
 pub(crate) const MOVE: i64 = 1;
 pub(crate) const REBALANCE: i64 = 2;
 pub(crate) const EVICT: i64 = 3;
 pub(crate) const STAGE_IN: i64 = 4;
-/// Source of a replica that leaves no node (`migration.source`).
+/// Value of the column `migration.source` for a new replica that replaces no other replica.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
-/// Schedules an object that has a row of `migration`, or that is to be staged out.
+/// Schedules the examination of an object that has a row in `migration`, or that is to be staged out.
 pub(crate) fn migrates_at(db: &Connection, object: i64, at: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO short VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET at = min(at, ?3)";
     db.prepare_cached(sql)?
@@ -291,7 +291,7 @@ pub(crate) fn migrates_at(db: &Connection, object: i64, at: i64) -> Result<(), F
     Ok(())
 }
 
-/// Moves an object from a node that is being emptied, after it was just written there.
+/// Requests that an object migrates from a draining node, after the object was just written there.
 pub(crate) fn leaves(db: &Connection, object: u64, node: u32, at: i64) -> Result<(), Fault> {
     let object = object.cast_signed();
     let sql = "INSERT OR IGNORE INTO migration SELECT ?2, object, NULL, size, ?3 FROM held WHERE object = ?1";
@@ -300,7 +300,7 @@ pub(crate) fn leaves(db: &Connection, object: u64, node: u32, at: i64) -> Result
     migrates_at(db, object, at)
 }
 
-/// Makes another replica of a version the first, if that replica exists; returns whether it does.
+/// Makes another replica of a version the first replica, if that replica exists; returns whether it exists.
 pub(crate) fn switch_first(db: &Connection, object: u64, first: u32) -> Result<bool, Fault> {
     let row = params![object.cast_signed(), first, CURRENT];
     let sql = "DELETE FROM replica WHERE object = ?1 AND node = ?2 AND state = ?3";
@@ -318,7 +318,7 @@ pub(crate) fn switch_first(db: &Connection, object: u64, first: u32) -> Result<b
     Ok(true)
 }
 
-/// Removes one replica of an object, or an object that is not a version.
+/// Removes one replica of an object, or an object that does not belong to a version.
 pub(crate) fn remove_replica(
     db: &Connection,
     object: u64,

@@ -1,6 +1,6 @@
-//! Reserved space in the burst tier (`space_reservation`), and the versions placed within a reservation (`reserved_object`).
-//! [`tidemill_core::reservation`] defines which writers may begin which versions. Triggers of the database count the used part of a reservation and
-//! end it with its directory.
+//! Reserved space in the burst tier (table `space_reservation`), and the versions placed within a reservation (table `reserved_object`).
+//! [`tidemill_core::reservation`] defines which clients may begin which versions. Triggers of the database count the used space of a
+//! reservation and end the reservation with its directory.
 
 use super::burst::{DUE, HEARD_NS, WAITS, sum_of};
 use super::fault::Fault;
@@ -13,15 +13,15 @@ use tidemill_core::id::{Inode, NodeId};
 use tidemill_core::layout::{FreeSpace, PlacementError, RESERVE_BYTES, place_in_burst};
 use tidemill_core::reservation::{SpaceReservation, TierSpace};
 
-/// A reservation that has not ended.
+/// A space reservation that has not ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ActiveReservation {
     pub(crate) id: u64,
-    /// Directory whose files are within the reservation.
+    /// Inode of the directory whose files use the reservation.
     pub(crate) ino: u64,
     pub(crate) node: u32,
     pub(crate) reservation: SpaceReservation,
-    /// User that asked for the reservation.
+    /// User that created the reservation.
     pub(crate) uid: u32,
     /// Whether the reservation counts towards the users' common limit.
     pub(crate) bounded: bool,
@@ -67,19 +67,19 @@ pub(crate) fn all(db: &Connection, now: i64) -> Result<Vec<ActiveReservation>, F
     Ok(reservations)
 }
 
-/// Returns the reservations of a node.
+/// Returns the reservations on a node.
 pub(crate) fn of(reservations: &[ActiveReservation], node: u32) -> Vec<SpaceReservation> {
     let of = reservations.iter().filter(|one| one.node == node);
     of.map(|one| one.reservation).collect()
 }
 
-/// Returns the first reservation of a node with space for a file of this initial size, in bytes.
+/// Returns the first reservation on a node with enough space for a file of this initial size in bytes.
 fn taker(own: &[ActiveReservation], node: u32, bytes: u64) -> Option<&ActiveReservation> {
     own.iter()
         .find(|one| one.node == node && one.reservation.takes(bytes))
 }
 
-/// Returns the space of a node with `free` free bytes.
+/// Returns the space of a node with `free` free bytes and its reservations.
 pub(crate) fn space(
     db: &Connection,
     (node, free): (u32, u64),
@@ -102,14 +102,14 @@ pub(crate) fn space(
     })
 }
 
-/// Returns the bytes of a node that are reserved by files being written and by reservations.
+/// Returns the number of bytes on a node that are reserved for files being written and by reservations.
 pub(crate) fn aside(db: &Connection, node: u32, now: i64) -> Result<u64, Fault> {
     let reservations = all(db, now)?;
     let space = space(db, (node, 0), (&reservations, now))?;
     Ok(space.aside(&of(&reservations, node)))
 }
 
-/// Returns the bytes of a node that are reserved by reservations alone.
+/// Returns the number of bytes on a node that are reserved by reservations alone.
 pub(crate) fn reserved(db: &Connection, node: u32, now: i64) -> Result<u64, Fault> {
     let reservations = of(&all(db, now)?, node);
     Ok(reservations
@@ -118,7 +118,7 @@ pub(crate) fn reserved(db: &Connection, node: u32, now: i64) -> Result<u64, Faul
         .fold(0, u64::saturating_add))
 }
 
-/// Returns the reserved bytes of a node, and their unused part.
+/// Returns the number of reserved bytes on a node, and the number of these that are unused.
 pub(crate) fn reported(db: &Connection, node: u32, now: i64) -> Result<(u64, u64), Fault> {
     let reservations = of(&all(db, now)?, node);
     let sum = |bytes: fn(&SpaceReservation) -> u64| {
@@ -127,7 +127,7 @@ pub(crate) fn reported(db: &Connection, node: u32, now: i64) -> Result<(u64, u64
     Ok((sum(|one| one.bytes), sum(SpaceReservation::left)))
 }
 
-/// Ends reservations whose time is over.
+/// Ends reservations whose time has expired.
 pub(crate) fn sweep(db: &Connection, now: i64) -> Result<(), Fault> {
     db.prepare_cached("DELETE FROM space_reservation WHERE until <= ?1")?
         .execute([now])?;
@@ -135,8 +135,8 @@ pub(crate) fn sweep(db: &Connection, now: i64) -> Result<(), Fault> {
 }
 
 impl Tx<'_> {
-    /// Returns the node of the burst tier for a new version without a requested node: a node with a reservation for the
-    /// version, else any node with space that is not reserved for others.
+    /// Returns the node of the burst tier for a new version without a requested node: a node with a reservation for the version, else any
+    /// node with space that is not reserved for other clients.
     pub(super) fn placed_in_burst(
         &self,
         dir: &InodeRecord,
@@ -178,8 +178,8 @@ impl Tx<'_> {
         }
     }
 
-    /// Checks a request for a node of the tier. The client may begin a version within its own reservation, or a version that leaves
-    /// the reservations of others intact. Otherwise the client waits like all writers there.
+    /// Checks a request for a node of the burst tier. The client may begin a version within its own reservation, or a version that leaves
+    /// the reservations of others intact. Otherwise the client waits for space as all writers on the node do.
     pub(super) fn need_unreserved(
         &self,
         dir: &InodeRecord,
@@ -215,7 +215,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Returns the reservations for a directory or its ancestors, the nearest first.
+    /// Returns the reservations for a directory or its ancestors; the reservation of the nearest directory is first.
     fn own(
         &self,
         dir: &InodeRecord,
@@ -237,7 +237,7 @@ impl Tx<'_> {
         Ok(own)
     }
 
-    /// Places a new version within this reservation.
+    /// Records that a new version uses space of this reservation.
     fn take_up(&self, one: &ActiveReservation, here: ClientLocation<'_>) -> Result<(), Fault> {
         if here.object == 0 {
             return Ok(());

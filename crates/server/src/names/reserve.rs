@@ -1,8 +1,8 @@
-//! Reserves space on the device of the server's directory, so that files can be removed when the device is full.
+//! Reserves space on the device of the server's directory, so that clients can still remove files when the device is full.
 //!
-//! A file next to the database holds the space. The file is deleted when the device is nearly full, or when SQLite reports a full
-//! device: from then on new names and jobs are refused, and the space is left for operations that free space. The file is created
-//! again when the device has space again.
+//! A file next to the database occupies the reserved space. The server deletes the file when the device is nearly full, or when SQLite
+//! reports a full device. From then on the server refuses new names and jobs, and the space remains for operations that free space. The
+//! server creates the file again when the device has space again.
 
 use rusqlite::Connection;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -13,20 +13,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes to reserve, unless that is more than [`PART`] of the device.
+/// Number of bytes to reserve, unless that is more than the fraction 1/[`PART`] of the device.
 const BYTES: u64 = 16 << 20;
-/// Divisor for the part of a device that is reserved at most.
+/// Divisor for the maximum fraction of the device that is reserved.
 const PART: u64 = 8;
-/// Minimum size of a device with a reserve, in bytes: a smaller device has space only for the database.
+/// Minimum size in bytes of a device on which space is reserved: a smaller device has space only for the database.
 const DEVICE_BYTES_MIN: u64 = 32 << 20;
-/// Free bytes below which the device counts as nearly full.
+/// Number of free bytes below which the device counts as nearly full.
 const FULL_BYTES: u64 = 1 << 20;
-/// Interval at which the log is shortened while the device is nearly full.
+/// Interval at which the write-ahead log is truncated while the device is nearly full.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Timeout of SQLite at other times.
+/// SQLite's timeout for locks, which is set again after the log was truncated.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The reserved space of a database.
+/// The reserved space on the device of the database.
 #[derive(Debug)]
 pub(super) struct DatabaseReserve {
     path: PathBuf,
@@ -36,7 +36,7 @@ pub(super) struct DatabaseReserve {
 }
 
 impl DatabaseReserve {
-    /// Reserves the space for a database, unless it is reserved already; `None` on a small device.
+    /// Reserves space for a database, unless the space is reserved already; returns `None` on a small device.
     pub(super) fn new(database: &Path, low: &Arc<AtomicBool>) -> Option<Self> {
         let space = rustix::fs::statvfs(database.parent()?).ok()?;
         let device = space.f_blocks.saturating_mul(space.f_frsize);
@@ -60,19 +60,19 @@ impl DatabaseReserve {
         Some(reserve)
     }
 
-    /// Returns whether the device has space for the file and more.
+    /// Returns whether the device has space for the reserved file and a margin.
     fn has_space(&self) -> bool {
         let needed = self.bytes + 2 * FULL_BYTES;
         self.free().is_none_or(|free| free >= needed)
     }
 
-    /// Returns the free bytes of the device.
+    /// Returns the number of free bytes on the device.
     fn free(&self) -> Option<u64> {
         let space = rustix::fs::statvfs(self.path.parent()?).ok()?;
         Some(space.f_bavail.saturating_mul(space.f_frsize))
     }
 
-    /// Creates the file. If the file system can't allocate it, no space is reserved.
+    /// Creates the file that reserves the space. If the file system can't allocate the file, no space is reserved.
     fn take(&self) {
         let made = self.allocate();
         if let Err(error) = made {
@@ -109,13 +109,13 @@ impl DatabaseReserve {
         }
     }
 
-    /// Releases the space for the database.
+    /// Deletes the reserved file, which frees its space for the database.
     pub(super) fn give(&self) {
         self.set_low(true);
         let _ = std::fs::remove_file(&self.path);
     }
 
-    /// Checks the device; called before each transaction. It costs one system call while there is space.
+    /// Checks the free space of the device before each transaction. The check costs one system call while there is enough space.
     pub(super) fn look(&mut self, connection: &Connection) {
         if self.is_low() {
             if self.has_space() {
@@ -129,7 +129,7 @@ impl DatabaseReserve {
         }
     }
 
-    /// Copies the log into the database and truncates it: the database may have free pages.
+    /// Copies the write-ahead log into the database and truncates the log, since the database may have free pages.
     fn shorten(&mut self, connection: &Connection) {
         if self.shortened.is_some_and(|last| last.elapsed() < PERIOD) {
             return;

@@ -1,53 +1,53 @@
-//! The server's database: its tables and the numbered migrations that create them. `docs/formats-server.md` describes each field.
+//! The server's database: its tables, and the numbered migrations that create the tables. `docs/formats-server.md` describes each field.
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 use std::path::Path;
 
-/// Version of the tables, stored as `PRAGMA user_version`.
+/// Version of the database's tables, stored as `PRAGMA user_version`.
 pub const SCHEMA_VERSION: usize = MIGRATIONS.len();
 
-/// Pages of the write-ahead log before its content is copied into the database, and the length to which it is truncated then.
+/// Maximum number of pages in the write-ahead log before SQLite copies its content into the database and truncates the log to this length.
 const WAL_PAGES_MAX: u32 = 8192;
 const WAL_BYTES_MAX: u32 = WAL_PAGES_MAX * 4096;
-/// Maximum number of prepared statements per connection.
+/// Maximum number of prepared statements per database connection.
 const STATEMENTS_MAX: usize = 256;
 
-/// Reason why the database can't be opened.
+/// Reason why the server's database can't be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Error of SQLite.
+    /// SQLite returned an error.
     #[error("can't open the server's database {path}: {source}")]
     Database {
-        /// The file.
+        /// Path of the database.
         path: String,
-        /// The error.
+        /// Error of SQLite.
         source: rusqlite::Error,
     },
-    /// Invalid content.
+    /// The database has invalid content.
     #[error("the server's database {path} is corrupt: {reason}")]
     Content {
-        /// The file.
+        /// Path of the database.
         path: String,
-        /// The reason.
+        /// Description of the invalid content.
         reason: String,
     },
-    /// A later release made the database.
+    /// A later release of Tidemill created the database.
     #[error(
         "the server's database {path} has version {found}, this program knows {SCHEMA_VERSION}: use a later release"
     )]
     Newer {
-        /// The file.
+        /// Path of the database.
         path: String,
-        /// Its version.
+        /// Version of the tables in the database.
         found: usize,
     },
 }
 
-/// Migration `n` brings the tables from version `n` to version `n + 1`. A released migration never changes.
+/// Migrations by version: migration `n` changes the tables from version `n` to version `n + 1`. A released migration never changes.
 const MIGRATIONS: &[Migration] = &[&[NAMES, JOBS, PLACEMENT, RULES, HEADERS, WORKSPACES, REMOTES]];
 
-/// Statements that are carried out in one transaction.
+/// SQL statements that are executed in one transaction.
 type Migration = &'static [&'static str];
 
 // Inodes, names, versions and their parts. A version of several objects has no node of its own; `held` has an object for each part.
@@ -285,7 +285,7 @@ CREATE TABLE followed(number INTEGER PRIMARY KEY, remote TEXT NOT NULL, path TEX
 CREATE UNIQUE INDEX followed_path ON followed(remote, path);
 ";
 
-/// Opens the database for writing and creates or migrates it first.
+/// Opens the server's database for writing; creates or migrates it first if necessary.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     let at = |source| OpenError::Database {
         path: path.display().to_string(),
@@ -296,7 +296,7 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     Ok(connection)
 }
 
-/// Sets a connection up for writing and brings the tables up to date.
+/// Configures a connection for writing and migrates the tables to the present version.
 pub(crate) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
     let at = |source| OpenError::Database {
         path: path.display().to_string(),
@@ -361,16 +361,16 @@ fn migrate(
     Ok(())
 }
 
-/// Keeps statements prepared. Without this setting SQLite would prepare a statement again at each use, for a plan that depends on
-/// the bound values (`sqlite3_expired` after `clear_bindings`). A statement that must use a partial index therefore states the
-/// condition with literals.
+/// Makes SQLite keep statements prepared. Otherwise SQLite would prepare a statement again at each use, for a plan that depends on the
+/// bound values (`sqlite3_expired` after `clear_bindings`). A statement that must use a partial index therefore contains the condition of
+/// the index with literals.
 fn keep_statements(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     Ok(())
 }
 
-/// Opens the database for reading only.
+/// Opens the server's database for reading only.
 pub(crate) fn open_reader(path: &Path) -> Result<Connection, OpenError> {
     let at = |source| OpenError::Database {
         path: path.display().to_string(),
@@ -394,7 +394,7 @@ mod tests {
     use rusqlite::StatementStatus;
 
     #[test]
-    fn statements_are_prepared_once_for_any_bound_values() {
+    fn sql_statements_are_prepared_once_for_any_bound_values() {
         let db = Connection::open_in_memory().unwrap();
         keep_statements(&db).unwrap();
         db.execute_batch("CREATE TABLE t(a INTEGER, b INTEGER, c INTEGER); CREATE INDEX t_a ON t(a) WHERE b <= 1; CREATE INDEX t_c ON t(c)")
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn migrations_keep_rows_and_refuse_newer_databases() {
+    fn schema_migrations_keep_rows_and_refuse_newer_databases() {
         const FIRST: Migration = &["CREATE TABLE t(a INTEGER)", "INSERT INTO t VALUES (7)"];
         const SECOND: Migration = &["ALTER TABLE t ADD COLUMN b INTEGER NOT NULL DEFAULT 1"];
         const BROKEN: Migration = &["INSERT INTO t VALUES (8, 2)", "no statement"];

@@ -24,17 +24,17 @@ use tidemill_core::replicas::WantedReplicas;
 use tidemill_wire::capability::{Attributes, Capability, CapabilityKey, rights};
 use tokio::sync::Notify;
 
-/// Lifetime of a capability. A client that needs it for longer asks again; a mount asks when a node refuses the capability.
+/// Lifetime of a capability. After expiry, a client requests another capability; a mount does so when a node rejects the capability.
 const CAPABILITY: Duration = Duration::from_secs(5 * 60);
 
-/// Lifetime of a capability in a label, which may wait in a node's queue. Only nodes see it.
+/// Lifetime of a capability in a label, which may wait in a node's queue. Only nodes receive such a capability.
 const LABEL: Duration = Duration::from_secs(24 * 3600);
 
-/// Time window of the replicas that the copy rate is computed from, in nanoseconds.
+/// Time window of the replicas from which the copy rate is computed, in nanoseconds.
 const MADE_NS: i64 = 60 * 1_000_000_000;
 const MADE_MAX: usize = 4096;
 
-/// State that all requests share.
+/// State that all namespace requests share.
 #[derive(Debug)]
 pub(crate) struct NamesShared {
     key: CapabilityKey,
@@ -48,26 +48,26 @@ pub(crate) struct NamesShared {
     /// Number of versions that were requested in memory and were placed elsewhere.
     overflowed: AtomicU64,
     parts: AtomicBool,
-    /// Number of replicas of versions for which no directory sets the number.
+    /// Wanted number of replicas of versions for which no directory sets a number.
     replicas: Mutex<WantedReplicas>,
-    /// Whether a replica may be corrupt.
+    /// Whether any replica may be corrupt.
     corruption: AtomicBool,
-    /// Times and bytes of recent replicas.
+    /// Creation times in nanoseconds, and sizes in bytes, of recent replicas.
     made: Mutex<VecDeque<(i64, u64)>>,
     files: AtomicU64,
-    /// Inode of the directory of users' kernels; 0 before it is known.
+    /// Inode of the directory of users' kernels; 0 before the inode is known.
     kernels_directory: AtomicU64,
-    /// Files that jobs are going to write.
+    /// Paths of outputs that jobs have claimed.
     pub(crate) claims: Claims,
     /// Suspended nodes.
     pub(crate) suspensions: Arc<Suspensions>,
-    /// Nodes that are being emptied or removed.
+    /// Nodes that are being drained or removed.
     pub(crate) leaving: Leaving,
     /// Nodes of the burst tier.
     pub(crate) bursts: Bursts,
-    /// Usage of workspaces.
+    /// Space usage and quotas of workspaces.
     pub(crate) quotas: Quotas,
-    /// Signals that a channel was made or removed.
+    /// Signal that a channel was created or removed.
     pub(crate) channel_news: Notify,
     /// Rules that are triggered when a version is sealed.
     pub(crate) rules: Rules,
@@ -75,18 +75,18 @@ pub(crate) struct NamesShared {
     pub(crate) events: EventCount,
     /// Limits of each user.
     pub(crate) limits: Allowed,
-    /// Signals that headers wait to be read.
+    /// Signal that headers of files wait to be read.
     pub(crate) headers: HeaderWake,
     /// Whether the device of the server's directory is nearly full.
     pub(crate) low: Arc<AtomicBool>,
 }
 
-/// Free space in the cluster.
+/// Free space on the nodes of the cluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Spaces {
     /// Storage nodes that are up, in order of their ids.
     pub(crate) store: Vec<FreeSpace>,
-    /// Storage nodes that are suspended, or are about to be.
+    /// Storage nodes that are suspended, or are about to be suspended.
     pub(crate) suspended: Vec<FreeSpace>,
     /// All nodes that are up, in order of their ids, and whether each has answered recently.
     pub(crate) up: Vec<(u32, bool)>,
@@ -94,11 +94,11 @@ pub(crate) struct Spaces {
     pub(crate) urls: BTreeMap<u32, String>,
     /// Capacity of all storage nodes, in bytes; a disk that several nodes share counts once.
     pub(crate) capacity_bytes: u64,
-    /// Free bytes of that capacity.
+    /// Free bytes of all storage nodes; a disk that several nodes share counts once.
     pub(crate) free_bytes: u64,
 }
 
-/// Inodes and objects in use. The bytes of an object in use stay although no name leads to it.
+/// Inodes and objects in use. The server keeps the bytes of an object in use even if the object's file has no name any more.
 #[derive(Debug, Default)]
 struct Holds {
     /// For each mount the inodes and objects that it uses, and the nodes from which it may read each object.
@@ -168,7 +168,7 @@ impl NamesShared {
         }
     }
 
-    /// Signs the right to use an object. Returns an empty capability for a file without bytes.
+    /// Signs a capability with `rights` to an object. Returns an empty capability for a file without bytes.
     pub(crate) fn sign(&self, node: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
         if object == 0 {
             return Vec::new();
@@ -178,7 +178,7 @@ impl NamesShared {
         self.signed((node, object), rights, uid, CAPABILITY, None)
     }
 
-    /// Does the same as [`Self::sign`], to write: the node records these attributes of the object at the seal.
+    /// Signs as [`Self::sign`] does, with the right to write: the node stores these attributes of the object when it seals the object.
     pub(crate) fn sign_to_write(
         &self,
         node: u32,
@@ -195,14 +195,14 @@ impl NamesShared {
         self.signed((node, object), rights, uid, CAPABILITY, attributes)
     }
 
-    /// Does the same as [`Self::sign`], for an ordinary user: the capability ends if the rights to the file change.
+    /// Signs as [`Self::sign`] does, for an ordinary user: the capability is revoked if the permissions of the file change.
     pub(crate) fn grant(&self, ino: u64, node: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
         let right = self.sign(node, object, rights, uid);
         self.on_granted(ino, node, object);
         right
     }
 
-    /// Does the same as [`Self::sign_to_write`], for an ordinary user: the capability ends if the rights to the file change.
+    /// Signs as [`Self::sign_to_write`] does, for an ordinary user: the capability is revoked if the permissions of the file change.
     pub(crate) fn grant_to_write(
         &self,
         node: u32,
@@ -224,7 +224,7 @@ impl NamesShared {
         }
     }
 
-    /// Does the same as [`Self::sign`], for a label.
+    /// Signs as [`Self::sign`] does, with the longer lifetime of capabilities in labels.
     pub(crate) fn sign_for_label(&self, node: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
         if object == 0 {
             return Vec::new();
@@ -232,7 +232,7 @@ impl NamesShared {
         self.signed((node, object), rights, uid, LABEL, None)
     }
 
-    /// Signs the server's own right to list all objects of a node and to remove them.
+    /// Signs a capability for the server itself to list and remove all objects of a node.
     pub(crate) fn sign_for_listing(&self, node: u32) -> Vec<u8> {
         let status = (node, ObjectId::STATUS.0);
         self.signed(status, rights::REMOVE, 0, CAPABILITY, None)
@@ -256,17 +256,17 @@ impl NamesShared {
         })
     }
 
-    /// Returns the capabilities of users.
+    /// Returns the record of capabilities that were granted to users.
     pub(crate) fn granted(&self) -> &GrantedCapabilities {
         &self.granted
     }
 
-    /// Returns the key that nodes check capabilities with.
+    /// Returns the key with which nodes check capabilities.
     pub(crate) fn key(&self) -> &CapabilityKey {
         &self.key
     }
 
-    /// Returns the space as last reported.
+    /// Returns the free space as last reported by the nodes.
     pub(crate) fn spaces(&self) -> Arc<Spaces> {
         self.spaces.read().clone()
     }
@@ -275,7 +275,7 @@ impl NamesShared {
         *self.spaces.write() = Arc::new(spaces);
     }
 
-    /// Returns whether any directory asks for a node.
+    /// Returns whether any directory has an attribute that selects a node.
     pub(crate) fn directory_nodes(&self) -> bool {
         self.directory_nodes.load(Ordering::Relaxed)
     }
@@ -284,7 +284,7 @@ impl NamesShared {
         self.directory_nodes.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether any directory asks for replicas.
+    /// Returns whether any directory has an attribute that sets the number of replicas.
     pub(crate) fn directory_replicas(&self) -> bool {
         self.directory_replicas.load(Ordering::Relaxed)
     }
@@ -293,7 +293,7 @@ impl NamesShared {
         self.directory_replicas.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether any directory asks for stripes.
+    /// Returns whether any directory has an attribute that sets stripes.
     pub(crate) fn directory_stripes(&self) -> bool {
         self.directory_stripes.load(Ordering::Relaxed)
     }
@@ -302,7 +302,7 @@ impl NamesShared {
         self.directory_stripes.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether any directory asks for a tier.
+    /// Returns whether any directory has an attribute that selects a tier.
     pub(crate) fn directory_tiers(&self) -> bool {
         self.directory_tiers.load(Ordering::Relaxed)
     }
@@ -316,19 +316,19 @@ impl NamesShared {
         self.overflowed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of such versions since the start.
+    /// Returns the number of versions since the server's start that were requested in memory and placed elsewhere.
     pub(crate) fn overflowed(&self) -> u64 {
         self.overflowed.load(Ordering::Relaxed)
     }
 
-    /// Returns whether a node that is up keeps its objects in memory.
+    /// Returns whether a node is up and keeps its objects in memory.
     pub(crate) fn in_memory(&self, node: u32) -> bool {
         let spaces = self.spaces.read();
         let mut spaces = spaces.store.iter();
         spaces.any(|space| space.node.0 == node && space.memory)
     }
 
-    /// Returns whether any version consists of several objects, or did since the start.
+    /// Returns whether any version consists of several objects, or did at some time since the server's start.
     pub(crate) fn parts(&self) -> bool {
         self.parts.load(Ordering::Relaxed)
     }
@@ -337,7 +337,7 @@ impl NamesShared {
         self.parts.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the number of replicas of versions for which no directory sets the number.
+    /// Returns the wanted number of replicas of versions for which no directory sets a number.
     pub(crate) fn replicas(&self) -> WantedReplicas {
         *self.replicas.lock()
     }
@@ -346,7 +346,7 @@ impl NamesShared {
         *self.replicas.lock() = replicas;
     }
 
-    /// Returns whether a replica may be corrupt. If not, no check is necessary.
+    /// Returns whether any replica may be corrupt. If not, readers need not check for corruption.
     pub(crate) fn corruption(&self) -> bool {
         self.corruption.load(Ordering::Relaxed)
     }
@@ -355,7 +355,7 @@ impl NamesShared {
         self.corruption.store(true, Ordering::Relaxed);
     }
 
-    /// Records a new replica of `bytes` bytes.
+    /// Records that a new replica of `bytes` bytes was created.
     pub(crate) fn on_copied(&self, bytes: u64) {
         let now = clock::now_ns();
         let mut made = self.made.lock();
@@ -365,7 +365,7 @@ impl NamesShared {
         }
     }
 
-    /// Returns the bytes per second of recent replicas; `None` if there were no recent replicas.
+    /// Returns the rate at which recent replicas were created, in bytes per second; `None` if there were no recent replicas.
     pub(crate) fn copied_bytes_per_sec(&self) -> Option<u64> {
         let now = clock::now_ns();
         let made = self.made.lock();
@@ -382,12 +382,12 @@ impl NamesShared {
         self.spaces.read().up.iter().any(|(up, _)| *up == node)
     }
 
-    /// Returns whether a node is up and has answered recently.
+    /// Returns whether a node is up and has sent a message recently.
     pub(crate) fn answers(&self, node: u32) -> bool {
         self.spaces.read().up.contains(&(node, true))
     }
 
-    /// Resumes suspended nodes that could take bytes for which the nodes that are up have no space. Placement fails until such a node has resumed.
+    /// Resumes suspended nodes that could store bytes for which the nodes that are up have no space. Placement fails until one has resumed.
     pub(crate) fn resume(&self, error: PlacementError, spaces: &Spaces) -> PlacementError {
         let resumed = to_resume(error, &spaces.suspended);
         for node in &resumed {
@@ -397,7 +397,7 @@ impl NamesShared {
         first.map_or(error, |&first| PlacementError::Suspended(first))
     }
 
-    /// Returns the inode of the directory of users' kernels; 0 if there is none.
+    /// Returns the inode of the directory of users' kernels; 0 if the directory does not exist.
     pub(crate) fn kernels_directory(&self) -> u64 {
         self.kernels_directory.load(Ordering::Relaxed)
     }
@@ -423,7 +423,7 @@ impl NamesShared {
             });
     }
 
-    /// Records that a mount begins to use an object of an inode on a node. Holding an object twice counts once.
+    /// Records that a mount begins to use an object of an inode on a node. A second call for the same object has no further effect.
     pub(crate) fn hold(&self, session: u64, (ino, object): (u64, u64), node: u32) {
         if session == 0 {
             return;
@@ -463,7 +463,7 @@ impl NamesShared {
         held.into_keys().map(|(ino, _)| ino).collect()
     }
 
-    /// Records that a job will read an object. [`Self::unpin`] reverts this.
+    /// Records that a job will read an object. [`Self::unpin`] reverts one call of this function.
     pub(crate) fn pin(&self, object: u64) {
         let mut holds = self.holds.lock();
         add(&mut holds.objects, object);
@@ -514,7 +514,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_held_until_last_user_releases_them() {
+    fn objects_in_use_are_held_until_last_user_releases_them() {
         let shared = NamesShared::new(CapabilityKey::new([0; 32]), Arc::default());
         shared.hold(1, (7, 70), 0);
         shared.hold(1, (7, 70), 0);

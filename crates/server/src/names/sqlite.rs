@@ -1,4 +1,4 @@
-//! The namespace in one SQLite file. It informs watchers of committed changes (next: `server/src/names/changes.rs`).
+//! The namespace in one SQLite file. This module notifies watchers of committed changes (next: `server/src/names/changes.rs`).
 
 use super::apply::only_reads;
 use super::changes::{Changes, Teller};
@@ -30,16 +30,16 @@ pub struct SqliteNames {
 }
 
 impl SqliteNames {
-    /// Opens the database, or creates it with an empty root directory that belongs to `root_owner`.
+    /// Opens the namespace's database, or creates it with an empty root directory that belongs to `root_owner`.
     ///
     /// # Errors
-    /// If the database can't be opened, or a later release made it.
+    /// If the database can't be opened, or was created by a later release.
     pub fn open(path: &Path, root_owner: (u32, u32)) -> Result<Self, OpenError> {
         let (database, key) = Database::open(path, |db| first_steps(db, root_owner))?;
         Self::of(path, database, key)
     }
 
-    /// Does the same as [`Self::open`] on a connection, for a simulation; see [`Database::without_thread`].
+    /// Opens the namespace as [`Self::open`] does, but on a given connection, for a simulation; see [`Database::without_thread`].
     #[cfg(feature = "simulation")]
     #[allow(
         clippy::result_large_err,
@@ -122,14 +122,14 @@ impl SqliteNames {
         &self.teller
     }
 
-    /// Informs watchers.
+    /// Notifies watchers of changes in the namespace.
     pub(crate) fn tell(&self, changed: Changed) {
         self.teller.tell(changed);
     }
 
-    /// Carries out a request that changes nothing. Returns the request if it changes something, or if a capability may have been
-    /// signed with rights that ended during the read. Such a request must run among the changes, where no change of rights can
-    /// overtake it.
+    /// Executes a request that changes nothing. Returns the request unexecuted if it changes something, or if a capability may have been
+    /// signed with permissions that were withdrawn during the read. Such a request must run in the queue of changes, so that no change of
+    /// permissions can overtake it.
     async fn apply_reads(
         &self,
         request: NamesRequest,
@@ -143,7 +143,7 @@ impl SqliteNames {
         Ok(self.unless_overtaken(changes, request, results))
     }
 
-    /// Does the same as [`Self::apply_reads`], for threads outside the runtime.
+    /// Executes a request as [`Self::apply_reads`] does, for threads outside the runtime.
     fn apply_reads_blocking(
         &self,
         request: NamesRequest,
@@ -157,7 +157,7 @@ impl SqliteNames {
         Ok(self.unless_overtaken(changes, request, results))
     }
 
-    /// Returns the work of a request that changes nothing, for one view of the database.
+    /// Returns the work of a request that changes nothing, to be run in one read transaction.
     fn reads(
         &self,
         request: &NamesRequest,
@@ -181,8 +181,8 @@ impl SqliteNames {
         Ok(results)
     }
 
-    /// Informs watchers of the changes. If a requested sync failed, the caller assumes that its request changed nothing, so its own
-    /// session is informed like the others.
+    /// Notifies watchers of the changes of a request. If a requested sync failed, the caller assumes that its request changed nothing, so
+    /// the caller's own session is notified like the others.
     fn reported(
         &self,
         kept: Committed<(Vec<v1::NameResult>, Changed)>,
@@ -200,7 +200,7 @@ impl SqliteNames {
         kept.on_disk.map(|()| results)
     }
 
-    /// Returns the work of a request that changes something, for a commit.
+    /// Returns the work of a request that changes something, to be run in a commit.
     fn writes(
         &self,
         request: NamesRequest,
@@ -217,7 +217,7 @@ impl SqliteNames {
     }
 }
 
-/// Creates the content of a new database: the root directory and the key. Returns the key.
+/// Creates the content of a new database: the root directory and the key for capabilities. Returns the key.
 fn first_steps(db: &Connection, (uid, gid): (u32, u32)) -> Result<CapabilityKey, Fault> {
     if InodeRecord::find(db, Inode::ROOT.0)?.is_none() {
         let root = InodeRecord::directory(Inode::ROOT.0, 0o755, (uid, gid), clock::now_ns());
@@ -390,7 +390,7 @@ impl Names for SqliteNames {
 
 #[cfg(test)]
 impl SqliteNames {
-    /// Adds a node with space.
+    /// Adds a node with free space, for tests.
     pub(crate) fn add_node(&self, node: tidemill_core::id::NodeId) {
         let mut spaces = super::shared::Spaces::clone(&self.shared().spaces());
         spaces.store.push(tidemill_core::layout::FreeSpace {
@@ -414,7 +414,7 @@ mod tests {
     use tidemill_wire::v1::name_op::Op;
 
     #[tokio::test]
-    async fn watchers_hear_changes_after_requester_disconnected() {
+    async fn watchers_receive_changes_even_if_requester_disconnects() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let mut changes = names.changes();
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn durable_request_that_only_reads_syncs_journal() {
+    async fn durable_request_without_changes_syncs_write_ahead_log() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let look = |durable| NamesRequest {

@@ -10,52 +10,52 @@ use std::str::FromStr;
 use tidemill_core::id::Inode;
 use tidemill_wire::control;
 
-/// Longest name of one entry, in bytes.
+/// Maximum length of the name of one directory entry, in bytes.
 pub(crate) const NAME_MAX: usize = 255;
-/// Longest path and symbolic link, in bytes.
+/// Maximum length of a path and of a symbolic link's target, in bytes.
 pub(crate) const PATH_MAX: usize = 4095;
-/// Symbolic links followed in one path.
+/// Maximum number of symbolic links that are followed in one path.
 const LINKS_MAX: usize = 40;
-/// Maximum depth of nested directories before a walk upwards is aborted.
+/// Maximum depth of nested directories; a walk towards the root ends with an error beyond that depth.
 pub(crate) const DEPTH_MAX: usize = 2048;
 
-/// Changed state that other clients may have cached.
+/// Change of the namespace that invalidates data in the caches of other clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Attributes or data of an inode.
+    /// Attributes or data of this inode changed.
     Vnode(u64),
-    /// An entry of a directory.
+    /// The entry with this name in the directory with this inode changed.
     Entry(u64, Vec<u8>),
     /// A version of this inode was sealed.
     Sealed(u64),
-    /// One of several writers of this inode has closed it.
+    /// A mount that was writing this inode together with other mounts has closed the file.
     Closed(u64),
-    /// Names moved: paths without a target may have one now.
+    /// Names moved, so paths that did not exist may exist now.
     Moved,
-    /// Rights to an inode.
+    /// The permissions of this inode changed.
     Rights(u64),
 }
 
-/// A request in progress.
+/// Context of a namespace request in progress.
 pub(crate) struct Tx<'a> {
     pub(crate) db: &'a Connection,
     pub(crate) shared: &'a NamesShared,
     pub(crate) caller: &'a Caller,
-    /// Session of the mount that asks; 0 for other clients.
+    /// Session of the mount that sent the request; 0 for other clients.
     pub(crate) session: u64,
-    /// The server's clock, nanoseconds since the Unix epoch.
+    /// Time of the server's clock, in nanoseconds since the Unix epoch.
     pub(crate) now: i64,
     pub(crate) changes: Vec<Change>,
     /// Remaining cost that the request may cause.
     pub(crate) budget: Budget,
 }
 
-/// Returns a name as readable text.
+/// Returns the name of a directory entry as readable text.
 pub(crate) fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(name).into_owned()
 }
 
-/// Fails if `name` can't be the name of an entry.
+/// Fails if `name` is not valid as the name of a directory entry.
 pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
     if name.len() > NAME_MAX {
         return Err(Fault::NameTooLong(name.len()));
@@ -69,7 +69,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Fails for a name that every mount hides with its control directory.
+/// Fails if `name` is reserved in the directory `parent` for the control directory of mounts.
 pub(crate) fn check_free(parent: u64, name: &[u8]) -> Result<(), Fault> {
     if parent == Inode::ROOT.0 && control::is_reserved(name) {
         return Err(Fault::Reserved(shown(name)));
@@ -102,12 +102,12 @@ impl<'a> Tx<'a> {
         self
     }
 
-    /// Returns the client's time, or the server's clock if the client states none.
+    /// Returns the time that the client sent, or the server's time if the client sent none.
     pub(crate) fn time(&self, stated: i64) -> i64 {
         if stated == 0 { self.now } else { stated }
     }
 
-    /// Fails unless the caller has the permissions on this inode.
+    /// Fails unless the caller has the permissions `want` on this inode.
     pub(crate) fn need(&self, vnode: &InodeRecord, want: u32, what: &str) -> Result<(), Fault> {
         if self.caller.may(vnode, want) {
             Ok(())
@@ -125,7 +125,7 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// Returns the inode, if the caller could have reached it by a path. An inode number alone gives no rights.
+    /// Returns the inode if the caller can reach it by a path. Knowing an inode number gives a caller no rights.
     pub(crate) fn reach(&self, ino: u64) -> Result<InodeRecord, Fault> {
         let vnode = InodeRecord::get(self.db, ino)?;
         if !self.caller.above() {
@@ -172,7 +172,7 @@ impl<'a> Tx<'a> {
         Ok(false)
     }
 
-    /// Returns the reachable directory, if the caller has the permissions `want` to change or read it.
+    /// Returns a directory if the caller can reach it and has the permissions `want`.
     pub(crate) fn reach_dir(&self, ino: u64, want: u32, name: &[u8]) -> Result<InodeRecord, Fault> {
         let vnode = self.reach(ino)?;
         if !vnode.is_dir() {
@@ -184,7 +184,7 @@ impl<'a> Tx<'a> {
         Ok(vnode)
     }
 
-    /// Returns a directory in which the caller may create and remove entries.
+    /// Returns a directory if the caller may create and remove entries in the directory.
     pub(crate) fn writable_dir(&self, ino: u64, name: &[u8]) -> Result<InodeRecord, Fault> {
         let vnode = self.reach_dir(ino, WRITE | SEARCH, name)?;
         // A removed directory that a process still uses takes no new entries.
@@ -195,7 +195,7 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// Returns the entry of a directory; `.` and `..` work too.
+    /// Returns the inode of an entry of a directory; the names `.` and `..` are supported.
     pub(crate) fn child(&self, dir: &InodeRecord, name: &[u8]) -> Result<InodeRecord, Fault> {
         if name.len() > NAME_MAX {
             return Err(Fault::NameTooLong(name.len()));
@@ -208,12 +208,12 @@ impl<'a> Tx<'a> {
         found.ok_or_else(|| Fault::NotFound(shown(name)))
     }
 
-    /// Follows a path from the root. The last symbolic link is followed only if `follow`.
+    /// Resolves a path from the root. If the last component is a symbolic link, the link is followed only if `follow` is set.
     pub(crate) fn resolve(&self, path: &[u8], follow: bool) -> Result<InodeRecord, Fault> {
         self.follow(path, follow, &mut None)
     }
 
-    /// Returns the target of the last absolute symbolic link in a path. On a mount this is a path of the host.
+    /// Returns the target of the last absolute symbolic link in a path. On a mount, the target is a path of the mount's host.
     pub(crate) fn absolute_link(&self, path: &[u8]) -> Option<Vec<u8>> {
         let mut absolute = None;
         // Links that were followed before the lookup failed count.
@@ -267,12 +267,12 @@ impl<'a> Tx<'a> {
         Ok(vnode)
     }
 
-    /// Returns the present path of an inode: one of them for a file with several names; `None` if it has no name.
+    /// Returns the present path of an inode: any of its paths for a file with several names; `None` if the inode has no name.
     pub(crate) fn path_of(&self, ino: u64) -> Result<Option<Vec<u8>>, Fault> {
         path_of(self.db, ino)
     }
 
-    /// Returns the node that the attribute of the nearest directory upwards asks for.
+    /// Returns the node that the attribute of a directory or of its nearest ancestor with the attribute selects.
     pub(crate) fn directory_node(&self, dir: &InodeRecord) -> Result<Option<u32>, Fault> {
         if !self.shared.directory_nodes() {
             return Ok(None);
@@ -280,7 +280,7 @@ impl<'a> Tx<'a> {
         self.directory_attribute(dir, super::attribute::DIRECTORY_NODE)
     }
 
-    /// Returns the value of this attribute on the nearest directory upwards that has it.
+    /// Returns the value of an attribute of a directory, or of its nearest ancestor with the attribute; `None` if the value is invalid.
     pub(crate) fn directory_attribute<T: FromStr>(
         &self,
         dir: &InodeRecord,
@@ -309,7 +309,7 @@ impl<'a> Tx<'a> {
         Ok(None)
     }
 
-    /// Records that an entry appeared, was removed or points elsewhere.
+    /// Records that a directory entry was created or removed, or refers to another inode.
     pub(crate) fn changed_entry(&mut self, parent: u64, name: &[u8]) {
         self.changes.push(Change::Entry(parent, name.to_vec()));
         self.changes.push(Change::Vnode(parent));
@@ -322,12 +322,12 @@ impl<'a> Tx<'a> {
         Err(Fault::Denied(self.called(vnode.ino), self.caller.uid))
     }
 
-    /// Returns the name of an inode for an error: its path, if the caller may see that. A number alone reveals no names.
+    /// Returns a description of an inode for an error message: its path, if the caller may see the path. Other callers learn no names.
     pub(crate) fn called(&self, ino: u64) -> String {
         self.seen_path(ino).unwrap_or_else(|| "this file".into())
     }
 
-    /// Returns the name of a directory's entry for an error.
+    /// Returns the path of a directory entry for an error message, if the caller may see the path.
     pub(crate) fn called_in(&self, directory: u64, name: &[u8]) -> String {
         let path = self.seen_path(directory).unwrap_or_default();
         let path = path.trim_end_matches('/');
@@ -345,12 +345,12 @@ impl<'a> Tx<'a> {
         seen.allowed.then(|| shown(&seen.path))
     }
 
-    /// Requires read permission on an inode.
+    /// Fails unless the caller has read permission on an inode.
     pub(crate) fn need_read(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         self.need_here(vnode, READ)
     }
 
-    /// Requires write permission on an inode.
+    /// Fails unless the caller has write permission on an inode.
     pub(crate) fn need_write(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         self.need_here(vnode, WRITE)
     }
@@ -365,7 +365,7 @@ fn components(path: &[u8]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// See [`Tx::path_of`].
+/// Returns the present path of an inode, as [`Tx::path_of`] does.
 pub(crate) fn path_of(db: &Connection, ino: u64) -> Result<Option<Vec<u8>>, Fault> {
     if ino == Inode::ROOT.0 {
         return Ok(Some(b"/".to_vec()));

@@ -1,4 +1,4 @@
-//! Names: look up, create, link, unlink, rename, list.
+//! Operations on names in the namespace: lookup, create, link, unlink, rename and list.
 
 use super::fault::Fault;
 use super::transaction::{Change, PATH_MAX, Tx, check_free, check_name, shown};
@@ -9,9 +9,9 @@ use rusqlite::params;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
-/// Maximum number of names of a file.
+/// Maximum number of names, or hard links, of a file.
 const LINKS_MAX: u32 = 65_000;
-/// Maximum number of entries in one answer to a listing, and the bytes of names and targets after which the answer ends.
+/// Maximum number of entries in one answer to a listing, and (`ENTRIES_BYTES_MAX`) bytes of names and targets after which the answer ends.
 const ENTRIES_MAX: u32 = 4096;
 const ENTRIES_BYTES_MAX: usize = 2 << 20;
 
@@ -106,7 +106,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Returns the directory of a full path, created if the request asks for that, and the last name.
+    /// Returns the directory of a full path, and the last name. Missing directories are created if the request sets that option.
     fn parent_of(&mut self, op: &v1::Create) -> Result<(InodeRecord, Vec<u8>), Fault> {
         if op.name.len() > PATH_MAX {
             return Err(Fault::NameTooLong(op.name.len()));
@@ -256,7 +256,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Adds the entry and updates its directory.
+    /// Adds an entry to a directory and updates the directory's times.
     pub(crate) fn add_entry(
         &mut self,
         mut parent: InodeRecord,
@@ -367,7 +367,7 @@ impl Tx<'_> {
         Ok(Answer::Entry(self.drop_name(vnode, time)?.entry(&op.name)))
     }
 
-    /// In a sticky directory only the owners of entry and directory may remove an entry.
+    /// Fails if the directory is sticky and the caller owns neither the entry nor the directory.
     pub(super) fn need_unsticky(
         &self,
         dir: &InodeRecord,
@@ -389,7 +389,7 @@ impl Tx<'_> {
         Ok(!statement.exists([dir.cast_signed()])?)
     }
 
-    /// Removes a name of the inode. With the last name the inode is removed, unless a client has it open. Returns the inode after the
+    /// Removes a name of the inode. With the last name the inode is removed, unless a client has the file open. Returns the inode after the
     /// change.
     fn drop_name(&mut self, mut vnode: InodeRecord, time: i64) -> Result<InodeRecord, Fault> {
         self.note(&vnode)?;
@@ -413,8 +413,8 @@ impl Tx<'_> {
         Ok(vnode)
     }
 
-    /// Renames an entry. The answer has the moved entry and the replaced or exchanged entry, both in their new state: only this
-    /// transaction knows their former state for sure.
+    /// Renames an entry. The answer has the moved entry and the replaced or exchanged entry, both in their new state, since only this
+    /// transaction reliably knows which inodes were renamed.
     pub(crate) fn rename(&mut self, op: &v1::Rename) -> Result<Answer, Fault> {
         check_name(&op.name)?;
         check_name(&op.new_name)?;
@@ -473,7 +473,7 @@ impl Tx<'_> {
         Ok(moved(op, &vnode, other.as_ref()))
     }
 
-    /// A directory may not move below itself, and changes its `..` only with write permission.
+    /// Fails if a directory would move below itself, or if the caller may not write a directory whose `..` would change.
     fn check_move(
         &self,
         vnode: &InodeRecord,

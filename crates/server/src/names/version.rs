@@ -1,5 +1,4 @@
-//! Versions of files: write once, seal, read. Objects that no name leads to are recorded for removal (next:
-//! `server/src/removal.rs`).
+//! Versions of files: written once, then sealed and read. Objects without a file are recorded for removal (next: `server/src/removal.rs`).
 
 use super::burst;
 use super::fault::Fault;
@@ -19,7 +18,7 @@ use tidemill_core::replicas::WantedReplicas;
 use tidemill_wire::capability::{Attributes, rights};
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
-/// Longest value of an attribute that is kept for past versions, in bytes: a file may have many past versions.
+/// Maximum length in bytes of an attribute that past versions keep: a file may have many past versions.
 const ANNOTATION_BYTES_MAX: u32 = 1024;
 
 /// Largest size of a file that Linux can represent, in bytes.
@@ -30,7 +29,7 @@ fn has_backend(spaces: &[FreeSpace], node: NodeId) -> bool {
     spaces.any(|space| space.backend && space.node == node)
 }
 
-/// A version being written.
+/// A version that a client is writing.
 struct VersionInProgress {
     session: u64,
     uid: u32,
@@ -38,8 +37,8 @@ struct VersionInProgress {
 }
 
 impl Tx<'_> {
-    /// Chooses the node of a new version: the requested node, else the directory's node, else memory if the directory asks for
-    /// memory, else a node by inode.
+    /// Chooses the node of a new version: the requested node, else the directory's node, else a node of the memory tier if the directory
+    /// selects that tier, else a node according to the inode.
     pub(crate) fn place(
         &self,
         ino: Inode,
@@ -77,7 +76,7 @@ impl Tx<'_> {
         Ok(i64::from(placed.0))
     }
 
-    /// Fails if a node would write into a read-only backend.
+    /// Fails if the version would be written into a read-only backend of a node.
     fn need_store_written(&self, node: NodeId, dir: &InodeRecord) -> Result<(), Fault> {
         let path = self.path_of(dir.ino)?.unwrap_or_default();
         match attached::is_read_only(self.db, node.0.into(), &path)? {
@@ -86,8 +85,8 @@ impl Tx<'_> {
         }
     }
 
-    /// Chooses the node of a file's next version: as for a new file, but without other settings the version stays on its
-    /// node.
+    /// Chooses the node of a file's next version in the same way as for a new file, except that the version stays on the file's present
+    /// node if no setting selects another node.
     fn place_again(
         &self,
         vnode: &InodeRecord,
@@ -166,7 +165,7 @@ impl Tx<'_> {
         )
     }
 
-    /// Returns a directory that contains a file; the root if no directory does.
+    /// Returns a directory that contains a file; the root if no directory contains the file.
     pub(crate) fn directory_of(&self, ino: u64) -> Result<InodeRecord, Fault> {
         let sql = "SELECT parent FROM dirent WHERE ino = ?1 LIMIT 1";
         let mut statement = self.db.prepare_cached(sql)?;
@@ -184,7 +183,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Returns the right to read a sealed version. The mount that asks holds the version until it releases it.
+    /// Returns a capability to read a sealed version. The mount that sent the request holds the version until the mount releases it.
     pub(crate) fn open(&self, op: &v1::Open) -> Result<Answer, Fault> {
         let vnode = self.file(op.ino)?;
         self.need_read(&vnode)?;
@@ -231,7 +230,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// Returns the version that is being written, for readers that follow the writer.
+    /// Returns a capability to read the version that is being written, for readers that follow the writer.
     fn open_streaming(&self, vnode: &InodeRecord) -> Result<Option<Answer>, Fault> {
         if self.is_multi_writer(vnode)? {
             return self.opened_written(vnode).map(Some);
@@ -254,7 +253,7 @@ impl Tx<'_> {
         })))
     }
 
-    /// Returns the right to use an object of a file.
+    /// Returns a capability with `rights` to an object of a file.
     pub(crate) fn right(
         &self,
         vnode: &InodeRecord,
@@ -269,7 +268,7 @@ impl Tx<'_> {
         self.shared.grant(vnode.ino, node, object, rights, uid)
     }
 
-    /// Does the same as [`Self::right`], for an object that is written: with the attributes that its node records at the seal.
+    /// Returns a capability as [`Self::right`] does, to write an object: with the attributes that its node records at the seal.
     pub(crate) fn right_to_write(
         &self,
         vnode: &InodeRecord,
@@ -379,7 +378,7 @@ impl Tx<'_> {
         self.opened_for_writing(&vnode, op.object)
     }
 
-    /// Handles a repeated request: its answer was lost, or a client without a session reports that it is still alive.
+    /// Handles a repeated request to write: the first answer was lost, or a client without a session reports that it is still alive.
     fn heard_of_writer(&self, op: &v1::NewVersion) -> Result<(), Fault> {
         self.written(op.ino, op.object)?;
         if self.session == 0 {
@@ -392,8 +391,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Ends an earlier writing of the file. Its writer must have been silent for too long or be a client of the same user without a
-    /// session, unless the caller insists.
+    /// Ends another client's write to the file, so that the caller can write. Unless `steal` is set, the other client must have been silent
+    /// for too long, or be a client of the same user without a session.
     fn take_over(&mut self, vnode: &InodeRecord, steal: bool) -> Result<(), Fault> {
         let writer = self.writer(vnode.writing)?;
         let gone = writer.is_none_or(|writer| {
@@ -408,7 +407,7 @@ impl Tx<'_> {
         self.drop_unsealed(vnode)
     }
 
-    /// Returns the session of the mount that writes a version; `None` if no client writes it.
+    /// Returns the session of the mount that writes a version; `None` if no client writes the version.
     pub(super) fn session_of(&self, object: u64) -> Result<Option<u64>, Fault> {
         Ok(self.writer(object)?.map(|writer| writer.session))
     }
@@ -455,7 +454,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Ends the writing of a version and of its parts.
+    /// Deletes the records that a version and its parts are being written.
     pub(crate) fn end_writing(&self, object: u64) -> Result<(), Fault> {
         self.db
             .prepare_cached("DELETE FROM writing WHERE object = ?1")?
@@ -503,7 +502,7 @@ impl Tx<'_> {
         }))
     }
 
-    /// Returns the inode whose version the caller is writing.
+    /// Returns the inode record of the file whose version the caller is writing.
     pub(super) fn written(
         &self,
         ino: u64,
@@ -526,7 +525,7 @@ impl Tx<'_> {
         Ok((vnode, uid))
     }
 
-    /// Returns whether the caller has written a version.
+    /// Returns whether the caller has written and sealed a version of a file.
     fn wrote(&self, ino: u64, object: u64) -> Result<bool, Fault> {
         let sql = "SELECT 1 FROM version WHERE object = ?1 AND ino = ?2 AND uid = ?3";
         let key = params![object.cast_signed(), ino.cast_signed(), self.caller.uid];
@@ -626,8 +625,8 @@ impl Tx<'_> {
         self.sealed_with(vnode, wanted)
     }
 
-    /// Seals one object of a version that consists of several objects, for a writer that is no longer alive. With the last object
-    /// the version is sealed.
+    /// Seals one part of a version that consists of several objects, for a writer that is no longer alive. The seal of the last part also
+    /// seals the version.
     fn seal_for_lost(&mut self, op: &v1::Seal) -> Result<Option<Answer>, Fault> {
         if !self.shared.parts() || !self.caller.administrator || !op.parts.is_empty() {
             return Ok(None);
@@ -646,7 +645,7 @@ impl Tx<'_> {
         self.seal(&whole).map(Some)
     }
 
-    /// Records a version for lineage. The row remains when the bytes are deleted.
+    /// Records a version of a file for lineage. The row remains when the version's bytes are deleted.
     pub(crate) fn record_version(
         &self,
         vnode: &InodeRecord,
@@ -657,7 +656,7 @@ impl Tx<'_> {
         self.record_replicas(vnode, uid, task, wanted)
     }
 
-    /// Does the same as [`Self::record_version`], with the wanted number of replicas.
+    /// Records a version as [`Self::record_version`] does, and requests the wanted number of replicas.
     fn record_replicas(
         &self,
         vnode: &InodeRecord,
@@ -708,7 +707,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Moves a version that was made elsewhere, for example by a task, to the node of its directory that has a backend.
+    /// Requests the migration of a version that a task or client created on another node to its directory's node, if that has a backend.
     fn goes_to_backend(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
         let spaces = self.shared.spaces();
         let Ok(node) = u32::try_from(vnode.node) else {
@@ -778,7 +777,7 @@ impl Tx<'_> {
         Ok(Answer::Empty(v1::Empty {}))
     }
 
-    /// Removes an inode without names, unless a client still has it open.
+    /// Removes an inode without names, unless a client still has the file open.
     pub(crate) fn purge_if_orphan(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         if vnode.nlink > 0 || vnode.writing != 0 || self.shared.inode_held(vnode.ino) {
             return Ok(());
@@ -786,7 +785,7 @@ impl Tx<'_> {
         self.purge(vnode)
     }
 
-    /// Removes an inode and asks for the removal of its bytes.
+    /// Removes an inode and requests the removal of the file's bytes.
     pub(crate) fn purge(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         let ino = vnode.ino.cast_signed();
         self.db
@@ -810,8 +809,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Asks for the removal of an object. It is removed when no client reads it and its node is online. For a version of several
-    /// objects, each of these objects is removed.
+    /// Requests the removal of an object from its node, which happens when no client reads the object and the node is online. For a version
+    /// of several objects, each of these objects is removed.
     pub(crate) fn drop_object(&self, object: u64, node: i64) -> Result<(), Fault> {
         if object == 0 {
             return Ok(());
@@ -836,7 +835,7 @@ impl Tx<'_> {
         self.keep_annotations(object)
     }
 
-    /// Keeps a file's attributes with a version that is no longer the current version.
+    /// Copies a file's attributes to the version that is no longer the current version.
     fn keep_annotations(&self, object: u64) -> Result<(), Fault> {
         let sql = "INSERT OR IGNORE INTO annotation SELECT version.object, xattr.name, xattr.value FROM version \
                    CROSS JOIN xattr ON xattr.ino = version.ino WHERE version.object = ?1 AND version.version != 0 \
@@ -846,8 +845,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Called before an attribute of a file changes. While the next version is written, the change belongs to that next version.
-    /// The current version keeps its own attributes, which a row with an empty name marks.
+    /// Separates the attributes of the current version from the file's attributes. Called before an attribute changes: while the next
+    /// version is written, the change belongs to that next version. A row with an empty name marks the current version's own attributes.
     pub(crate) fn part_annotations(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         if vnode.writing == 0 || vnode.object == 0 {
             return Ok(());
@@ -869,7 +868,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Removes orphans after a mount has disconnected for good: no other client has them open.
+    /// Removes files without names after a mount has disconnected for good and no other client has the files open.
     pub(crate) fn purge_orphans(&self) -> Result<usize, Fault> {
         let mut statement = self.db.prepare_cached("SELECT ino FROM orphan")?;
         let inodes = statement

@@ -1,4 +1,4 @@
-//! Visibility of files in an answer that names many files: each file by its own rights.
+//! Visibility of files in an answer that names many files: the caller's rights to each file are checked separately.
 
 use super::fault::Fault;
 use super::transaction::{DEPTH_MAX, Tx};
@@ -7,29 +7,29 @@ use rusqlite::OptionalExtension;
 use std::collections::HashMap;
 use tidemill_core::id::Inode;
 
-/// A directory from a viewer's point of view.
+/// A directory with the viewer's rights to it.
 #[derive(Clone, Debug)]
 struct ViewedDirectory {
     path: Vec<u8>,
-    /// Whether the viewer may search all directories down to this one.
+    /// Whether the viewer may search this directory and all of its ancestors.
     open: bool,
-    /// Length of the path of the innermost directory that the viewer may not list, if any.
+    /// Length of the path of the innermost directory that the viewer may not list; `None` if the viewer may list all of them.
     unlisted: Option<usize>,
 }
 
-/// A file from a viewer's point of view.
+/// A file with the viewer's rights to it.
 #[derive(Clone, Debug)]
 pub(crate) struct ViewedFile {
-    /// Whether the viewer may read or owns the file.
+    /// Whether the viewer may read the file, or owns the file.
     pub(crate) allowed: bool,
     /// Current object of the file.
     pub(crate) object: u64,
-    /// A path of the file; a visible one if there is any.
+    /// A path of the file; a path that the viewer may see, if there is any.
     pub(crate) path: Vec<u8>,
 }
 
-/// Looks up files for one caller. The caller's rights are checked even if a Linux kernel has checked the rights to the requested file. Each directory
-/// is read once.
+/// Looks up files for one caller. The caller's rights are checked even if a Linux kernel has checked the rights to the requested file. The
+/// database record of each directory is read once.
 pub(crate) struct Visibility<'a> {
     tx: &'a Tx<'a>,
     viewer: Caller,
@@ -50,12 +50,12 @@ impl<'a> Visibility<'a> {
         }
     }
 
-    /// Returns whether objects of this user are the viewer's own.
+    /// Returns whether the viewer may see the objects of this user as the viewer's own objects.
     pub(crate) fn owns(&self, uid: u32) -> bool {
         self.viewer.above() || self.viewer.uid == uid
     }
 
-    /// Returns a file; `None` if it was deleted.
+    /// Returns a file with the viewer's rights; `None` if the file was deleted.
     pub(crate) fn file(&mut self, ino: u64) -> Result<Option<ViewedFile>, Fault> {
         if let Some(known) = self.files.get(&ino) {
             return Ok(known.clone());
@@ -93,8 +93,8 @@ impl<'a> Visibility<'a> {
         Ok(seen)
     }
 
-    /// Returns a path of a file below the directory `under` (empty for the root), if the viewer may list all directories from that one on.
-    /// Returns `None` if no such path exists, or the file is neither readable nor the viewer's own.
+    /// Returns a path of a file below the directory `under` (empty for the root), if the viewer may list all directories from `under` on.
+    /// Returns `None` if no such path exists, or if the viewer neither may read nor owns the file.
     pub(crate) fn listed(
         &mut self,
         vnode: &InodeRecord,
@@ -117,7 +117,7 @@ impl<'a> Visibility<'a> {
         Ok(None)
     }
 
-    /// Returns the directories that contain a file, with its names there.
+    /// Returns the directories that contain a file, with the file's name in each directory.
     fn names(&self, ino: u64) -> Result<Vec<(u64, Vec<u8>)>, Fault> {
         let sql = "SELECT parent, name FROM dirent WHERE ino = ?1";
         let mut statement = self.tx.db.prepare_cached(sql)?;
@@ -127,7 +127,7 @@ impl<'a> Visibility<'a> {
         Ok(names.collect::<Result<_, _>>()?)
     }
 
-    /// Returns a directory; `None` if no path leads to it.
+    /// Returns a directory with the viewer's rights; `None` if no path leads to the directory.
     fn directory(&mut self, ino: u64) -> Result<Option<ViewedDirectory>, Fault> {
         // Walks from the directory up to a known one, then down again.
         let mut chain = Vec::new();

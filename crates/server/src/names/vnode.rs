@@ -1,29 +1,29 @@
-//! A row of the table `inode`, and the permissions of callers on it.
+//! A row of the table `inode`, and the permissions of callers on the inode.
 
 use super::fault::Fault;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{self, Kind};
 
-/// Set-group-id bit.
+/// Set-group-id bit of the mode.
 pub(crate) const SETGID: u32 = 0o2000;
-/// Set-user-id bit.
+/// Set-user-id bit of the mode.
 pub(crate) const SETUID: u32 = 0o4000;
-/// Execute permission of the group.
+/// Bit of the mode for execute permission of the group.
 pub(crate) const GROUP_EXEC: u32 = 0o010;
-/// Sticky bit.
+/// Sticky bit of the mode.
 pub(crate) const STICKY: u32 = 0o1000;
-/// Value of an inode without a node.
+/// Value of the column `inode.node` of an inode without a node.
 pub(crate) const NO_NODE: i64 = -1;
 
-/// Read permission.
+/// Bit of read permission in a mask of wanted permissions.
 pub(crate) const READ: u32 = 4;
-/// Write permission.
+/// Bit of write permission in a mask of wanted permissions.
 pub(crate) const WRITE: u32 = 2;
-/// Search permission.
+/// Bit of search permission in a mask of wanted permissions.
 pub(crate) const SEARCH: u32 = 1;
 
-/// Record of an inode.
+/// Record of an inode in the namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct InodeRecord {
     pub(crate) ino: u64,
@@ -37,20 +37,20 @@ pub(crate) struct InodeRecord {
     pub(crate) mtime: i64,
     pub(crate) ctime: i64,
     pub(crate) rdev: u32,
-    /// Number of seals of the file.
+    /// Number of times that the file was sealed, which is the number of its current version.
     pub(crate) version: u64,
-    /// The sealed object, 0 if none.
+    /// Id of the sealed object; 0 if the file has no sealed version.
     pub(crate) object: u64,
     pub(crate) node: i64,
-    /// The object being written, 0 if none.
+    /// Id of the object being written; 0 if the file is not being written.
     pub(crate) writing: u64,
-    /// Parent directory of a directory.
+    /// Inode of the parent directory, if the inode is a directory.
     pub(crate) parent: u64,
-    /// Target of a symbolic link.
+    /// Target path, if the inode is a symbolic link.
     pub(crate) target: Vec<u8>,
 }
 
-/// Builds a query for records of inodes: the columns that [`InodeRecord::from_row`] reads, then the rest of the query.
+/// Builds an SQL query for inode records: the columns that [`InodeRecord::from_row`] reads, followed by the rest of the query.
 macro_rules! select_vnodes {
     ($rest:literal) => {
         concat!(
@@ -63,7 +63,7 @@ macro_rules! select_vnodes {
 pub(crate) use select_vnodes;
 
 impl InodeRecord {
-    /// Returns an empty directory in the root, or the root itself.
+    /// Returns the record of an empty directory in the root, or of the root itself.
     pub(crate) fn directory(ino: u64, mode: u32, (uid, gid): (u32, u32), now: i64) -> Self {
         Self {
             ino,
@@ -90,17 +90,17 @@ impl InodeRecord {
         self.kind == Kind::Directory
     }
 
-    /// Returns the node; `None` if the inode has no node.
+    /// Returns the node of the file's object; `None` if the inode has no node.
     pub(crate) fn node(&self) -> Option<u32> {
         u32::try_from(self.node).ok()
     }
 
-    /// Returns whether the inode's version consists of several objects.
+    /// Returns whether the current version of the file consists of several objects.
     pub(crate) fn has_parts(&self) -> bool {
         self.object != 0 && self.node == NO_NODE
     }
 
-    /// Returns the attributes in the form that is sent.
+    /// Returns the attributes of the inode as a protocol message.
     pub(crate) fn attr(&self) -> v1::Attr {
         v1::Attr {
             ino: self.ino,
@@ -125,7 +125,7 @@ impl InodeRecord {
         }
     }
 
-    /// Returns the inode as a directory entry of that name.
+    /// Returns the inode as a directory entry with this name, as a protocol message.
     pub(crate) fn entry(&self, name: &[u8]) -> v1::Entry {
         v1::Entry {
             name: name.to_vec(),
@@ -134,7 +134,7 @@ impl InodeRecord {
         }
     }
 
-    /// Reads the columns of [`select_vnodes`].
+    /// Reads an inode record from a row of a query built with [`select_vnodes`].
     pub(crate) fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
         let long = |at: usize| row.get::<_, i64>(at).map(i64::cast_unsigned);
         let kind: i32 = row.get(1)?;
@@ -159,7 +159,7 @@ impl InodeRecord {
         })
     }
 
-    /// Returns the record of that inode, if it exists.
+    /// Returns the record of an inode, or `None` if the inode does not exist.
     pub(crate) fn find(db: &Connection, ino: u64) -> Result<Option<Self>, Fault> {
         let mut statement = db.prepare_cached(select_vnodes!("FROM inode WHERE ino = ?1"))?;
         Ok(statement
@@ -167,12 +167,12 @@ impl InodeRecord {
             .optional()?)
     }
 
-    /// Returns the record of that inode.
+    /// Returns the record of an inode; fails if the inode does not exist.
     pub(crate) fn get(db: &Connection, ino: u64) -> Result<Self, Fault> {
         Self::find(db, ino)?.ok_or_else(|| Fault::NotFound("a file that was removed".into()))
     }
 
-    /// Returns the inode of a directory's entry, if it exists.
+    /// Returns the inode record of a directory's entry, or `None` if the entry does not exist.
     pub(crate) fn child(db: &Connection, parent: u64, name: &[u8]) -> Result<Option<Self>, Fault> {
         let mut statement = db.prepare_cached(select_vnodes!(
             "FROM inode WHERE ino = (SELECT ino FROM dirent WHERE parent = ?1 AND name = ?2)"
@@ -183,14 +183,14 @@ impl InodeRecord {
         Ok(found.optional()?)
     }
 
-    /// Writes a new row.
+    /// Inserts the record as a new row of the table `inode`.
     pub(crate) fn insert(&self, db: &Connection) -> Result<(), Fault> {
         let sql =
             "INSERT INTO inode VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17)";
         self.store(db, sql)
     }
 
-    /// Writes all columns of the row.
+    /// Updates all columns of the record's row in the table `inode`.
     pub(crate) fn update(&self, db: &Connection) -> Result<(), Fault> {
         let sql = "UPDATE inode SET kind=?2, mode=?3, uid=?4, gid=?5, nlink=?6, size=?7, atime=?8, mtime=?9, \
                    ctime=?10, rdev=?11, version=?12, object=?13, node=?14, writing=?15, parent=?16, \
@@ -226,15 +226,15 @@ impl InodeRecord {
 /// The user that makes a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
-    /// User id.
+    /// User id of the caller.
     pub uid: u32,
-    /// Group id.
+    /// Group id of the caller.
     pub gid: u32,
-    /// Supplementary groups.
+    /// Supplementary group ids of the caller.
     pub groups: Vec<u32>,
-    /// Whether permissions have been checked already (the Linux kernel of a mount's host checks them).
+    /// Whether the caller's permissions have been checked already, as by the Linux kernel of a mount's host.
     pub checked: bool,
-    /// Whether the caller has an administrator's rights, as daemons have: it may choose owners and use any reserved id.
+    /// Whether the caller has an administrator's rights, as daemons have: such a caller may choose owners and use any reserved id.
     pub administrator: bool,
 }
 
@@ -249,17 +249,17 @@ impl Caller {
         }
     }
 
-    /// Returns whether the caller needs no check of permissions.
+    /// Returns whether the server need not check the caller's permissions.
     pub(crate) fn above(&self) -> bool {
         self.checked || self.uid == 0
     }
 
-    /// Returns whether the caller is a member of the group.
+    /// Returns whether the caller is a member of the group `gid`.
     pub(crate) fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }
 
-    /// Returns whether the inode's mode allows all of `want` ([`READ`], [`WRITE`], [`SEARCH`]).
+    /// Returns whether the inode's mode grants the caller all permissions in `want` ([`READ`], [`WRITE`], [`SEARCH`]).
     pub(crate) fn may(&self, vnode: &InodeRecord, want: u32) -> bool {
         let shift = if self.uid == vnode.uid {
             6

@@ -1,4 +1,4 @@
-//! Workspaces: directories below `/workspaces` with a quota and an end. Their files are ordinary files.
+//! Workspaces: directories below `/workspaces` with a quota and a lifetime. The files in a workspace are ordinary files.
 
 use super::attribute::DIRECTORY_TIER;
 use super::fault::Fault;
@@ -11,22 +11,22 @@ use std::time::Duration;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{self, Kind};
 
-/// The directory that contains the workspaces.
+/// Name of the directory that contains the workspaces.
 const DIRECTORY: &str = "workspaces";
 /// Maximum number of workspaces.
 const WORKSPACES_MAX: u32 = 1024;
-/// Maximum number of workspaces of a user; root has no such limit.
+/// Maximum number of workspaces of one user; root has no such limit.
 const WORKSPACES_EACH_MAX: u32 = 64;
-/// Maximum number of lease holders of a workspace.
+/// Maximum number of lease holders of one workspace.
 const MEMBERS_MAX: u32 = 256;
-/// Maximum length of a name, in bytes.
+/// Maximum length of the name of a workspace, in bytes.
 const NAME_BYTES_MAX: usize = 64;
-/// Time after which a silent lease holder that is not permanent counts as having left.
+/// Time after which a silent lease holder loses its lease, unless the lease is permanent.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
-/// Maximum number of files and directories that are removed in one transaction: no other client can change names during it.
+/// Maximum number of files and directories removed in one transaction, during which no other client can change names.
 const REMOVED_MAX: usize = 1000;
 
-/// Reason why an operation on a workspace is refused.
+/// Reason why the server refuses an operation on a workspace.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkspaceRefusal {
     #[error(
@@ -83,26 +83,26 @@ pub(crate) enum WorkspaceRefusal {
     NoDirectory,
 }
 
-/// Result of an operation: done, refused, or failed.
+/// Result of an operation on a workspace: the value, the reason of a refusal, or a failure.
 pub(crate) type WorkspaceResult<T> = Result<Result<T, WorkspaceRefusal>, Fault>;
 
-/// Object at a path that a caller waits for.
+/// State of a path that a caller waits for.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum PathObject {
-    /// A file with a closed version.
+    /// The path is a file with a sealed version.
     File(v1::Attr),
-    /// A file that is being written for the first time.
+    /// The path is a file without a sealed version that is being written.
     Unsealed(u64),
-    /// Nothing.
+    /// The path does not exist.
     Nothing,
-    /// A link without a target.
+    /// The path is a symbolic link whose target does not exist.
     Link,
-    /// An object that is never closed.
+    /// The path is something that is never sealed, such as a directory.
     Other,
 }
 
 impl Tx<'_> {
-    /// Creates a workspace of the caller.
+    /// Creates a workspace that belongs to the caller.
     pub(crate) fn create_workspace(
         &mut self,
         op: &v1::CreateWorkspaceRequest,
@@ -173,7 +173,7 @@ impl Tx<'_> {
         Ok((!fits).then_some(WorkspaceRefusal::Quota { used, max }))
     }
 
-    /// Returns the directory of all workspaces and creates it if necessary; `None` if another object has its name.
+    /// Returns the directory that contains all workspaces and creates it if necessary; `None` if another object has its name.
     fn workspaces_directory(&mut self) -> Result<Option<InodeRecord>, Fault> {
         let root = InodeRecord::get(self.db, Inode::ROOT.0)?;
         let owner = (root.uid, root.gid);
@@ -202,7 +202,7 @@ impl Tx<'_> {
         Ok(ino.cast_signed())
     }
 
-    /// Returns a workspace's directory, if the workspace is not ending.
+    /// Returns the directory of a workspace, unless the workspace is being removed.
     pub(super) fn found_workspace(&self, name: &str) -> Result<Option<InodeRecord>, Fault> {
         let Some(above) = InodeRecord::child(self.db, Inode::ROOT.0, DIRECTORY.as_bytes())? else {
             return Ok(None);
@@ -281,7 +281,7 @@ impl Tx<'_> {
         Ok(workspace)
     }
 
-    /// Adds a lease holder, or renews the time of a lease holder that is still alive.
+    /// Adds a lease holder to a workspace, or renews the lease of a lease holder that is still alive.
     pub(crate) fn join_workspace(
         &mut self,
         op: &v1::JoinWorkspaceRequest,
@@ -333,7 +333,7 @@ impl Tx<'_> {
         Ok(Ok(joined))
     }
 
-    /// Removes a lease holder.
+    /// Removes a lease holder from a workspace.
     pub(crate) fn leave_workspace(
         &mut self,
         op: &v1::LeaveWorkspaceRequest,
@@ -356,7 +356,7 @@ impl Tx<'_> {
         })
     }
 
-    /// Returns the object at a path.
+    /// Returns the state of a path that a caller waits for.
     pub(crate) fn look_for(&self, path: &[u8]) -> Result<PathObject, Fault> {
         match self.resolve(path, true) {
             Ok(vnode) if vnode.kind != Kind::File => Ok(PathObject::Other),
@@ -374,7 +374,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Restarts the time of lease holders that are not permanent: the server could not hear of them.
+    /// Renews the leases of lease holders that are not permanent, since the server could not receive their renewals while it was down.
     pub(crate) fn renew_members(&mut self) -> Result<(), Fault> {
         let until = self.now.saturating_add(silence_ns());
         let sql = "UPDATE workspace_member SET until = ?1 WHERE until != 0";
@@ -382,15 +382,15 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Removes lease holders that have been silent for too long.
+    /// Removes lease holders whose leases have expired.
     pub(crate) fn forget_members(&mut self) -> Result<(), Fault> {
         let sql = "DELETE FROM workspace_member WHERE until != 0 AND until < ?1";
         self.db.execute(sql, [self.now])?;
         Ok(())
     }
 
-    /// Ends workspaces whose time is over or whose last lease holder has left, and removes a bounded number of files of ending workspaces. Returns
-    /// whether more files remain to be removed.
+    /// Ends workspaces whose lifetime has expired or whose last lease holder has left, and removes a bounded number of files of ending
+    /// workspaces. Returns whether more files remain to be removed.
     pub(crate) fn sweep_workspaces(&mut self) -> Result<bool, Fault> {
         self.forget_taken_out()?;
         let sql = "UPDATE workspace SET ends = 1 WHERE ends = 0 AND ((expires != 0 AND expires <= ?1) \
@@ -431,7 +431,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Removes the content of a directory within the budget; returns whether nothing is left. Directories may be nested to any depth.
+    /// Removes the content of a directory within the budget; returns whether the directory is empty. Supports any depth of nesting.
     fn remove_below(&mut self, directory: u64, budget: &mut usize) -> Result<bool, Fault> {
         let mut open: Vec<(u64, Vec<u8>)> = vec![(directory, Vec::new())];
         while let Some((at, name)) = open.last().cloned() {

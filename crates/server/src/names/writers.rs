@@ -1,4 +1,4 @@
-//! Versions being written: their writers, and their end if the writer is no longer alive.
+//! Versions being written: their writers, and the end of a write if the writer is no longer alive.
 
 use super::fault::Fault;
 use super::parts;
@@ -9,8 +9,8 @@ use super::{Unfinished, UnsealedCount};
 use rusqlite::{Connection, params};
 use tidemill_wire::v1;
 
-/// Maximum silence of a writing client without a session, in nanoseconds; a longer silence ends its writing. It is three times the
-/// interval of the clients (`tidemill_client::transfer`).
+/// Maximum silence of a writing client without a session, in nanoseconds. A longer silence ends the client's write. The value is three
+/// times the interval at which clients report (`tidemill_client::transfer`).
 pub(crate) const SILENCE_NS_MAX: i64 = 60 * 1_000_000_000;
 
 /// Maximum number of versions of silent clients that are aborted in one transaction.
@@ -33,7 +33,7 @@ pub(crate) fn unsealed(db: &Connection) -> Result<Vec<UnsealedCount>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the versions that a mount was writing on a node, in order of their objects, from the first after `after`.
+/// Returns the versions that a mount was writing on a node, in the order of their objects, from the first object after `after`.
 pub(crate) fn unfinished(
     db: &Connection,
     (session, node): (u64, u32),
@@ -67,8 +67,8 @@ pub(crate) fn unfinished(
     Ok(found)
 }
 
-/// Aborts versions of clients without a session that have been silent for too long. Their copies into the cluster are incomplete, so
-/// the files stay unchanged.
+/// Aborts versions of clients without a session that have been silent for too long. Such uploads are incomplete, so the files stay
+/// unchanged.
 pub(crate) fn abandon_silent(
     db: &Connection,
     shared: &NamesShared,
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_client_is_expired_and_responding_one_is_kept() {
+    fn versions_of_silent_client_are_aborted_and_of_active_client_kept() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         names.add_node(NodeId(3));

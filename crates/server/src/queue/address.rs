@@ -1,12 +1,12 @@
-//! Address of a queue outside of the server: `nats://[USER:PASSWORD@]HOST:PORT[,nats://…][?replicas=N]`.
+//! Address of a label queue in NATS: `nats://[USER:PASSWORD@]HOST:PORT[,nats://…][?replicas=N]`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Maximum number of servers that hold a copy of each label (a limit of NATS).
+/// Maximum number of NATS servers that hold a copy of each label (a limit of NATS).
 const REPLICAS_MAX: usize = 5;
 
-/// Credentials for a queue's servers.
+/// Credentials for the NATS servers of a queue.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Secret {
     /// A token.
@@ -15,7 +15,7 @@ pub(crate) enum Secret {
     User(String, String),
 }
 
-/// NATS servers, and the number of servers that hold each label. The printed form has no password.
+/// NATS servers, and the number of servers that hold a copy of each label. The printed form has no password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
     servers: Vec<String>,
@@ -23,7 +23,7 @@ pub struct Address {
     replicas: usize,
 }
 
-/// Error of an invalid address. The message contains nothing that may be a password.
+/// Error of an invalid address. The error message contains no part of the address that may be a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid address of a queue: {0}; give `nats://HOST:PORT` or `tls://HOST:PORT`, several addresses separated by commas, with `USER:PASSWORD@` \
@@ -32,7 +32,7 @@ pub struct Address {
 pub struct AddressError(&'static str);
 
 impl Address {
-    /// Returns the servers' URLs, without passwords.
+    /// Returns the URLs of the NATS servers, without passwords.
     #[cfg(feature = "nats")]
     pub(crate) fn servers(&self) -> &[String] {
         &self.servers
@@ -92,7 +92,7 @@ impl FromStr for Address {
     }
 }
 
-/// Splits one server's URL into the URL without secret, and the secret.
+/// Splits the URL of one NATS server into the URL without credentials, and the credentials.
 fn server(url: &str) -> Result<(String, Option<Secret>), AddressError> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     if !["nats", "tls"].contains(&scheme) {
@@ -120,7 +120,7 @@ fn server(url: &str) -> Result<(String, Option<Secret>), AddressError> {
     Ok((format!("{scheme}://{place}"), secret.transpose()?))
 }
 
-/// Decodes text in which `%` and two digits stand for a byte.
+/// Decodes text in which `%` and two hexadecimal digits represent a byte.
 fn decoded(text: &str) -> Result<String, AddressError> {
     let bad = AddressError("a user or password has a `%` without two hexadecimal digits");
     let mut bytes = Vec::new();
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn address_is_parsed_and_printed_without_password() {
+    fn queue_address_is_parsed_and_printed_without_password() {
         let address: Address =
             "nats://me:s%40%2Cx@[::1]:4222,tls://me:s%40%2Cx@b.example:4223?replicas=3"
                 .parse()
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_address_is_refused_without_repeating_secret() {
+    fn queue_address_error_does_not_contain_password() {
         for text in [
             "",
             "hush:4222",

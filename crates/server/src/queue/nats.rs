@@ -1,9 +1,9 @@
-//! Labels in NATS JetStream: one stream for the cluster, one subject for each node. This module sends to and receives from the queue's
-//! servers.
+//! Labels in NATS JetStream: one stream for the cluster, one subject for each node. This module sends labels to and receives labels from
+//! the NATS servers.
 //!
-//! A task of its own keeps a [session](session::NatsSession) with these servers. When a call fails, the session is closed and another one is
-//! opened, as often as necessary. Until then calls fail at once, so that a caller waits only once, and not long, for a server that hangs.
-//! A session begins with all labels in the stream, so it needs nothing from the session before it.
+//! A separate task keeps a [session](session::NatsSession) with the NATS servers. When a call fails, the session is closed and the task
+//! opens another session, retrying as often as necessary. Until then calls fail at once, so that a caller waits only once, and briefly, for
+//! a server that hangs. A session begins by receiving all labels in the stream, so it needs no state of the previous session.
 
 mod in_flight;
 mod sealed;
@@ -21,16 +21,16 @@ use tidemill_core::label::Label;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
-/// Pause before another attempt to open a session.
+/// Pause before another attempt to open a session with the NATS servers.
 const REST: Duration = Duration::from_millis(500);
 
-/// Maximum wait of the first call for the first session.
+/// Maximum wait of the first call until the first session is open.
 const FIRST: Duration = Duration::from_secs(2);
 
-/// Reason why a call failed.
+/// Reason why a call to the NATS servers failed.
 type CallError = String;
 
-/// Identity of the cluster and its queue.
+/// Identity of the cluster and of its queue in NATS.
 #[derive(Clone)]
 struct QueueIdentity {
     address: Address,
@@ -38,7 +38,7 @@ struct QueueIdentity {
     seal: Seal,
 }
 
-/// The queue: see the module.
+/// The queue of labels in NATS, as described in the module's documentation.
 pub struct Nats {
     address: Address,
     calls: Mutex<NatsCalls>,
@@ -49,14 +49,14 @@ pub struct Nats {
 #[derive(Debug, Default)]
 struct NatsCalls {
     session: Option<NatsSession>,
-    /// Reason why there is no session.
+    /// Reason why no session is open.
     why: Option<CallError>,
 }
 
-/// Shared state of the callers and the task that opens sessions.
+/// State that callers share with the task that opens sessions.
 #[derive(Debug, Default)]
 struct SessionOpener {
-    /// Last result that no caller has taken.
+    /// Last result of opening a session, until a caller takes the result.
     news: Mutex<Option<Result<NatsSession, CallError>>>,
     signal: Condvar,
     wanted: Notify,
@@ -71,11 +71,11 @@ impl std::fmt::Debug for Nats {
 }
 
 impl Nats {
-    /// Starts the queue of a cluster. Only daemons of the cluster know `key`: labels that were not made with it are removed from the queue
-    /// and not delivered.
+    /// Starts the queue of a cluster. Only daemons of the cluster know `key`: labels that were not signed with `key` are removed from the
+    /// queue and not delivered.
     ///
     /// # Errors
-    /// If the system has no threads for the queue. Unreachable servers are no error.
+    /// If the operating system can't create threads for the queue. Unreachable NATS servers are no error.
     pub fn start(address: Address, cluster: u64, key: &[u8]) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -126,7 +126,7 @@ impl Nats {
         }
     }
 
-    /// Takes a session that was opened.
+    /// Takes a session that the task has opened, if the caller has no session.
     fn look(&self, calls: &mut NatsCalls) {
         if calls.session.is_some() {
             return;
@@ -143,7 +143,7 @@ impl Nats {
     }
 }
 
-/// Opens a session, and another one whenever it is wanted.
+/// Opens a session, and opens another session whenever a caller requests it.
 async fn keep_open(place: QueueIdentity, opener: Arc<SessionOpener>) {
     loop {
         loop {

@@ -1,4 +1,4 @@
-//! Files and directories of the rebuilt namespace: from notes if they exist, else from the objects themselves.
+//! Files and directories of the recovered namespace: built from notes if notes exist, else from the objects themselves.
 
 use super::kept::{KeptObject, RecoveredNode};
 use super::parts::Gathered;
@@ -15,10 +15,10 @@ use std::path::PathBuf;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{Kind, NameNote, NamePlace};
 
-/// Name of a file whose name is unknown.
+/// Name given to a file whose name is unknown.
 const UNNAMED: &str = "file";
 
-/// An object as the version of a file.
+/// An object that is the version of a file.
 #[derive(Debug)]
 struct RecoveredVersion<'a> {
     object: &'a KeptObject,
@@ -28,24 +28,24 @@ struct RecoveredVersion<'a> {
     superseded: bool,
 }
 
-/// Files and directories: see the module.
+/// Files and directories of the recovered namespace, as described in the module's documentation.
 #[derive(Debug)]
 pub(super) struct RecoveredFiles<'a> {
     pub(super) tree: RecoveredTree,
     /// Last note about each inode.
     notes: BTreeMap<u64, &'a NameNote>,
-    /// Objects by inode, the newest last.
+    /// Objects by the inode of their file; the newest object is last.
     objects: BTreeMap<u64, Vec<&'a KeptObject>>,
-    /// Objects that lost their bytes.
+    /// Objects whose bytes are lost.
     missing: Vec<&'a KeptObject>,
     /// Versions of files whose later version is lost.
     older: Vec<&'a KeptObject>,
     versions: Vec<RecoveredVersion<'a>>,
-    /// Nodes with a replica of an object that is not the first.
+    /// Nodes with a replica of an object other than the first replica.
     replicas: BTreeMap<u64, Vec<u32>>,
-    /// Versions in several objects.
+    /// Versions that consist of several objects, by version.
     parts: &'a BTreeMap<u64, Gathered>,
-    /// Wanted number of replicas of each object, according to notes.
+    /// Wanted number of replicas of each object, from the server's notes.
     wanted: BTreeMap<u64, usize>,
     rebuilt: Rebuilt,
 }
@@ -119,7 +119,7 @@ impl<'a> RecoveredFiles<'a> {
         }
     }
 
-    /// Adds all files and directories according to notes.
+    /// Adds all files and directories that the server's notes describe.
     pub(super) fn noted(&mut self) {
         let notes: Vec<&NameNote> = self.notes.values().copied().collect();
         let mut lost = Vec::new();
@@ -180,7 +180,7 @@ impl<'a> RecoveredFiles<'a> {
         });
     }
 
-    /// Gives a path to directories that can't be reached from the root.
+    /// Gives a path to each directory that can't be reached from the root.
     fn place_unreachable(&mut self) {
         while let Some(&ino) = self.tree.unreachable().first() {
             self.tree.unname(ino);
@@ -190,7 +190,7 @@ impl<'a> RecoveredFiles<'a> {
         }
     }
 
-    /// Returns the inode of a note; `None` if the bytes of its file do not exist.
+    /// Returns the inode that a note describes; `None` if the bytes of its file do not exist.
     fn vnode(&mut self, note: &NameNote) -> Option<InodeRecord> {
         let kind = Kind::try_from(note.kind).unwrap_or(Kind::Unspecified);
         let mut vnode = InodeRecord {
@@ -251,7 +251,7 @@ impl<'a> RecoveredFiles<'a> {
         Some(vnode)
     }
 
-    /// Adds all other objects of nodes.
+    /// Adds files for all objects of nodes that no note describes.
     pub(super) fn unnoted(&mut self) {
         let noted: BTreeSet<u64> = self.notes.keys().copied().collect();
         let mut objects: Vec<&KeptObject> = self.objects.values().flatten().copied().collect();
@@ -289,7 +289,7 @@ impl<'a> RecoveredFiles<'a> {
         }
     }
 
-    /// Creates a file from an object. The file gets its own path only if the server provided the path.
+    /// Creates a file from an object. The file gets the object's path only if the server provided that path.
     fn put(&mut self, object: &'a KeptObject, ino: u64, whole: bool) {
         let sealed_at = object.sealed_at.cast_signed();
         let mut vnode = InodeRecord {
@@ -331,7 +331,7 @@ impl<'a> RecoveredFiles<'a> {
         };
     }
 
-    /// Writes the remaining parts of incomplete versions, which stay on their nodes.
+    /// Writes rows for the remaining parts of incomplete versions, which stay on their nodes.
     fn write_incomplete(&self, db: &Connection) -> Result<(), Fault> {
         for gathered in self.parts.values().filter(|gathered| !gathered.whole) {
             let version = RecoveredVersion {
@@ -390,7 +390,7 @@ impl<'a> RecoveredFiles<'a> {
     }
 }
 
-/// Writes a version's row.
+/// Writes the rows of a version.
 fn put_version(
     db: &Connection,
     version: &RecoveredVersion<'_>,
@@ -416,7 +416,7 @@ fn put_version(
     Ok(())
 }
 
-/// Writes a version of one object as [`put_version`] does. A version that has a later one is to be removed, as before the loss.
+/// Writes a version of one object as [`put_version`] does. A version with a later version is queued for removal, as before the loss.
 fn write_version(
     db: &Connection,
     version: &RecoveredVersion<'_>,

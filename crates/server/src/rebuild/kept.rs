@@ -1,4 +1,4 @@
-//! A node's stored data about its objects and tasks, read from its database (`docs/formats-node.md`). This module changes nothing.
+//! A node's stored data about its objects and tasks, read from the node's database (`docs/formats-node.md`). This module only reads.
 
 use super::{NodeProblem, RebuildError};
 use crate::rules::noted;
@@ -12,7 +12,7 @@ use tidemill_core::layout::PartOf;
 use tidemill_core::object::tag;
 use tidemill_wire::v1::NameNote;
 
-/// Version of a node's tables.
+/// Version of the tables in a node's database.
 const SCHEMA_VERSION: i64 = 1;
 
 /// Length of the head of an SQLite file, and offset and value of the byte that marks a write-ahead log.
@@ -20,11 +20,11 @@ const HEAD_BYTES: u64 = 20;
 const LOGGED_AT: usize = 18;
 const LOGGED: u8 = 2;
 
-/// Kinds of objects.
+/// Values of the column for the kind of an object in a node's database.
 const DATA: i64 = 0;
 const TASK: i64 = 1;
 
-/// Data of one node.
+/// Data of one node, as read from the node's database.
 #[derive(Debug)]
 pub(super) struct RecoveredNode {
     pub(super) path: PathBuf,
@@ -33,21 +33,21 @@ pub(super) struct RecoveredNode {
     pub(super) key: Vec<u8>,
     pub(super) objects: Vec<KeptObject>,
     pub(super) tasks: Vec<KeptTask>,
-    /// The server's notes about inodes.
+    /// The server's notes about inodes that the node has stored.
     pub(super) notes: Vec<NameNote>,
-    /// The server's notes about rules.
+    /// The server's notes about rules that the node has stored.
     pub(super) rules: Vec<NameNote>,
-    /// Objects that have a row, but no file any more.
+    /// Objects that have a row in the node's database, but no file any more.
     pub(super) missing: Vec<KeptObject>,
-    /// Number of files of objects that have no row.
+    /// Number of object files without a row in the node's database.
     pub(super) unknown: u64,
     pub(super) label_max: u64,
     pub(super) object_max: u64,
-    /// Whether the server removed the node from the cluster before (`node/src/daemon.rs`).
+    /// Whether the server removed the node from the cluster earlier (`node/src/daemon.rs`).
     pub(super) removed: bool,
 }
 
-/// A sealed object.
+/// A sealed object that the node stores.
 #[derive(Clone, Debug)]
 pub(super) struct KeptObject {
     pub(super) id: u64,
@@ -63,7 +63,7 @@ pub(super) struct KeptObject {
     pub(super) part: Option<PartOf>,
 }
 
-/// A task that ended.
+/// A task that ended on the node.
 #[derive(Clone, Debug)]
 pub(super) struct KeptTask {
     pub(super) task: u64,
@@ -74,7 +74,7 @@ pub(super) struct KeptTask {
     pub(super) outputs: Vec<u64>,
 }
 
-/// Values of one page by number.
+/// Values of one page of attributes, by their numbers.
 #[derive(Clone, Debug, Default)]
 struct PageValues(BTreeMap<u32, Vec<u8>>);
 
@@ -98,7 +98,7 @@ impl PageValues {
 }
 
 impl KeptObject {
-    /// Whether the server provided the path. The path of a task's output is set by its job, whatever the rights there.
+    /// Whether the server provided the path of the object. The path of a task's output is set by the job, whatever the owner's rights.
     pub(super) fn named(&self) -> bool {
         self.task == 0 && !self.path.is_empty()
     }
@@ -125,13 +125,13 @@ impl KeptTask {
         serde_json::from_str(&self.text(task::ARGS)).unwrap_or_default()
     }
 
-    /// Returns the selection that the task read of each input; empty if the task read all inputs completely.
+    /// Returns the selection that the task read of each input; empty if the task read all bytes of all inputs.
     pub(super) fn selections(&self) -> Vec<String> {
         serde_json::from_str(&self.text(task::SELECTIONS)).unwrap_or_default()
     }
 }
 
-/// Reads a node's directory, or a copy of its `node.db`.
+/// Reads the data of a node from the node's directory, or from a copy of its `node.db`.
 pub(super) fn read(path: &Path) -> Result<RecoveredNode, RebuildError> {
     let at = |problem| RebuildError::Node {
         path: path.to_owned(),
@@ -171,7 +171,7 @@ pub(super) fn read(path: &Path) -> Result<RecoveredNode, RebuildError> {
     Ok(kept)
 }
 
-/// Whether the database is a copy of a database in use, without the log that has its last rows (`node/src/reserve.rs`).
+/// Whether the database is a copy of a database in use, without the log that contains the last rows (`node/src/reserve.rs`).
 fn is_behind(db: &Connection, database: &Path) -> Result<bool, NodeProblem> {
     let log = std::fs::metadata(super::beside(database, "-wal"));
     if log.is_ok_and(|log| log.len() > 0) {
@@ -190,8 +190,8 @@ fn is_behind(db: &Connection, database: &Path) -> Result<bool, NodeProblem> {
     Ok(value.is_some_and(|value| value == [1]))
 }
 
-/// Returns the number of object files for which the node's database has no row: files that were being written, and files whose rows
-/// are lost.
+/// Returns the number of object files for which the node's database has no row: files that were being written, and files whose rows were
+/// lost.
 fn unknown(db: &Connection, node: &Path) -> Result<u64, NodeProblem> {
     let mut known = db.prepare("SELECT 1 FROM object WHERE id = ?1")?;
     let mut unknown = 0;
@@ -221,8 +221,8 @@ fn backend(db: &Connection) -> Result<BTreeSet<u64>, NodeProblem> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the objects of intermediate files in the node's memory (`node/src/memory_outputs.rs`), whose files are named by the object and a
-/// secret.
+/// Returns the objects of in-memory intermediate files on the node (`node/src/memory_outputs.rs`). The name of such a file consists of the
+/// object and a secret.
 fn intermediates(node: &Path) -> BTreeSet<u64> {
     let files = std::fs::read_dir(node.join("intermediates"));
     let names = files.into_iter().flatten().flatten();
@@ -283,7 +283,7 @@ fn rows(db: &Connection, path: &Path) -> Result<RecoveredNode, NodeProblem> {
     Ok(kept)
 }
 
-/// Returns the notes about names.
+/// Returns the server's notes about names.
 fn notes(db: &Connection) -> Result<Vec<NameNote>, NodeProblem> {
     let sql = "SELECT value FROM attribute WHERE object >= ?1 AND object < ?2 AND page = ?3 AND number = ?4";
     let mut statement = db.prepare(sql)?;
@@ -308,7 +308,7 @@ fn largest(db: &Connection, sql: &str) -> Result<u64, NodeProblem> {
     Ok(found.unwrap_or(0).cast_unsigned())
 }
 
-/// Returns kind and state of all objects and collections.
+/// Returns the kind and the state of all objects and task collections, by their ids.
 fn sealed(db: &Connection) -> Result<BTreeMap<u64, (i64, i64)>, NodeProblem> {
     let mut statement = db.prepare("SELECT id, kind, state FROM object")?;
     let rows = statement.query_map([], |row| {
@@ -331,7 +331,7 @@ fn members(db: &Connection) -> Result<BTreeMap<u64, Vec<u64>>, NodeProblem> {
     Ok(members)
 }
 
-/// Passes each object's own page of attributes to `take`, in the order of their ids.
+/// Calls `take` with the page of attributes of each object, in the order of the objects' ids.
 fn read_attributes(
     db: &Connection,
     sealed: &BTreeMap<u64, (i64, i64)>,
@@ -383,7 +383,7 @@ fn object(id: u64, node: u32, attributes: &PageValues) -> KeptObject {
     }
 }
 
-/// Gives each object the inode that the server's last note about it names. An object without a note keeps the inode of its capability, which
+/// Gives each object the inode in the server's last note about the object. An object without a note keeps the inode of the capability that
 /// the server signed before the object was written.
 pub(super) fn believe(all: &mut [RecoveredNode]) {
     let notes = all.iter().flat_map(|kept| &kept.notes);

@@ -24,65 +24,65 @@ use std::path::{Path, PathBuf};
 use tidemill_core::attribute::task as page;
 use tidemill_wire::v1::{NameNote, State};
 
-/// Number of ids left free after the largest id that a node knows. It exceeds the number of ids that clients can have reserved.
+/// Number of ids left free after the largest id that a node knows. The gap exceeds the number of ids that clients can have reserved.
 const GAP: u64 = 1 << 32;
 
-/// Result of a rebuild.
+/// Result of recovering the server's database.
 #[derive(Debug, Default)]
 pub struct Rebuilt {
-    /// Nodes that were read: they are the cluster's members.
+    /// Nodes whose databases were read: these nodes are the members of the cluster.
     pub nodes: Vec<u32>,
-    /// Given nodes that were removed from the cluster before. They stay removed, and their data was not read.
+    /// Given nodes that were removed from the cluster before. The nodes stay removed, and their data was not read.
     pub removed: Vec<u32>,
-    /// Number of files.
+    /// Number of recovered files.
     pub files: usize,
     /// Total size of the files in bytes.
     pub bytes: u64,
     /// Number of directories, without the root.
     pub directories: usize,
-    /// Number of tasks whose lineage is known again.
+    /// Number of tasks whose lineage was recovered.
     pub tasks: usize,
-    /// Number of rules. Their earlier triggers are not known any more.
+    /// Number of recovered rules. Earlier runs of the rules are not recovered.
     pub rules: usize,
     /// Names of rules that were attributes of directories which no longer exist, or which have another rule.
     pub rules_left: Vec<String>,
-    /// Files and directories that could not get their own place.
+    /// Files and directories in `/lost+found`, which could not get their former path.
     pub apart: Vec<LostFoundEntry>,
-    /// Files at the path that the server once gave to a node, with the version number 1 and the time of their seal, since no note
-    /// says more.
+    /// Files at the path that the server reported to a node at their creation, with the version number 1 and the time of their seal, since
+    /// no later note about the files exists.
     pub unnoted: Vec<PathBuf>,
-    /// Files whose bytes no node has any more.
+    /// Files whose bytes are no longer on any node.
     pub missing: Vec<PathBuf>,
-    /// Number of files of objects that their node's database does not contain.
+    /// Number of data files on nodes that the nodes' databases do not contain.
     pub unknown: u64,
-    /// Nodes that were not given, though nodes with higher numbers were.
+    /// Nodes that were not given although nodes with higher numbers were given.
     pub absent: Vec<u32>,
-    /// Whether the result is incomplete: files have lost their bytes, or nodes have more objects than they know.
+    /// Whether the recovered database is incomplete: files have lost their bytes, or nodes have objects that their databases lack.
     pub less: bool,
 }
 
-/// A file or directory that is in `/lost+found` now.
+/// A file or directory that was recovered into `/lost+found`.
 #[derive(Debug)]
 pub struct LostFoundEntry {
-    /// Present path.
+    /// Present path below `/lost+found`.
     pub path: PathBuf,
-    /// Former path. Another file has that path now, no file can have it, or its directory is not known.
+    /// Former path. Another file has that path now, the path is invalid, or its directory is unknown.
     pub was: PathBuf,
 }
 
-/// Reason why a database could not be rebuilt. Nothing was changed then.
+/// Reason why a database could not be recovered. Nothing was changed in that case.
 #[derive(Debug, thiserror::Error)]
 pub enum RebuildError {
-    /// A database exists already.
+    /// The server's directory already contains a database.
     #[error("{0} exists; move it elsewhere first if it is corrupt or belongs to another cluster")]
     Exists(PathBuf),
     /// A server runs in the directory, or the directory can't be used.
     #[error(transparent)]
     Directory(#[from] crate::StartError),
-    /// No node was named.
+    /// No directory of a node was given.
     #[error("no node to read: name the directories of all nodes, or copies of their node.db")]
     NoNodes,
-    /// A node can't be used.
+    /// The data of a node can't be used.
     #[error("{path}: {problem}")]
     Node {
         /// Directory or database of the node.
@@ -95,7 +95,7 @@ pub enum RebuildError {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// Error of the system.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The new database can't be opened.
@@ -126,10 +126,10 @@ pub enum NodeProblem {
     /// The node was given twice.
     #[error("node {0} was given before")]
     Twice(u32),
-    /// The node's database belongs to another release.
+    /// The node's database has the format of another release.
     #[error("the tables of node.db have version {0}, which this release can't read")]
     Version(i64),
-    /// The server's note about a name can't be decoded.
+    /// A note of the server in the node's database can't be decoded.
     #[error("a note about a name is corrupt: {0}")]
     Note(#[from] prost::DecodeError),
     /// SQLite returned an error.
@@ -145,11 +145,11 @@ impl From<rusqlite::Error> for RebuildError {
 
 /// Creates `server.db` in a server's directory from the directories of nodes, or from copies of their `node.db`.
 ///
-/// Nodes may run during the rebuild. All of the cluster's nodes should be given: the new database does not know the files of other
-/// nodes, though their bytes remain. Directories and files without an owner get `root_owner`.
+/// Nodes may run during the recovery. All of the cluster's nodes should be given: the new database does not know the files of nodes that
+/// are not given, though the bytes remain on these nodes. Directories and files without an owner get `root_owner`.
 ///
 /// # Errors
-/// If a database exists already, or a node can't be read. Nothing is changed then.
+/// If a database already exists, or a node's database can't be read. Nothing is changed in that case.
 pub fn rebuild(
     dir: &Path,
     nodes: &[PathBuf],
@@ -249,7 +249,7 @@ fn fill(
     Ok(rebuilt)
 }
 
-/// Compares the result with the objects of the nodes.
+/// Compares the recovered files with the objects of the nodes, and sets the counts of missing and unknown objects.
 fn look_back(rebuilt: &mut Rebuilt, all: &[RecoveredNode]) {
     let known: usize = all.iter().map(|kept| kept.objects.len()).sum();
     rebuilt.unknown = all.iter().map(|kept| kept.unknown).sum();
@@ -259,7 +259,7 @@ fn look_back(rebuilt: &mut Rebuilt, all: &[RecoveredNode]) {
     rebuilt.less = !rebuilt.missing.is_empty() || rebuilt.unknown > known as u64;
 }
 
-/// Key in the table `setting` for the time of the rebuild, and whether the result was incomplete.
+/// Key in the table `setting` whose value has the time of the recovery, and whether the result was incomplete.
 const REBUILT: &str = "rebuilt";
 
 fn note(db: &Connection, less: bool) -> Result<(), Fault> {
@@ -270,7 +270,7 @@ fn note(db: &Connection, less: bool) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Returns the time at which the database was rebuilt, and whether the result was incomplete; `None` if it was never rebuilt.
+/// Returns the time at which the database was recovered, and whether the result was incomplete; `None` if it was never recovered.
 pub(crate) fn noted_at(db: &Connection) -> Result<Option<(i64, bool)>, Fault> {
     let sql = "SELECT value FROM setting WHERE name = ?1";
     let value: Option<Vec<u8>> = db.query_row(sql, [REBUILT], |row| row.get(0)).optional()?;
@@ -283,7 +283,7 @@ pub(crate) fn noted_at(db: &Connection) -> Result<Option<(i64, bool)>, Fault> {
     Ok(value.as_deref().and_then(at))
 }
 
-/// Creates the jobs whose ended tasks are known, and those tasks with their inputs and outputs.
+/// Inserts the jobs whose ended tasks are known, and those tasks with their inputs and outputs.
 fn put_jobs(db: &Connection, tasks: &BTreeMap<u64, &KeptTask>) -> Result<(), Fault> {
     let mut jobs: BTreeMap<u64, Vec<&KeptTask>> = BTreeMap::new();
     for task in tasks.values() {
@@ -360,7 +360,7 @@ fn put_task(db: &Connection, task: &KeptTask, changed: i64) -> Result<(), Fault>
     Ok(())
 }
 
-/// Returns the last component of an object's path, and inode and size of its file. For an object without a known version, returns its id.
+/// Returns the last component of an object's path, with the inode and size of its file. For an object of no known version, returns the id.
 fn name_of(db: &Connection, object: u64) -> Result<(String, Option<(i64, i64)>), Fault> {
     let found = db
         .prepare_cached("SELECT path, ino, size FROM version WHERE object = ?1")?
@@ -382,7 +382,7 @@ fn notes(kept: &RecoveredNode, of: fn(&NameNote) -> u64) -> u64 {
     kept.notes.iter().map(of).max().unwrap_or(0)
 }
 
-/// Raises the counters above all ids that a node, a mount or a result knows, so that no id is assigned twice.
+/// Raises the id counters above all ids in the nodes' databases, so that no id is assigned twice.
 fn raise_counters(
     db: &Connection,
     all: &[RecoveredNode],

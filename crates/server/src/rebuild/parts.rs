@@ -1,4 +1,4 @@
-//! Versions in several objects, assembled from the nodes' data about each object.
+//! Versions that consist of several objects, assembled from the nodes' data about each object.
 
 use super::kept::{KeptObject, RecoveredNode};
 use crate::names::Fault;
@@ -10,21 +10,21 @@ use tidemill_core::id::ObjectId;
 use tidemill_core::layout::{PartOf, StripedLayout};
 use tidemill_wire::v1::{Layout, NameNote};
 
-/// A version, assembled from the data of its parts.
+/// A version that was assembled from the data of its parts.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    /// The version in the form of one object.
+    /// The version in the form of a single object.
     pub(super) version: KeptObject,
     unit: u64,
-    /// Map from bytes of the parts to bytes of the file, if the version consists of extents.
+    /// Encoded extents, which map bytes of the parts to bytes of the file, if the version consists of extents.
     extents: Option<Vec<u8>>,
     /// Remaining parts by position: the first replica, and the nodes of the other replicas.
     parts: BTreeMap<u64, (KeptObject, Vec<u32>)>,
-    /// Whether all parts exist.
+    /// Whether all parts of the version exist.
     pub(super) whole: bool,
 }
 
-/// Returns all versions with parts on the nodes, by the versions' own objects.
+/// Returns all versions with parts on the nodes, by the versions' own object ids.
 pub(super) fn gather(all: &[RecoveredNode]) -> BTreeMap<u64, Gathered> {
     let noted = noted(all);
     let mut places = BTreeMap::new();
@@ -94,7 +94,7 @@ pub(super) fn gather(all: &[RecoveredNode]) -> BTreeMap<u64, Gathered> {
     found
 }
 
-/// Returns the last notes about files in several objects, with their layouts, by the versions' own objects.
+/// Returns the last note about each file that consists of several objects, with its layout, by the versions' own object ids.
 fn noted(all: &[RecoveredNode]) -> BTreeMap<u64, (&NameNote, &Layout)> {
     let mut found: BTreeMap<u64, (&NameNote, &Layout)> = BTreeMap::new();
     let notes = all.iter().flat_map(|kept| &kept.notes);
@@ -108,7 +108,7 @@ fn noted(all: &[RecoveredNode]) -> BTreeMap<u64, (&NameNote, &Layout)> {
 }
 
 impl Gathered {
-    /// Writes the nodes of the parts. If the version has a later one, its parts are to be removed.
+    /// Writes the rows with the nodes of the parts. If the version has a later version, its parts are queued for removal.
     pub(super) fn write(
         &self,
         db: &Connection,
@@ -155,12 +155,12 @@ impl Gathered {
         Ok(())
     }
 
-    /// Returns the objects of the parts.
+    /// Returns the object ids of the parts.
     pub(super) fn objects(&self) -> impl Iterator<Item = u64> {
         self.parts.values().map(|(part, _)| part.id)
     }
 
-    /// Returns the largest number of nodes that hold a part.
+    /// Returns the largest number of nodes that hold a replica of one part.
     pub(super) fn replicas(&self) -> usize {
         let replicas = self.parts.values().map(|(_, replicas)| replicas.len() + 1);
         replicas.max().unwrap_or(1)

@@ -1,4 +1,4 @@
-//! Names of the rebuilt namespace: by inode if a server's note has the inode's place, else by the path of the object.
+//! Names in the recovered namespace: from the server's note about an inode if it has a directory and name, else from the object's path.
 
 use crate::names::Fault;
 use crate::names::vnode::{InodeRecord, NO_NODE};
@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::Kind;
 
-/// Directory for inodes without a place: the path is taken or invalid, or the directory is not known.
+/// Directory for inodes whose path is taken or invalid, or whose directory is unknown.
 const LOST: &[u8] = b"lost+found";
 const NAME_BYTES_MAX: usize = 255;
 const PATH_BYTES_MAX: usize = 4095;
 
-/// Owners of the files in a directory without a note.
+/// Owners of the files in a directory that no note describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DirectoryOwners {
     Nobody,
@@ -30,14 +30,14 @@ impl DirectoryOwners {
     }
 }
 
-/// A directory without a note.
+/// A directory that no note describes.
 #[derive(Debug)]
 struct Guessed {
     owner: DirectoryOwners,
     newest: u64,
 }
 
-/// Directories and files by inode, and their names.
+/// Recovered directories and files by inode, and their names.
 #[derive(Debug)]
 pub(super) struct RecoveredTree {
     vnodes: BTreeMap<u64, InodeRecord>,
@@ -47,11 +47,11 @@ pub(super) struct RecoveredTree {
     root_owner: (u32, u32),
 }
 
-/// Place of a file in the tree.
+/// Path of a file in the recovered tree.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FilePosition {
     pub(super) path: Vec<u8>,
-    /// Whether the path is the file's own path.
+    /// Whether the path is the file's former path.
     pub(super) own: bool,
 }
 
@@ -77,13 +77,13 @@ impl RecoveredTree {
         self.next_ino - 1
     }
 
-    /// Adds an inode without names.
+    /// Adds an inode to the tree without giving it a name.
     pub(super) fn add(&mut self, vnode: InodeRecord) {
         self.vnodes.insert(vnode.ino, vnode);
     }
 
-    /// Gives an inode a name in a directory, after both were added. The first of two inodes that want one name gets it. Returns whether the
-    /// inode got the name.
+    /// Gives an inode a name in a directory, after both inodes were added. If two inodes request the same name, the first inode gets it.
+    /// Returns whether the inode got the name.
     pub(super) fn name(&mut self, parent: u64, name: &[u8], ino: u64) -> bool {
         let directory = self.vnodes.get(&parent).is_some_and(InodeRecord::is_dir);
         let free = !self.entries.contains_key(&(parent, name.to_vec()));
@@ -103,7 +103,7 @@ impl RecoveredTree {
         }
     }
 
-    /// Gives an inode a name in the directory of inodes without a place.
+    /// Gives an inode a name in `/lost+found`.
     pub(super) fn lose(&mut self, was: &[u8], suffix: &str, ino: u64) -> FilePosition {
         let name = was.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         let space = NAME_BYTES_MAX - suffix.len();
@@ -130,7 +130,7 @@ impl RecoveredTree {
         }
     }
 
-    /// Gives a file its path, with missing directories, or a place in the directory of inodes without a place.
+    /// Gives a file its former path, and creates missing directories. If that is impossible, the file gets a name in `/lost+found`.
     pub(super) fn put(
         &mut self,
         vnode: InodeRecord,
@@ -170,7 +170,7 @@ impl RecoveredTree {
         }
     }
 
-    /// Returns the directory with that name, which is created if it is missing; `None` if another kind of inode has the name.
+    /// Returns the directory with that name, and creates it if it is missing; `None` if an inode of another kind has the name.
     fn directory(&mut self, parent: u64, name: &[u8]) -> Option<u64> {
         if let Some(&there) = self.entries.get(&(parent, name.to_vec())) {
             return self.vnodes.get(&there)?.is_dir().then_some(there);
@@ -210,7 +210,7 @@ impl RecoveredTree {
         self.entries.retain(|_, named| *named != ino);
     }
 
-    /// Returns one path of an inode.
+    /// Returns one of the paths of an inode.
     pub(super) fn path_of(&self, ino: u64) -> Vec<u8> {
         let mut names: BTreeMap<u64, (u64, &[u8])> = BTreeMap::new();
         // The index is built for each call, since there are few calls.
@@ -220,7 +220,7 @@ impl RecoveredTree {
         path_by(&names, ino)
     }
 
-    /// Returns the paths of all inodes that have one.
+    /// Returns the paths of all inodes that have a path.
     pub(super) fn paths(&self) -> BTreeMap<u64, Vec<u8>> {
         let mut names: BTreeMap<u64, (u64, &[u8])> = BTreeMap::new();
         for ((parent, name), named) in &self.entries {
@@ -232,7 +232,7 @@ impl RecoveredTree {
             .collect()
     }
 
-    /// Writes inodes and entries. Returns the numbers of directories, without the root, and of files.
+    /// Writes inodes and entries to the database. Returns the numbers of directories, without the root, and of files.
     pub(super) fn write(&mut self, db: &Connection) -> Result<(usize, usize), Fault> {
         let mut links: BTreeMap<u64, u32> = BTreeMap::new();
         for ((parent, _), ino) in &self.entries {
@@ -291,7 +291,7 @@ fn is_name(name: &[u8]) -> bool {
         && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
 }
 
-/// Returns the components of a path that is valid in the cluster: absolute, without empty components, `.` and `..`.
+/// Returns the components of a path that is valid in the cluster; `None` for other paths. A valid path has no empty component, `.` or `..`.
 fn parts(path: &[u8]) -> Option<Vec<&[u8]>> {
     let inner = path.strip_prefix(b"/").unwrap_or(path);
     let parts: Vec<&[u8]> = inner.split(|&byte| byte == b'/').collect();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn tree_gives_path_once_and_never_below_file() {
+    fn recovered_tree_gives_each_path_once_and_never_below_file() {
         let mut tree = RecoveredTree::new(100, (0, 0));
         let cases: [(&[u8], &[u8], bool); 9] = [
             (b"/a/b", b"/a/b", true),
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn rebuild_detects_directory_cycles() {
+    fn recovery_detects_directory_cycles() {
         let mut tree = RecoveredTree::new(100, (0, 0));
         for ino in [2, 3, 4] {
             tree.add(InodeRecord::directory(ino, 0o755, (0, 0), 1));

@@ -1,15 +1,15 @@
-//! Format of an answer in reductionist's interface: a CBOR map (RFC 8949).
+//! Format of an answer to a reduction in reductionist's interface: a CBOR map (RFC 8949).
 
 use tidemill_kernel::array::Reduced;
 
-/// Major types of CBOR.
+/// Major types of items in CBOR.
 const UNSIGNED: u8 = 0;
 const BYTES: u8 = 2;
 const TEXT: u8 = 3;
 const LIST: u8 = 4;
 const MAP: u8 = 5;
 
-/// Writes the head of an item: its type, and its value or length.
+/// Writes the head of a CBOR item: the item's type, and its value or length.
 fn head(to: &mut Vec<u8>, major: u8, value: u64) {
     let major = major << 5;
     match value {
@@ -40,7 +40,7 @@ fn bytes(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend(bytes);
 }
 
-/// Writes a list of numbers, and another item with the same numbers as bytes. One of the two is empty.
+/// Writes two CBOR items: a list of numbers, and the same numbers as bytes. One of the two items is empty.
 fn numbers(
     to: &mut Vec<u8>,
     name: &str,
@@ -60,7 +60,7 @@ fn numbers(
     bytes(to, &all);
 }
 
-/// Returns the answer's map.
+/// Returns the CBOR map with the result of a reduction.
 pub(super) fn cbor(reduced: &Reduced, (shape_as_bytes, count_as_bytes): (bool, bool)) -> Vec<u8> {
     let mut to = Vec::with_capacity(reduced.bytes.len() + 9 * reduced.counts.len() + 128);
     head(&mut to, MAP, 7);
@@ -87,7 +87,7 @@ mod tests {
     use tidemill_kernel::array::Dtype;
 
     #[test]
-    fn answer_has_cbor_form_of_other_libraries() {
+    fn reduction_answer_equals_cbor_of_other_libraries() {
         let reduced = Reduced {
             dtype: Dtype::Int16,
             shape: vec![2, 300],

@@ -1,8 +1,8 @@
-//! Reductions by URL: `POST /v2/{count,min,max,sum,select}/` in the interface of reductionist's clients
+//! Reductions by URL: the server answers `POST /v2/{count,min,max,sum,select}/` as reductionist does
 //! (`docs/decisions/0029-reductions-over-http.md`).
 //!
-//! The server finds the version of a URL, with the rights of the request's user, and the node that has the bytes. That node decodes
-//! and reduces them, in a process of that user, and returns the values. The server never decodes users' data. Next: `node/src`, which
+//! The server finds the version at a URL, with the rights of the request's user, and the node that has the bytes. That node decodes and
+//! reduces the bytes, in a process of that user, and returns the values. The server never decodes users' data. Next: `node/src`, which
 //! reduces.
 
 mod answer;
@@ -36,20 +36,20 @@ use tidemill_kernel::reduce_workers::{
 };
 use tokio::sync::Semaphore;
 
-/// Prefix of the paths of reductions.
+/// Prefix of the URL paths of reductions.
 const PREFIX: &str = "/v2/";
 
-/// Maximum number of simultaneous reductions. The gate limits the number of each user.
+/// Maximum number of simultaneous reductions of all users. The limit on connections bounds the reductions of each user.
 const ALL_MAX: usize = 64;
 
-/// Maximum wait for a turn.
+/// Maximum time for which a request waits until another reduction has ended.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Maximum size of a request in bytes, and time limit for its arrival.
+/// Maximum size of a request's body in bytes, and (`BODY_MAX`) time limit for its arrival.
 const BODY_BYTES_MAX: usize = 256 << 10;
 const BODY_MAX: Duration = Duration::from_secs(10);
 
-/// Number of byte ranges fetched at once from other nodes.
+/// Number of byte ranges that a node fetches at once from other nodes.
 const FETCHED_AT_ONCE: usize = 4;
 
 /// Whether a request asks for a reduction.
@@ -57,11 +57,11 @@ pub(crate) fn is_reduction(path: &str) -> bool {
     path.starts_with(PREFIX)
 }
 
-/// The service: see the module. Cheap to clone.
+/// The service of reductions by URL, as described in the module's documentation. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Reductions {
     files: FileService,
-    /// Names by which the server is known.
+    /// Host names by which clients reach the server.
     hosts: Arc<[String]>,
     turns: Arc<Semaphore>,
 }
@@ -75,7 +75,7 @@ impl Reductions {
         }
     }
 
-    /// Returns the routes of the service.
+    /// Returns the HTTP routes of the service.
     pub(crate) fn routes(self) -> axum::Router {
         axum::Router::new()
             .route(&format!("{PREFIX}{{*operation}}"), any(serve))
@@ -119,7 +119,7 @@ impl Reductions {
         response.map_err(|_| FilesRefused::from(Fault::Malformed("no answer can be made")).into())
     }
 
-    /// Returns the path in the cluster for a URL. The URL's host must be this server, by one of its names or by the name in the request.
+    /// Returns the path in the cluster for a URL. The URL's host must be this server, by one of its names or by the request's host name.
     fn path(&self, url: &str, own: Option<&str>) -> Result<Vec<u8>, ReductionRefusal> {
         let bad = |why: &str| ReductionRefusal::Url(line(url), why.to_owned());
         let uri: Uri = url.parse().map_err(|_| bad("it is not a URL"))?;
@@ -146,7 +146,7 @@ impl Reductions {
         path::of(&uri).map_err(|error| bad(&error.to_string()))
     }
 
-    /// Reduces the bytes on a node that has most of them. The other bytes are sent to it.
+    /// Reduces the bytes on the node that has most of the bytes. That node receives the other bytes.
     async fn reduce(
         &self,
         peer: &Peer,
@@ -173,7 +173,7 @@ impl Reductions {
     }
 }
 
-/// Returns the order for the reducing node, with the bytes that this node lacks, and the part from which it has most bytes.
+/// Returns the order for the reducing node, with the bytes that the node lacks, and the part from which the node has most bytes.
 pub(crate) async fn ordered(
     source: &VersionStream,
     spec: ArraySpec,
@@ -214,7 +214,7 @@ async fn collected(body: Body) -> Result<Bytes, ReductionRefusal> {
         .to_bytes())
 }
 
-/// Returns the requested range of the file.
+/// Returns the byte range of the file that a request selects.
 fn range(asked: &ReductionRequest, shown: &str, size: u64) -> Result<Range<u64>, ReductionRefusal> {
     let to = match asked.size {
         Some(length) => asked.offset.saturating_add(length),
@@ -234,10 +234,10 @@ fn range(asked: &ReductionRequest, shown: &str, size: u64) -> Result<Range<u64>,
     Ok(asked.offset..to)
 }
 
-/// Bytes of the file, and the way in which the reducing node gets them.
+/// A byte range of the file, and how the reducing node gets the bytes.
 type ByteSource = (Range<u64>, StoredBytes);
 
-/// Returns the part with most bytes of the range, and the ranges in this part and in others. Adjacent ranges are merged.
+/// Returns the part with most bytes of the range, and the byte ranges in this part and in other parts. Adjacent ranges are merged.
 fn pieces(layout: &Layout, range: Range<u64>) -> Result<(usize, Vec<ByteSource>), ArrayError> {
     let mut held = BTreeMap::<usize, u64>::new();
     for piece in layout.segments(range.clone()).take(PIECES_MAX) {
@@ -312,7 +312,7 @@ mod tests {
     use tidemill_core::layout::{Part, StripedLayout};
 
     #[test]
-    fn node_with_most_bytes_is_asked_and_fetches_others() {
+    fn reduction_node_has_most_bytes_and_receives_other_ranges() {
         let part = |object, size| Part::on(ObjectId(object), size, NodeId(0));
         let whole = Layout::Whole(part(1, 100));
         let held = |offset, length| StoredBytes::Held { offset, length };

@@ -1,4 +1,4 @@
-//! Reasons why there is no result: JSON with the words that clients of reductionist expect.
+//! Reasons why a reduction has no result, as JSON with the words that clients of reductionist expect.
 
 use crate::files::{BytesUnreadable, FileRefusal as FilesRefused};
 use axum::body::Body;
@@ -6,10 +6,10 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 use tidemill_kernel::array::ArrayError;
 
-/// Time in seconds after which a request may be retried that was refused because of load.
+/// Seconds after which a client may retry a request that the server refused because of load.
 const RETRY_SECS: &str = "1";
 
-/// Reason of a refusal: see the module.
+/// Reason why a reduction is refused or fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReductionRefusal {
     #[error("unsupported operation: the operations are count, min, max, sum and select")]
@@ -90,7 +90,7 @@ impl ReductionRefusal {
         }
     }
 
-    /// Returns the response.
+    /// Returns the HTTP response with the reason of the refusal.
     pub(crate) fn response(&self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.body().to_string()));
         *response.status_mut() = self.status();

@@ -1,4 +1,4 @@
-//! Requests in reductionist's interface: their JSON, and its meaning.
+//! Requests in reductionist's interface: the JSON of a request, and the reduction that it describes.
 
 use super::refused::ReductionRefusal;
 use serde::Deserialize;
@@ -7,7 +7,7 @@ use tidemill_kernel::array::{
     ArrayError, ArrayOperation, ArrayPlan, ArraySlice, ArraySpec, Codec, Dtype, Literal, Missing,
 };
 
-/// Body of a request. Unknown fields are refused.
+/// JSON body of a request. Unknown fields are refused.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Body {
@@ -28,14 +28,14 @@ struct Body {
     compression: Option<Compression>,
     filters: Option<Vec<RequestedFilter>>,
     missing: Option<MissingAttribute>,
-    /// The option has no effect: the server caches nothing between requests, and only the system caches files.
+    /// This option has no effect: the server caches nothing between requests, and only the operating system caches files.
     #[serde(rename = "option_disable_chunk_cache")]
     _option_disable_chunk_cache: Option<bool>,
     option_shape_as_bytes: Option<bool>,
     option_count_as_bytes: Option<bool>,
 }
 
-/// Protocol from which other services fetch; here the source is always the cluster.
+/// Protocol from which reductionist fetches data; Tidemill always reads from the cluster.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Interface {
@@ -68,7 +68,7 @@ enum Axes {
     Several(Vec<u32>),
 }
 
-/// A list of three numbers, or a map of them.
+/// Selected indices of one dimension: a list of three numbers, or a map with the three numbers.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SelectedIndices {
@@ -106,19 +106,19 @@ enum MissingAttribute {
     ValidRange(Number, Number),
 }
 
-/// A request after parsing.
+/// A reduction request after parsing.
 #[derive(Debug)]
 pub(super) struct ReductionRequest {
     pub(super) url: String,
     pub(super) spec: ArraySpec,
     pub(super) offset: u64,
-    /// Length of the range; `None`: to the end of the file.
+    /// Length of the byte range; `None` for a range up to the end of the file.
     pub(super) size: Option<u64>,
     pub(super) shape_as_bytes: bool,
     pub(super) count_as_bytes: bool,
 }
 
-/// Returns the operation that a path names, with or without a slash at its end.
+/// Returns the operation in a URL path, with or without a slash at the end of the path.
 pub(super) fn operation(path: &str) -> Option<ArrayOperation> {
     let name = path.strip_prefix(super::PREFIX)?;
     Some(match name.strip_suffix('/').unwrap_or(name) {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn request_of_current_clients_is_parsed() {
+    fn reduction_request_of_current_reductionist_clients_is_parsed() {
         let asked = parse(
             r#", "byte_order": "big", "offset": 8, "size": 100, "shape": [5, 10], "axis": [0, 1], "order": "F",
                "selection": [[0, 5, 1], [-1, 0, -2]], "compression": {"id": "zlib"},
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_request_reports_reason() {
+    fn invalid_reduction_request_is_refused_with_reason() {
         for (more, words) in [
             (r#", "shapes": [3]"#, "unknown field `shapes`"),
             (r#", "size": 8, "shape": [3]"#, "12"),

@@ -1,6 +1,6 @@
-//! Batches of hooks: the sets of files that are reduced together. A file belongs to the batch that is open when the file is queued. A
-//! batch that has ended waits for its maps. Then a job reduces it, and the job is stored in the transaction that records this. Next:
-//! `server/src/jobs`, whose driver runs the job.
+//! Batches of hooks: the sets of files that are reduced together. A file belongs to the batch that is open when the file is queued. When a
+//! batch is closed and all its files are mapped, a job reduces the batch. The transaction that stores the job also records the start of the
+//! reduction. Next: `server/src/jobs`, whose driver runs the job.
 
 use super::driver::RuleRunner;
 use super::store::one;
@@ -22,10 +22,10 @@ use tidemill_core::id::ObjectId;
 use tidemill_core::rule::hook::{BATCH_FILES_MAX, BatchEnd, LAG_FILES, file_order};
 use tidemill_wire::v1;
 
-/// Number of batches that are shown, the last ones.
+/// Number of batches of a hook that clients see: the latest.
 const SHOWN: u32 = 20;
 
-/// State of a batch, as it is stored.
+/// State of a batch, as stored in the database.
 pub(super) const OPEN: i64 = 0;
 pub(super) const ENDING: i64 = 1;
 const REDUCING: i64 = 2;
@@ -34,12 +34,12 @@ const FAILED: i64 = 4;
 const EMPTY: i64 = 5;
 const STATES: [&str; 6] = ["open", "ending", "reducing", "done", "failed", "empty"];
 
-/// Results of a batch that are to be reduced.
+/// Results of the map tasks of a batch, which are to be reduced.
 #[derive(Clone, Debug)]
 pub(super) struct Reduce {
     pub(super) kept: Arc<StoredRule>,
     batch: u64,
-    /// Paths and objects of the results, in the order of the files from which they were made.
+    /// Paths and objects of the results, in the order of the files that were mapped.
     parts: Vec<(String, u64)>,
 }
 
@@ -52,7 +52,7 @@ fn open_batch(db: &Connection, rule: u64) -> Result<Option<i64>, Fault> {
     one(db, sql, params![rule.cast_signed(), OPEN], |row| row.get(0))
 }
 
-/// Ends the open batch of a hook, if there is one. Returns its number.
+/// Closes the open batch of a hook. Returns the number of the batch; `None` if no batch is open.
 pub(super) fn end_open(db: &Connection, rule: u64) -> Result<Option<u64>, Fault> {
     let sql = "UPDATE batch SET state = ?2, ended = 0 WHERE state = ?3 AND state <= 2 AND rule = ?1 RETURNING batch";
     let key = params![rule.cast_signed(), ENDING, OPEN];
@@ -61,7 +61,7 @@ pub(super) fn end_open(db: &Connection, rule: u64) -> Result<Option<u64>, Fault>
 }
 
 impl Tx<'_> {
-    /// Adds a version that was queued for a hook to the open batch.
+    /// Adds a version that was queued for a hook to the hook's open batch.
     pub(super) fn joins_batch(&self, kept: &StoredRule, object: u64) -> Result<(), Fault> {
         let Some(ends) = ends(kept) else {
             return Ok(());
@@ -92,7 +92,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Returns the open batch of a hook, which is begun if there is none.
+    /// Returns the number of the open batch of a hook, and opens a batch if necessary.
     pub(super) fn open_batch(&self, rule: u64) -> Result<i64, Fault> {
         if let Some(batch) = open_batch(self.db, rule)? {
             return Ok(batch);
@@ -106,7 +106,7 @@ impl Tx<'_> {
     }
 }
 
-/// Settles batches that have ended. Returns the next batch to reduce, of a rule that is not in `skipped`.
+/// Closes batches that are complete. Returns the next batch to reduce, of a rule that is not in `skipped`.
 pub(super) fn next(
     db: &Connection,
     shared: &NamesShared,
@@ -132,7 +132,7 @@ pub(super) fn next(
     Ok(None)
 }
 
-/// Ends the batch of a hook if all its files are mapped, and no matching file is being written.
+/// Closes the batch of a hook if all files of the batch are mapped, and no matching file is being written.
 fn end_when_quiet(
     db: &Connection,
     shared: &NamesShared,
@@ -155,7 +155,7 @@ fn end_when_quiet(
     Ok(())
 }
 
-/// Whether files of a batch are not mapped yet.
+/// Whether a batch has files that are not mapped yet.
 fn is_open(db: &Connection, rule: u64, batch: i64) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM rule_run WHERE rule = ?1 AND batch = ?2 AND batch != 0 AND state <= 2";
     Ok(db
@@ -163,7 +163,7 @@ fn is_open(db: &Connection, rule: u64, batch: i64) -> Result<bool, Fault> {
         .exists(params![rule.cast_signed(), batch])?)
 }
 
-/// Returns the files that are being written, and their paths.
+/// Returns the inodes and paths of all files that are being written.
 pub(super) fn files_written(
     db: &Connection,
     shared: &NamesShared,
@@ -181,7 +181,7 @@ pub(super) fn files_written(
     Ok(paths)
 }
 
-/// Returns the next batch of a hook that has ended and whose files are all mapped.
+/// Returns the next closed batch of a hook whose files are all mapped.
 fn due(db: &Connection, kept: &Arc<StoredRule>, now: i64) -> Result<Option<Reduce>, Fault> {
     let sql =
         "SELECT batch FROM batch WHERE state = ?2 AND state <= 2 AND rule = ?1 ORDER BY batch";
@@ -219,7 +219,7 @@ fn due(db: &Connection, kept: &Arc<StoredRule>, now: i64) -> Result<Option<Reduc
     Ok(None)
 }
 
-/// Returns the results of a batch's maps, in the order of their files.
+/// Returns the results of a batch's map tasks, in the order of the mapped files.
 fn parts(db: &Connection, rule: u64, batch: i64) -> Result<Vec<(String, u64)>, Fault> {
     let sql = "SELECT rule_run.path, rule_run.rule_run, version.path, made.object FROM rule_run \
                CROSS JOIN task_output AS made ON made.task BETWEEN rule_run.task AND max(rule_run.task, rule_run.last) \
@@ -240,7 +240,7 @@ fn parts(db: &Connection, rule: u64, batch: i64) -> Result<Vec<(String, u64)>, F
     Ok(parts.filter(|(_, object)| seen.insert(*object)).collect())
 }
 
-/// Returns the first of some results that was deleted, or `None`.
+/// Returns the path of the first result that was deleted, or `None` if all results exist.
 fn removed(db: &Connection, parts: &[(String, u64)]) -> Result<Option<String>, Fault> {
     let mut statement =
         db.prepare_cached("SELECT 1 FROM version WHERE object = ?1 AND removed = 0")?;
@@ -271,7 +271,7 @@ fn ended(
     Ok(())
 }
 
-/// Records the ends of reducing jobs. The results of the maps expire after a successful reduction.
+/// Records the outcomes of reducing jobs. The results of the map tasks expire after a successful reduction.
 fn reduced(db: &Connection, now: i64) -> Result<(), Fault> {
     let sql = "SELECT batch.rule, batch.batch, task.state, task.error FROM batch LEFT JOIN job ON job.job = batch.job \
                LEFT JOIN task ON task.job = batch.job WHERE batch.state = ?1 AND batch.state <= 2 AND job.state IS NOT ?2";
@@ -303,7 +303,7 @@ fn reduced(db: &Connection, now: i64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Adds failed rule runs without a batch to the open batch before they are retried: all rule runs, or those of a path.
+/// Adds failed rule runs without a batch to the open batch before a retry: all rule runs, or the rule runs of one path.
 pub(super) fn take_in(
     db: &Connection,
     shared: &NamesShared,
@@ -341,7 +341,7 @@ pub(super) fn retry(db: &Connection, rule: u64) -> Result<u64, Fault> {
 }
 
 impl RuleRunner {
-    /// Starts the job that reduces a batch. Returns whether the batch was handled.
+    /// Starts the job that reduces a batch. Returns whether the batch needs no further attempt.
     pub(super) async fn reduce(&self, reduce: Reduce) -> bool {
         let kept = &reduce.kept;
         let id = (kept.id, reduce.batch.cast_signed());
@@ -396,8 +396,8 @@ impl RuleRunner {
     }
 }
 
-/// Records, together with a job, that the job reduces a batch. Its outputs are one rule run further from an external file than the files of
-/// the batch.
+/// Records, in the transaction that stores a job, that the job reduces a batch. The outputs of the job are one rule run further from
+/// external input than the files of the batch.
 fn begun(
     db: &Connection,
     (rule, revision, batch): (u64, u64, u64),
@@ -420,8 +420,8 @@ fn begun(
     Ok(())
 }
 
-/// Returns the number of sealed versions of a hook that are not mapped yet, and their total size in bytes, capped near the largest size
-/// of a file.
+/// Returns the number of sealed versions that match a hook and are not mapped yet, and their total size in bytes, capped near the largest
+/// file size.
 fn lag(db: &Connection, rule: u64) -> Result<(u64, u64), Fault> {
     let sql = "SELECT count(*), CAST(min(total(size), 9.2e18) AS INTEGER) FROM rule_run \
                CROSS JOIN version ON version.object = rule_run.object WHERE rule = ?1 AND state <= ?2";
@@ -433,8 +433,8 @@ fn lag(db: &Connection, rule: u64) -> Result<(u64, u64), Fault> {
     Ok(one(db, sql, key, read)?.unwrap_or_default())
 }
 
-/// Whether the maps of a hook lag; then files are mapped when they are closed. Each client that begins a file waits for this query, so it
-/// counts no more rows than necessary.
+/// Whether the map tasks of a hook lag; then files are mapped when they are closed. Each client that begins to write a file waits for this
+/// query, which therefore counts no more rows than necessary.
 pub(super) fn lags(db: &Connection, kept: &StoredRule) -> Result<bool, Fault> {
     if kept.rule.hook.is_none() {
         return Ok(false);
@@ -447,7 +447,7 @@ pub(super) fn lags(db: &Connection, kept: &StoredRule) -> Result<bool, Fault> {
     Ok(count == most)
 }
 
-/// Returns the hooks whose maps lag.
+/// Returns the hooks whose map tasks lag.
 pub(crate) fn behind(db: &Connection, rules: &Rules) -> Result<Vec<v1::HookLag>, Fault> {
     let mut behind = Vec::new();
     for kept in rules.all().iter() {
@@ -466,7 +466,7 @@ pub(crate) fn behind(db: &Connection, rules: &Rules) -> Result<Vec<v1::HookLag>,
     Ok(behind)
 }
 
-/// Returns the hook's part of a rule for clients, with its last batches if `whole` is set.
+/// Returns the data of a hook for clients, with the hook's last batches if `whole` is set.
 pub(super) fn shown(
     db: &Connection,
     kept: &StoredRule,

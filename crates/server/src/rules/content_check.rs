@@ -1,4 +1,4 @@
-//! Checks the first bytes of versions before they trigger a rule, if a rule asks for that. The bytes are read from the nodes.
+//! Checks the first bytes of versions before the versions trigger a rule, if the rule requires a type of content. Nodes deliver the bytes.
 
 use super::driver::{RuleRunner, without};
 use super::run_outcome::end;
@@ -19,8 +19,8 @@ use tidemill_core::rule::mime::HEAD_BYTES;
 const AT_ONCE: usize = 16;
 
 impl RuleRunner {
-    /// Takes out versions with another kind of content, and records that. An unreadable version is left to its task, which reports the
-    /// error.
+    /// Returns the rule runs whose versions have the required type of content, and records the others as ended. An unreadable version is
+    /// left to its task, which reports the error.
     pub(super) async fn that_fit(
         &self,
         kept: &StoredRule,
@@ -60,7 +60,7 @@ impl RuleRunner {
         Ok(tasks)
     }
 
-    /// Returns the first bytes of a version; `None` if they can't be read now.
+    /// Returns the first bytes of a version; `None` if the bytes can't be read now.
     async fn head(
         &self,
         nodes: &SourceNodes,

@@ -1,5 +1,5 @@
-//! Maps of hooks that wait for the end of a burst. No map is begun in the first moment of a burst, which is often all of it
-//! ([`tidemill_core::burst::share`]). This applies only to files in the burst tier, and only to hooks.
+//! Map tasks of hooks that wait for the end of a burst of writes. No map task starts in the first moment of a burst, since many bursts end
+//! within that moment ([`tidemill_core::burst::share`]). The delay applies only to files in the burst tier, and only to hooks.
 
 use super::{MatchState, Rules, StoredRule};
 use crate::names::Fault;
@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 use tidemill_core::burst::share::begins;
 use tidemill_core::time::Time;
 
-/// Maximum number of files of a hook that are counted.
+/// Maximum number of waiting files of a hook that are counted.
 const COUNTED_MAX: i64 = 10_000;
 
-/// SQL expression for the node of the tier on which an object is being written or is stored.
+/// SQL expression for the node of the burst tier on which an object is being written or is stored.
 pub(super) const NODE: &str = "coalesce((SELECT node FROM writing WHERE writing.object = rule_run.object), \
                                   (SELECT node FROM burst WHERE burst.object = rule_run.object))";
 
-/// Start times of the newest files that are being written, by node of the tier.
+/// Start times of the newest files that are being written on each node of the burst tier.
 #[derive(Debug, Default)]
 pub(crate) struct Deferred(BTreeMap<u32, Time>);
 
@@ -50,12 +50,12 @@ impl Deferred {
         Ok(Self(newest))
     }
 
-    /// Whether any file is being written in the tier.
+    /// Whether any file is being written in the burst tier.
     pub(super) fn any(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// Returns the time from which a file on this node that was queued at `queued` may be mapped; `None` if that is now.
+    /// Returns the time from which a file on this node that was queued at `queued` may be mapped; `None` if the file may be mapped now.
     pub(super) fn until(
         &self,
         kept: &StoredRule,
@@ -69,7 +69,7 @@ impl Deferred {
         (at > now).then_some(at)
     }
 
-    /// Returns the number of waiting files of a hook.
+    /// Returns the number of files of a hook that wait for the end of a burst.
     pub(super) fn count(&self, db: &Connection, kept: &StoredRule, now: i64) -> Result<u64, Fault> {
         if self.0.is_empty() || kept.rule.hook.is_none() {
             return Ok(0);
@@ -90,7 +90,7 @@ impl Deferred {
         Ok(count)
     }
 
-    /// Returns the number of waiting files of all hooks.
+    /// Returns the number of files of all hooks that wait for the end of a burst.
     pub(crate) fn count_all(&self, db: &Connection, rules: &Rules, now: i64) -> Result<u64, Fault> {
         let rules = rules.all();
         let count = |kept| self.count(db, kept, now);

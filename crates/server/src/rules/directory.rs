@@ -1,5 +1,5 @@
-//! Rules of directories: the attribute `user.tidemill.rule`, whose value is the text of a rule for the files below. Changes are written to
-//! the tables of rules.
+//! Rules of directories: the attribute `user.tidemill.rule` of a directory, whose value is the text of a rule for the files below the
+//! directory. Changes of the attribute are written to the tables of rules.
 
 use super::{RULES_EACH_MAX, RULES_MAX, StoredRule, store};
 use crate::names::attribute::DIRECTORY_RULE;
@@ -9,18 +9,18 @@ use crate::names::{Fault, notes};
 use rusqlite::{Connection, params};
 use tidemill_core::rule::Rule;
 
-/// Returns the name of a rule whose text gives none.
+/// Returns the name of a directory's rule whose text contains no name.
 pub(super) fn name_of(directory: u64) -> String {
     format!("directory-{directory}")
 }
 
-/// Returns a directory's path in the form that rules need.
+/// Returns a directory's path as text for rules. Fails if the path is not valid UTF-8.
 pub(super) fn shown_path(path: &[u8]) -> Result<&str, String> {
     std::str::from_utf8(path).map_err(|_| format!("{}: a rule needs a path in UTF-8", shown(path)))
 }
 
 impl Tx<'_> {
-    /// Sets the attribute: the directory has this rule, owned by the caller, from now on.
+    /// Sets the attribute of a directory: from now on the directory has this rule, owned by the caller.
     pub(crate) fn set_directory_rule(
         &self,
         directory: &InodeRecord,
@@ -70,8 +70,8 @@ impl Tx<'_> {
         self.shared.rules.load_within(self.db)
     }
 
-    /// Checks whether the caller may set or remove a directory's rule. The Linux kernel of a mount has only checked the right to write
-    /// there.
+    /// Checks whether the caller may set or remove a directory's rule. The Linux kernel of a mount has only checked write permission on the
+    /// directory.
     pub(crate) fn need_own_directory(&self, directory: &InodeRecord) -> Result<(), Fault> {
         match self.caller.uid == 0 || self.caller.uid == directory.uid {
             true => Ok(()),
@@ -79,7 +79,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Deletes the rule after the attribute or its directory was removed.
+    /// Deletes the rule of a directory after the attribute or the directory was removed.
     pub(crate) fn drop_directory_rule(&self, directory: u64) -> Result<(), Fault> {
         if !self.shared.rules.any() {
             return Ok(());
@@ -92,7 +92,7 @@ impl Tx<'_> {
         self.shared.rules.load_within(self.db)
     }
 
-    /// Reads the rules again after directories, and so their rules, have received other paths.
+    /// Reads the rules again after directories with rules, or their ancestors, have received other paths.
     pub(crate) fn moved_directory_rules(&self) -> Result<(), Fault> {
         match self.shared.rules.any_of_directory() {
             true => self.shared.rules.load_within(self.db),
@@ -101,7 +101,7 @@ impl Tx<'_> {
     }
 }
 
-/// Removes the attribute of a rule that is removed by its name.
+/// Removes the directory's attribute when its rule is removed by name.
 pub(super) fn let_go(db: &Connection, kept: &StoredRule) -> Result<(), Fault> {
     let Some(vnode) = InodeRecord::find(db, kept.directory)? else {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Turns queued rule runs into jobs, for as long as the server runs. This module writes the tables of rules and sleeps until a rule run is
-//! queued or a job has ended. Next: `server/src/jobs`, whose driver runs the jobs.
+//! Turns queued rule runs into jobs, as long as the server runs. This module writes the tables of rules and sleeps until a rule run is
+//! queued or a job of a rule has ended. Next: `server/src/jobs`, whose driver runs the jobs.
 
 use super::deferred::Deferred;
 use super::run_outcome::{ABANDONED, end, in_vain, set_free, settle};
@@ -27,29 +27,29 @@ use tidemill_core::id::{JobId, ObjectId};
 use tidemill_core::rule::FillError;
 use tokio::task::JoinSet;
 
-/// Maximum number of rules that create jobs at the same time.
+/// Maximum number of rules for which jobs are created at the same time.
 const RULE_RUNS_MAX: usize = 8;
-/// Pause after which a rule run is retried when the database fails, or when another job writes its outputs.
+/// Pause before a rule run is retried because the database fails, or because another job writes the same outputs.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Pause after each look for work. Files that arrive within it cause one look.
+/// Pause after each search for due rule runs. Files that are sealed during the pause cause one search together.
 const REST: Duration = Duration::from_millis(1);
-/// Minimum interval between two looks for work while maps wait for the end of a burst, since looking uses processors, too.
+/// Minimum interval between two searches for due rule runs while map tasks wait for the end of a burst, to save processor time.
 const CALM: Duration = Duration::from_millis(50);
-/// Maximum size of a job's script in bytes. Further tasks are put in another job.
+/// Maximum size of a job's script in bytes. Tasks beyond this size are put into another job.
 const SCRIPT_BYTES_MAX: usize = 4 << 20;
 
-/// Parts of the server that rule runs need.
+/// Parts of the server that the execution of rules needs.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleRunner {
     pub(super) names: Arc<SqliteNames>,
     pub(super) lease_recalls: LeaseRecalls,
     pub(super) cluster: Arc<Cluster>,
-    /// Access to the contents of files; none in a simulation, where all files match.
+    /// Access to the contents of files; `None` in a simulation, where rules accept all contents.
     pub(super) nodes: Option<SourceNodes>,
     pub(super) driver: Sender<DriverMessage>,
 }
 
-/// Triggers rules as long as the server runs.
+/// Creates jobs for rule runs as long as the server runs.
 async fn run(rule_runner: RuleRunner) {
     let turns = Arc::new(Mutex::new(RuleTurns::default()));
     let mut busy = BTreeSet::new();
@@ -124,17 +124,17 @@ async fn run(rule_runner: RuleRunner) {
 }
 
 enum RuleAction {
-    /// More work can be done at once.
+    /// More work may be due at once.
     More,
     Trigger(PickedJob),
     Reduce(batches::Reduce),
     Wait(Option<i64>),
-    /// As `Wait`, while files are being written.
+    /// As `Wait`, while files that match a rule are being written.
     Deferred(Option<i64>),
 }
 
 impl RuleRunner {
-    /// Starts to trigger rules, for as long as the server runs.
+    /// Starts the tasks that create jobs for rule runs, which run as long as the server runs.
     pub(crate) fn start(
         (names, lease_recalls, cluster): (&Arc<SqliteNames>, &LeaseRecalls, &Arc<Cluster>),
         files: Option<&FileService>,
@@ -152,8 +152,8 @@ impl RuleRunner {
         rule_runner
     }
 
-    /// Settles ended jobs and existing files, and picks the next rule run. The step writes to the database, so it follows the change that
-    /// woke it.
+    /// Records ended jobs and existing files, and picks the next rule run. The database write in this function follows the write that woke
+    /// the driver.
     async fn next(
         &self,
         turns: &Arc<Mutex<RuleTurns>>,
@@ -209,7 +209,7 @@ impl RuleRunner {
         Ok(found)
     }
 
-    /// Deletes the rows that removed rules have left.
+    /// Deletes the rows of rule runs of removed rules.
     pub(super) async fn forget(&self) -> Result<(), Fault> {
         for rule in self.names.database().read(store::deleted)? {
             let forget = move |db: &Connection| store::forget(db, rule);
@@ -219,7 +219,7 @@ impl RuleRunner {
         Ok(())
     }
 
-    /// Creates jobs of the picked rule runs. Returns whether all rule runs were handled.
+    /// Creates jobs for the picked rule runs. Returns whether all of these rule runs were handled.
     async fn trigger(&self, picked: PickedJob) -> bool {
         let kept = picked.kept;
         let caller = match kept.for_all {
@@ -286,7 +286,7 @@ impl RuleRunner {
         self.names.database().write(write).await
     }
 
-    /// Takes out rule runs whose files no longer exist, and records that.
+    /// Records the rule runs whose files no longer exist as deleted, and returns the other rule runs.
     async fn there(&self, tasks: &[TaskFirings]) -> Result<Vec<TaskFirings>, Fault> {
         let deleted = self.names.database().read(|db| {
             let mut deleted = BTreeMap::new();
@@ -388,7 +388,7 @@ impl RuleRunner {
     }
 }
 
-/// Returns tasks without some of their files.
+/// Returns tasks without the files that a condition selects.
 pub(super) fn without(
     tasks: &[TaskFirings],
     deleted: impl Fn(&RuleRun) -> bool,
@@ -401,7 +401,7 @@ pub(super) fn without(
     tasks.filter(|task| !task.is_empty()).collect()
 }
 
-/// Returns a user with the groups that this host knows, for work in the user's name without a request of the user.
+/// Returns a user with the groups that this host knows, to act with the user's rights without a request of the user.
 fn user(uid: u32) -> Caller {
     aside(|| Caller {
         uid,
@@ -414,14 +414,14 @@ fn user(uid: u32) -> Caller {
 
 enum JobAttempt {
     Done,
-    /// These tasks need a job of their own.
+    /// The job was created, and these tasks need another job.
     Left(Vec<TaskFirings>),
-    /// Another job writes the same outputs.
+    /// The job was not created now because another job writes the same outputs.
     Later,
     Refused(String),
 }
 
-/// Returns the reason why a version can't trigger a rule any more, or `None`.
+/// Returns the reason why a version can't trigger a rule any more, or `None` if it still can.
 fn why_deleted(db: &Connection, rule_run: &RuleRun) -> Result<Option<&'static str>, Fault> {
     let sql = "SELECT nlink FROM inode WHERE ino = ?1";
     let nlink = one(db, sql, [rule_run.ino.cast_signed()], |row| {
@@ -451,14 +451,14 @@ fn was_sealed(db: &Connection, rule_run: &RuleRun) -> Result<bool, Fault> {
     Ok(one(db, sql, [rule_run.object.cast_signed()], |_| Ok(()))?.is_some())
 }
 
-/// A job to create.
+/// A job that is to be created for rule runs.
 struct NewJob {
     /// Names of the job's tasks.
     names: Vec<String>,
     script: String,
     given: PinnedVersions,
     tasks: Vec<TaskFirings>,
-    /// Tasks that do not fit, or that write outputs of other tasks of this job.
+    /// Tasks that do not fit into the job, or that write the same outputs as other tasks of the job.
     left: Vec<TaskFirings>,
 }
 
@@ -507,7 +507,7 @@ fn planned(kept: &StoredRule, picked: Vec<TaskFirings>) -> Result<NewJob, FillEr
     })
 }
 
-/// Records, together with a job, that these rule runs created it. If one of the rule runs is no longer queued, the job is not created.
+/// Records, in the transaction that stores a job, that these rule runs created the job. Fails if one of the rule runs is no longer queued.
 fn begun(
     db: &Connection,
     (rule, revision): (u64, u64),

@@ -1,7 +1,7 @@
-//! Markers, which end batches of hooks. A file that was closed before a marker belongs to its batch, though it may be seen after the
-//! marker: a version is sealed a moment after its file was closed, or later if its node is offline, and files of a moved directory are
-//! examined one after the other. A marker is therefore recorded with the open batch, and the batch ends when all these files have
-//! arrived.
+//! Markers, which close batches of hooks. A file that was closed before a marker belongs to the marker's batch, though the server may see
+//! the file after the marker: a version is sealed a moment after its file was closed, or later if its node is offline, and files of a moved
+//! directory are examined one after the other. The server therefore records the marker with the open batch, and closes the batch when all
+//! these files are queued.
 
 use super::StoredRule;
 use super::batches::{ENDING, OPEN, ends, files_written};
@@ -17,11 +17,11 @@ use std::time::Duration;
 use tidemill_core::rule::hook::BatchEnd;
 use tokio::task::JoinSet;
 
-/// Pause before another check whether a batch can end.
+/// Pause before another check whether a batch with a marker can be closed.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Tx<'_> {
-    /// Checks whether a file is the marker of a hook's batch, and records the marker.
+    /// Checks whether a file is the marker of a hook's batch, and records the marker if it is.
     pub(super) fn marks(
         &self,
         kept: &StoredRule,
@@ -38,7 +38,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Records with the open batch of a hook that its marker has arrived.
+    /// Records with the open batch of a hook that the batch's marker was sealed.
     pub(super) fn mark(&self, rule: u64) -> Result<(), Fault> {
         let batch = self.open_batch(rule)?;
         let sql = "UPDATE batch SET ended = ?3 WHERE rule = ?1 AND batch = ?2 AND ended = 0";
@@ -49,14 +49,14 @@ impl Tx<'_> {
     }
 }
 
-/// Returns the number of a hook's open batch if its marker has arrived, or `None`.
+/// Returns the number of a hook's open batch if the batch's marker was sealed, or `None`.
 pub(super) fn marked(db: &Connection, rule: u64) -> Result<Option<i64>, Fault> {
     let sql =
         "SELECT batch FROM batch WHERE state = ?2 AND state <= 2 AND rule = ?1 AND ended != 0";
     one(db, sql, params![rule.cast_signed(), OPEN], |row| row.get(0))
 }
 
-/// Returns the hooks whose open batch has its marker.
+/// Returns the hooks with an open batch whose marker was sealed.
 fn all_marked(db: &Connection) -> Result<Vec<u64>, Fault> {
     let sql = "SELECT rule FROM batch WHERE state = ?1 AND state <= 2 AND ended != 0";
     let mut statement = db.prepare_cached(sql)?;
@@ -65,7 +65,7 @@ fn all_marked(db: &Connection) -> Result<Vec<u64>, Fault> {
     Ok(rules.collect::<Result<_, _>>()?)
 }
 
-/// Ends batches that have their marker, for as long as the server runs.
+/// Closes batches whose marker was sealed, as long as the server runs.
 pub(super) async fn run(rule_runner: RuleRunner) {
     let mut ending: JoinSet<u64> = JoinSet::new();
     let mut busy = BTreeSet::new();
@@ -98,12 +98,12 @@ pub(super) async fn run(rule_runner: RuleRunner) {
     }
 }
 
-/// Files that must arrive before an open batch with a marker can end.
+/// Conditions that an open batch with a marker has to meet before it is closed.
 struct PendingMarker {
     batch: i64,
-    /// Whether existing or moved files are still being examined.
+    /// Whether existing or moved files are still being examined for the rule.
     walks: bool,
-    /// Files that are being written, or were written and closed.
+    /// Matching files that are being written, or were closed and are not sealed yet.
     written: Vec<u64>,
 }
 
@@ -128,7 +128,7 @@ fn before(
     }))
 }
 
-/// Ends a batch. A batch without files is deleted.
+/// Closes a batch. A batch without files is deleted.
 fn end(db: &Connection, (rule, batch): (u64, i64)) -> Result<(), Fault> {
     let key = params![rule.cast_signed(), batch, OPEN];
     let sql = "DELETE FROM batch WHERE rule = ?1 AND batch = ?2 AND state = ?3 AND NOT EXISTS (SELECT 1 FROM rule_run \
@@ -153,7 +153,7 @@ impl RuleRunner {
         }
     }
 
-    /// Ends the open batch of a hook if all files closed before its marker have arrived. Returns whether the batch was handled.
+    /// Closes the open batch of a hook if all files closed before its marker are queued. Returns whether the batch needs no further check.
     async fn try_end_marked(&self, rule: u64) -> Result<bool, Fault> {
         let shared = self.names.shared().clone();
         let look = move |db: &Connection| before(db, &shared, rule);

@@ -1,15 +1,15 @@
 //! Rules: work that runs when a version of a matching file becomes visible. The modules write the tables of rules in the server's
 //! database. Next: `server/src/jobs`, whose driver runs the jobs of rules.
 //!
-//! - `queue` writes a row for each matching version, in the transaction that makes the version visible.
-//! - `driver` turns rows into jobs. The transaction that stores a job also updates its rows, so that a server that is killed at any
-//!   moment triggers each rule exactly once per version.
-//! - `run_outcome` records the ends of the jobs.
-//! - `batches` has the results of hooks' maps reduced.
-//! - `markers` ends batches.
-//! - `deferred` makes maps of hooks wait for the end of a burst.
-//! - `store` has the tables.
-//! - `service` answers clients.
+//! - `queue` writes a row for each version that matches a rule, in the transaction that makes the version visible.
+//! - `driver` turns rows into jobs. The transaction that stores a job also updates the rows, so that even a server that is killed at any
+//! moment triggers each rule exactly once per version.
+//! - `run_outcome` records the outcomes of the jobs that rules have started.
+//! - `batches` starts the jobs that reduce the results of a hook's map tasks.
+//! - `markers` closes a batch when a marker file appears.
+//! - `deferred` delays map tasks of hooks until the end of a burst of writes.
+//! - `store` reads and writes the tables of rules.
+//! - `service` answers clients' requests about rules.
 
 pub(crate) mod batches;
 mod content_check;
@@ -41,29 +41,29 @@ pub(crate) const RULES_EACH_MAX: usize = 100;
 /// Maximum number of rules of all users.
 pub(crate) const RULES_MAX: usize = 1000;
 
-/// State of a matching version.
+/// State of a version that matches a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i64)]
 pub(crate) enum MatchState {
-    /// The version is to trigger the rule.
+    /// The version is queued and will trigger the rule.
     Queued = 0,
-    /// An earlier version of the same path has not ended.
+    /// The rule run for an earlier version of the same path has not ended.
     Waiting = 1,
-    /// Its job is running.
+    /// The job of the rule run is running.
     Running = 2,
-    /// Its task has succeeded.
+    /// The task of the rule run has succeeded.
     Done = 3,
-    /// Its task failed, or its job was refused.
+    /// The task of the rule run failed, or the server refused its job.
     Failed = 4,
-    /// The file was deleted before the rule run.
+    /// The file was deleted before the rule ran.
     Deleted = 5,
-    /// The chain of rule runs that led to the version was too long.
+    /// The version results from a chain of rule runs that exceeds the recursion limit.
     Loop = 6,
-    /// The content of the version is not of the kind for which the rule is.
+    /// The content of the version does not have the type that the rule requires.
     Other = 7,
 }
 
-/// Returns the number of rules with failed runs, and the number of these runs.
+/// Returns the number of rules with failed runs, and the total number of failed runs.
 pub(crate) fn failed(db: &Connection, rules: &Rules) -> Result<(u64, u64), Fault> {
     let sql = "SELECT count(*) FROM rule_run WHERE rule = ?1 AND state = ?2";
     let mut count = db.prepare_cached(sql)?;
@@ -89,7 +89,7 @@ impl MatchState {
         (Self::Other, "other"),
     ];
 
-    /// Returns the number that is stored for the state.
+    /// Returns the number that represents the state in the database.
     pub(crate) fn number(self) -> i64 {
         self as i64
     }
@@ -106,11 +106,11 @@ impl MatchState {
     }
 }
 
-/// A stored rule.
+/// A rule as stored in the database.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredRule {
     pub(crate) id: u64,
-    /// Owner of the rule, with the groups at the time of its creation.
+    /// Owner of the rule, with the owner's groups at the time of the rule's creation.
     pub(crate) owner: Caller,
     pub(crate) revision: u64,
     /// Whether the rule runs for the files of all users, with the rights of the file's owner.
@@ -119,12 +119,12 @@ pub(crate) struct StoredRule {
     pub(crate) source: String,
     pub(crate) text: String,
     pub(crate) changed: i64,
-    /// Directory that has the rule as its attribute; 0: none.
+    /// Inode of the directory that has the rule as its attribute; 0 for a rule without such a directory.
     pub(crate) directory: u64,
     pub(crate) rule: Rule,
 }
 
-/// All rules, compiled for the check at each seal.
+/// All rules, compiled so that each seal of a version can be compared with them.
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     any: AtomicBool,
@@ -139,7 +139,7 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// Whether there are rules, or jobs of removed rules. If not, no check is necessary.
+    /// Whether there are rules, or jobs of removed rules. If not, seals need no check.
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
@@ -148,17 +148,17 @@ impl Rules {
         self.kept.read().clone()
     }
 
-    /// Whether there are rules that begin while a file is still being written.
+    /// Whether there are rules that start while a file is still being written.
     pub(crate) fn any_streaming(&self) -> bool {
         self.any_streaming.load(Ordering::Acquire)
     }
 
-    /// Whether there are hooks that delete files.
+    /// Whether there are hooks that delete or evict their input files.
     pub(crate) fn any_input_action(&self) -> bool {
         self.any_input_action.load(Ordering::Acquire)
     }
 
-    /// Whether there are hooks that reduce the results of their maps.
+    /// Whether there are hooks that reduce the results of their map tasks.
     fn any_batches(&self) -> bool {
         self.any_batches.load(Ordering::Acquire)
     }
@@ -168,19 +168,19 @@ impl Rules {
         self.any() && self.all().iter().any(|kept| kept.directory != 0)
     }
 
-    /// Reads all rules in a transaction that may still fail. The driver reads them again after the transaction.
+    /// Reads all rules in a transaction that may still fail. The driver reads the rules again after the transaction.
     pub(crate) fn load_within(&self, db: &Connection) -> Result<(), Fault> {
         self.unsure.store(true, Ordering::Release);
         self.woken.notify_one();
         self.load(db)
     }
 
-    /// Whether the rules have to be read again. The call resets the flag.
+    /// Whether the driver has to read the rules again. The call resets this flag.
     fn unsure(&self) -> bool {
         self.unsure.swap(false, Ordering::AcqRel)
     }
 
-    /// Reads all rules.
+    /// Reads all rules from the database.
     pub(crate) fn load(&self, db: &Connection) -> Result<(), Fault> {
         let kept = store::load(db, &self.all())?;
         let left = store::any_left(db)?;
@@ -196,8 +196,8 @@ impl Rules {
         Ok(())
     }
 
-    /// Wakes the driver after a rule run was queued or a job has ended. The driver writes to the database first, so it runs after a
-    /// transaction that calls this function.
+    /// Wakes the driver after a rule run was queued or a job has ended. The driver writes to the database first, so the driver runs after
+    /// the transaction that calls this function.
     pub(crate) fn wake(&self) {
         if self.any() {
             self.woken.notify_one();
@@ -208,7 +208,7 @@ impl Rules {
         self.woken.notified().await;
     }
 
-    /// Wakes the task for the markers of batches after a marker has arrived.
+    /// Wakes the task that processes marker files, after a marker file was sealed.
     fn wake_for_marker(&self) {
         self.marked.notify_one();
     }

@@ -1,4 +1,4 @@
-//! Notes about rules on nodes, from which a lost database is rebuilt. They are notes about inodes that no file has. Next:
+//! Notes about rules on nodes, from which a lost server database is recovered. The notes have inode numbers that no file has. Next:
 //! `server/src/notes.rs`, which sends them.
 
 use crate::jobs::store::{json, parse};
@@ -7,15 +7,15 @@ use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::BTreeMap;
 use tidemill_wire::v1::{NameNote, NamePlace, RuleNote};
 
-/// First inode number of rules. Files never reach it, and nodes store 60 bits.
+/// First inode number for notes about rules. Inode numbers of files never reach this number, and nodes store 60 bits.
 const FIRST: u64 = 1 << 59;
 
-/// Records that a rule was changed or removed.
+/// Records that a rule was changed or removed, so that nodes receive a note.
 pub(super) fn changed(db: &Connection, rule: u64) -> Result<(), Fault> {
     notes::changed_for_all(db, FIRST + rule)
 }
 
-/// Returns the note for an inode number, if the number is that of a rule.
+/// Returns the note for an inode number that represents a rule; `None` for the inode number of a file.
 pub(crate) fn note(db: &Connection, ino: u64) -> Result<Option<NameNote>, Fault> {
     let Some(rule) = ino.checked_sub(FIRST) else {
         return Ok(None);
@@ -66,12 +66,12 @@ pub(crate) fn is_rule(note: &NameNote) -> bool {
     note.ino >= FIRST
 }
 
-/// Returns the number of the rule in a note.
+/// Returns the number of the rule that a note describes.
 pub(crate) fn number(note: &NameNote) -> u64 {
     note.ino.saturating_sub(FIRST)
 }
 
-/// Stores the rules from notes, the last note of each. Returns their number, and the names of the rules whose directory does not exist.
+/// Stores the rules from the last note of each rule. Returns their number, and the names of the rules whose directory does not exist.
 pub(crate) fn bring_back<'a>(
     db: &Connection,
     notes: impl Iterator<Item = &'a NameNote>,

@@ -1,5 +1,5 @@
-//! Queues matching versions, in the transaction that makes them visible under a name. Next: `server/src/rules/driver.rs`, which turns
-//! queued rule runs into jobs.
+//! Queues versions that match a rule, in the transaction that makes the versions visible under a name. Next: `server/src/rules/driver.rs`,
+//! which turns queued rule runs into jobs.
 
 use super::run_outcome::end;
 use super::store::one;
@@ -11,13 +11,13 @@ use rusqlite::params;
 use tidemill_wire::v1::Kind;
 
 impl Tx<'_> {
-    /// Queues a newly sealed version of a file at this path.
+    /// Queues a newly sealed version of a file at this path for all rules that match.
     pub(crate) fn trigger_for(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
         self.offer(vnode, path, None)
     }
 
-    /// Queues a version that was begun, for rules that read streaming files. The seal does not trigger these rules again, as the object stays
-    /// the same.
+    /// Queues a version whose write has begun, for rules that read streaming files. The seal does not trigger these rules again, since the
+    /// version keeps its object.
     pub(crate) fn trigger_for_begun(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         if !self.shared.rules.any_streaming() || !self.is_stream(vnode)? {
             return Ok(());
@@ -45,14 +45,14 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Whether a version is written as one stream. Versions in several objects, and versions that may be moved during the write, are not.
+    /// Whether a version is written as one stream. Versions of several objects, and versions that may migrate during the write, are not.
     fn is_stream(&self, vnode: &InodeRecord) -> Result<bool, Fault> {
         let node = self.writing_node(vnode.writing)?;
         let node = node.and_then(|node| u32::try_from(node).ok());
         Ok(node.is_some_and(|node| !self.shared.in_memory(node)))
     }
 
-    /// Ends the rule runs of a version that was begun and is abandoned.
+    /// Ends the rule runs of a version whose write has begun and was aborted.
     pub(crate) fn end_begun(&self, object: u64, why: &str) -> Result<(), Fault> {
         if !self.shared.rules.any() {
             return Ok(());
@@ -74,8 +74,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Queues a file or directory that has received a name. Rules for all users see a file only if its owner or root gave it the name, and a
-    /// directory only if its owner or root moved it: a rule with their rights must not read files that another user put in its way.
+    /// Queues a file or directory that has received a name. Rules for all users see a file only if its owner or root gave the name, and a
+    /// directory only if its owner or root moved the directory: such a rule must not read files that another user put into its directory.
     pub(crate) fn trigger_for_moved(
         &self,
         vnode: &InodeRecord,
@@ -107,7 +107,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Starts a walk of all files below a moved directory. `by_other_user` says that another user than its owner may have moved it.
+    /// Starts a walk of all files below a moved directory. `by_other_user` states that a user other than the owner may have moved it.
     pub(super) fn walk_moved(
         &self,
         rule: u64,
@@ -126,7 +126,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Queues the present version of a file, for all rules that it triggers or for the rule `only`.
+    /// Queues the present version of a file, for all rules that match or for the rule `only`.
     pub(super) fn offer(
         &self,
         vnode: &InodeRecord,
@@ -136,8 +136,8 @@ impl Tx<'_> {
         self.offer_moved(vnode, path, only, false)
     }
 
-    /// Queues a version as [`Self::offer`] does, for a file that another user than its owner may have moved: then rules for all users do
-    /// not see it.
+    /// Queues a version as [`Self::offer`] does, for a file that a user other than its owner may have moved. In that case rules for all
+    /// users do not see the file.
     pub(super) fn offer_moved(
         &self,
         vnode: &InodeRecord,
@@ -173,7 +173,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Whether a version fulfils a rule's conditions, and the rule may see it.
+    /// Whether a version fulfils a rule's conditions, and whether the rule may see the version.
     fn fits(&self, kept: &StoredRule, vnode: &InodeRecord, path: &str) -> Result<bool, Fault> {
         let conditions = &kept.rule.conditions;
         if !conditions.fit(path, vnode.size, vnode.uid) {

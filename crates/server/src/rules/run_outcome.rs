@@ -1,4 +1,4 @@
-//! Ends of rule runs: jobs that have ended, files that were deleted, and jobs that were refused. This module writes the tables of rules.
+//! Ends of rule runs: by jobs that have ended, by deleted files, and by refused jobs. This module writes the tables of rules.
 
 use super::store::one;
 use super::{MatchState, Rules};
@@ -10,20 +10,20 @@ use tidemill_core::dispatch::ASIDE;
 use tidemill_core::event::TaskState;
 use tidemill_wire::v1;
 
-/// Maximum number of jobs that are settled in one transaction.
+/// Maximum number of ended jobs whose outcomes are recorded in one transaction.
 const JOBS_MAX: u32 = 16;
-/// Maximum length of a stored reason in characters.
+/// Maximum length in characters of a stored reason of a failure.
 const ERROR_CHARS_MAX: usize = 2000;
 
-/// Reason why a version without a seal has no result.
+/// Reason of the end of a rule run whose version was never sealed.
 pub(crate) const ABANDONED: &str =
     "the file was removed, or abandoned by its writer, before it was sealed";
 
-/// Reason why a version differs from the sealed one.
+/// Reason of the end of a rule run for an unsealed version that several mounts have begun to write.
 pub(crate) const SHARED: &str =
     "several mounts write the file: it triggers the rule when it is sealed";
 
-/// Returns the running jobs whose rule runs were all abandoned. Jobs that reduce have no rule runs and are not returned.
+/// Returns the running jobs whose rule runs were all ended otherwise. Jobs that reduce have no rule runs and are not returned.
 pub(super) fn in_vain(db: &Connection) -> Result<Vec<u64>, Fault> {
     let sql = "SELECT job FROM rule_job WHERE open = 1 AND NOT EXISTS \
                (SELECT 1 FROM rule_run WHERE rule_run.job = rule_job.job AND state = 2) \
@@ -33,8 +33,8 @@ pub(super) fn in_vain(db: &Connection) -> Result<Vec<u64>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Queues maps again that were bound to the node of a write and still wait for that node although their files are sealed. They may
-/// then run on any node with the files. Work begun for them is cancelled.
+/// Queues map tasks again that were bound to the node of a write and still wait for that node although their files are sealed. The map
+/// tasks may then run on any node with the files. Their earlier jobs are cancelled.
 pub(super) fn set_free(db: &Connection, rules: &Rules) -> Result<(), Fault> {
     let rules = rules.all();
     let hooks = rules.iter().filter(|kept| kept.rule.hook.is_some());
@@ -50,7 +50,7 @@ pub(super) fn set_free(db: &Connection, rules: &Rules) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Settles jobs that have ended. Returns whether there may be more.
+/// Records the outcomes of jobs that have ended. Returns whether more ended jobs may remain.
 pub(super) fn settle(db: &Connection, rules: &Rules, now: i64) -> Result<bool, Fault> {
     let sql = "SELECT rule_job.job FROM rule_job LEFT JOIN job ON job.job = rule_job.job \
                WHERE open = 1 AND job.state IS NOT ?1 LIMIT ?2";
@@ -107,7 +107,7 @@ fn settle_job(db: &Connection, rules: &Rules, job: i64, now: i64) -> Result<(), 
     Ok(())
 }
 
-/// Returns the rule run's state after the end of its task, and the reason if it is known.
+/// Returns the state of a rule run after the end of its task, and the reason if the reason is known.
 fn ended(job: i64, state: Option<i32>, error: String) -> (MatchState, String) {
     match state.and_then(|state| v1::State::try_from(state).ok()) {
         Some(v1::State::Done) => (MatchState::Done, String::new()),
@@ -118,7 +118,7 @@ fn ended(job: i64, state: Option<i32>, error: String) -> (MatchState, String) {
     }
 }
 
-/// Records the end of a rule run in a given state, and queues the next version of its path.
+/// Ends a rule run in a given state, and queues the next version of the same path.
 pub(super) fn end(
     db: &Connection,
     rules: &Rules,

@@ -1,5 +1,5 @@
 //! Selection of the next rule run: fair among users, then among a user's rules, then among the users whose files match a rule. This module
-//! only reads.
+//! only reads the database.
 
 use super::StoredRule;
 use super::deferred::{self, Deferred};
@@ -10,23 +10,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemill_core::rule::FileGrouping;
 
-/// Maximum number of files of one job.
+/// Maximum number of files that one job of a rule processes.
 pub(super) const FILES_MAX: usize = 1000;
-/// Maximum number of running jobs of one rule and one user.
+/// Maximum number of running jobs of one rule for one user.
 const JOBS_EACH_MAX: u32 = 16;
 /// Maximum number of running jobs of all rules.
 const JOBS_MAX: u32 = 64;
-/// Number of running jobs that a user may have even beyond that maximum, so that nobody waits for the jobs of others.
+/// Number of running jobs that a user may have even beyond `JOBS_MAX`, so that no user waits for the jobs of others.
 const JOBS_ALWAYS: u32 = 4;
-/// Number of running tasks of a user from which no more are begun, since other users would wait for them.
+/// Number of running tasks of a user from which no further jobs are started, since other users would wait for the tasks.
 const TASKS_EACH_MAX: u32 = 2000;
 /// Maximum number of users that are examined for one job of a rule.
 const LANES_MAX: usize = 100;
-/// Number of running jobs from which the next job waits until it is full or [`GATHER_NS`] have passed.
+/// Number of running jobs from which the next job waits until it has `FILES_MAX` files or [`GATHER_NS`] have passed.
 const JOBS_AT_ONCE: u32 = 4;
 const GATHER_NS: i64 = 100_000_000;
 
-/// A version that is to trigger a rule.
+/// A queued version that is to trigger a rule.
 #[derive(Clone, Debug)]
 pub(super) struct RuleRun {
     pub(super) rule_run: u64,
@@ -34,14 +34,14 @@ pub(super) struct RuleRun {
     pub(super) ino: u64,
     pub(super) path: String,
     pub(super) depth: u32,
-    /// Node on which the version is still being written.
+    /// Node on which the version is still being written; `None` for a sealed version.
     pub(super) node: Option<u32>,
 }
 
-/// Files of one task.
+/// Files that one task processes.
 pub(super) type TaskFirings = Vec<RuleRun>;
 
-/// Contents of the next job.
+/// Contents of the next job of a rule.
 #[derive(Clone, Debug)]
 pub(super) struct PickedJob {
     pub(super) kept: Arc<StoredRule>,
@@ -50,14 +50,14 @@ pub(super) struct PickedJob {
     pub(super) tasks: Vec<TaskFirings>,
 }
 
-/// Turns of rules and users.
+/// State of the fair selection: when each rule and each user was last selected.
 #[derive(Debug, Default)]
 pub(super) struct RuleTurns {
-    /// Last turn of each rule, counted in turns.
+    /// Number of the last selection of each rule.
     last: BTreeMap<u64, u64>,
-    /// Last turn of each owner of rules.
+    /// Number of the last selection of each owner of rules.
     last_of: BTreeMap<u32, u64>,
-    /// User of the files for which each rule was last triggered.
+    /// User of the files for which each rule was last selected.
     uids: BTreeMap<u64, u32>,
     turn: u64,
 }
@@ -66,12 +66,12 @@ pub(super) struct RuleTurns {
 #[derive(Debug)]
 pub(super) enum RuleStep {
     Trigger(PickedJob),
-    /// No rule run is due before this time, in nanoseconds since the Unix epoch; `None`: until an event.
+    /// No rule run is due before this time, in nanoseconds since the Unix epoch; `None`: the driver waits for an event.
     Wait(Option<i64>),
 }
 
 impl RuleTurns {
-    /// Returns the next job, of a rule that is not `busy`.
+    /// Returns the next job to start, of a rule that is not in `busy`.
     pub(super) fn next(
         &mut self,
         db: &Connection,
@@ -107,7 +107,7 @@ impl RuleTurns {
         Ok(RuleStep::Wait(wait))
     }
 
-    /// Forgets removed rules.
+    /// Removes the state of rules that no longer exist.
     pub(super) fn keep(&mut self, rules: &[Arc<StoredRule>]) {
         self.last
             .retain(|id, _| rules.iter().any(|kept| kept.id == *id));
@@ -118,7 +118,7 @@ impl RuleTurns {
     }
 }
 
-/// Running jobs by rule and by the user with whose rights they run, and the number of running tasks of each user.
+/// Number of running jobs by rule and user with whose rights the jobs run, and number of running tasks of each user.
 struct OpenJobs {
     jobs: BTreeMap<(u64, u32), u32>,
     tasks: BTreeMap<u32, u32>,
@@ -129,7 +129,7 @@ impl OpenJobs {
         self.jobs.get(&(rule, uid)).copied().unwrap_or(0)
     }
 
-    /// Whether one more job is allowed.
+    /// Whether another job of a rule may start for a user.
     fn takes(&self, rule: u64, uid: u32) -> bool {
         let tasks = self.tasks.get(&uid).copied().unwrap_or(0);
         let all: u32 = self.jobs.values().sum();
@@ -156,7 +156,7 @@ fn open_jobs(db: &Connection) -> Result<OpenJobs, Fault> {
     Ok(OpenJobs { jobs, tasks })
 }
 
-/// Work that is due, or the time of the next look.
+/// Work that is due, or the time at which work may be due, in nanoseconds since the Unix epoch.
 type DueWork<T> = Result<T, Option<i64>>;
 
 /// Returns the next job of a rule, for the next of the users whose files match.
@@ -189,7 +189,7 @@ fn of_rule(
     Ok(Err(wait))
 }
 
-/// Returns the next user with whose rights a rule is to run, and the time since which the first of their files waits.
+/// Returns the next user with whose rights a rule is to run, and the time at which the first of that user's files was queued.
 fn lane(db: &Connection, rule: u64, after: Option<u32>) -> Result<Option<(u32, i64)>, Fault> {
     let sql = "SELECT uid, queued FROM rule_run WHERE rule = ?1 AND state = 0 AND uid > ?2 \
                ORDER BY uid, rule_run LIMIT 1";
@@ -201,7 +201,7 @@ fn lane(db: &Connection, rule: u64, after: Option<u32>) -> Result<Option<(u32, i
     }
 }
 
-/// Returns the tasks of the next job, or the time of the next look.
+/// Returns the tasks of a rule's next job for one user, or the time at which tasks may be due.
 #[allow(
     clippy::type_complexity,
     reason = "work that is not due yet is not an error"
@@ -244,8 +244,8 @@ fn of_lane(
     Ok(Ok(tasks.collect()))
 }
 
-/// Returns the files that are queued for a rule and a user, the first ones first, without files that wait for the end of a burst. If all
-/// files wait, returns the earliest time at which one may be mapped.
+/// Returns the files that are queued for a rule and a user, the oldest first, without files that wait for the end of a burst. If all files
+/// wait, returns the earliest time at which a file may be mapped.
 fn queued_of(
     db: &Connection,
     kept: &StoredRule,

@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 /// Maximum number of rule runs in one answer.
 const LOG_MAX: u32 = 10_000;
 
-/// The service: see the module.
+/// The gRPC service of rules.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleService {
     pub(crate) rule_runner: RuleRunner,
@@ -26,7 +26,7 @@ pub(crate) struct RuleService {
 }
 
 impl RuleService {
-    /// Seals the files of a hook that mounts closed a moment ago, before it returns.
+    /// Waits until those files of a hook are sealed that mounts closed a moment ago.
     async fn settle_closed(&self, caller: &Caller, kept: &StoredRule) -> Result<(), Status> {
         let shared = self.names().shared();
         let written = self
@@ -54,7 +54,7 @@ impl RuleService {
         )))
     }
 
-    /// Returns the path of the first of some files that the caller may read.
+    /// Returns the path of the first of these files that the caller may read; `None` if the caller may read none.
     fn readable(&self, caller: &Caller, files: &[(u64, String)]) -> Result<Option<String>, Status> {
         let mut viewer = caller.clone();
         if viewer.checked {
@@ -73,8 +73,8 @@ impl RuleService {
         &self.rule_runner.names
     }
 
-    /// Returns the rule with this name or number, if the caller may see it. Of several rules with the same name the caller's own one is
-    /// returned.
+    /// Returns the rule with this name or number, if the caller may see the rule. If several rules have the same name, the caller's own
+    /// rule is returned.
     fn own(&self, caller: &Caller, name: &str) -> Result<Arc<StoredRule>, Status> {
         let all = self.names().shared().rules.all();
         let number: Option<u64> = name.parse().ok();
@@ -111,7 +111,7 @@ impl RuleService {
         shown.map_err(|fault| refused(&fault))
     }
 
-    /// Returns the rule as it is stored now.
+    /// Returns the rule with this number in its present stored state.
     fn again(&self, id: u64) -> Result<v1::Rule, Status> {
         let all = self.names().shared().rules.all();
         let kept = all.iter().find(|kept| kept.id == id);
@@ -135,7 +135,7 @@ impl RuleService {
         Ok(())
     }
 
-    /// Reads a rule from a text, after names of remotes were replaced by their directories.
+    /// Reads a rule from a text, after names of remotes were replaced by the attached directories.
     fn read(&self, from: &str, text: &mut String) -> Result<Result<Rule, String>, Status> {
         let plain = attached::plain(self.names(), text);
         plain.map_err(|fault| refused(&fault))?;
@@ -196,7 +196,7 @@ impl RuleService {
     }
 }
 
-/// Returns the first readable file: see [`RuleService::readable`].
+/// Returns the path of the first file that the caller may read, as [`RuleService::readable`] does.
 fn readable(
     tx: &Tx<'_>,
     viewer: &Caller,
@@ -211,7 +211,7 @@ fn readable(
     Ok(None)
 }
 
-/// Writes to the database, and reads all rules again afterwards.
+/// Writes to the database, and then reads all rules again.
 async fn write<T: Send + 'static>(
     names: &SqliteNames,
     work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
@@ -226,7 +226,7 @@ async fn write<T: Send + 'static>(
     Ok(written)
 }
 
-/// Stores a new rule, or replaces the rule with this number. Returns its number.
+/// Stores a new rule, or replaces the rule with the number `before`. Returns the stored rule's number.
 pub(super) async fn put(
     names: &SqliteNames,
     kept: StoredRule,
@@ -244,7 +244,7 @@ pub(super) async fn put(
     write(names, work).await
 }
 
-/// Removes a rule, with its remaining rows.
+/// Removes a rule, with its remaining rule runs.
 pub(super) async fn remove(rule_runner: &RuleRunner, kept: Arc<StoredRule>) -> Result<(), Fault> {
     let remove = move |db: &Connection| {
         directory::let_go(db, &kept)?;
@@ -254,7 +254,7 @@ pub(super) async fn remove(rule_runner: &RuleRunner, kept: Arc<StoredRule>) -> R
     rule_runner.forget().await
 }
 
-/// Queues failed rule runs again, all or those of a path. Returns their number.
+/// Queues failed runs of a rule again: all failed runs, or those of one path. Returns the number of queued runs.
 pub(super) async fn retry(names: &SqliteNames, id: u64, path: String) -> Result<u64, Fault> {
     let (shared, now) = (names.shared().clone(), clock::now_ns());
     let retry = move |db: &Connection| store::retry(db, &shared, (id, &path), now);
@@ -263,7 +263,7 @@ pub(super) async fn retry(names: &SqliteNames, id: u64, path: String) -> Result<
     Ok(rule_runs)
 }
 
-/// Ends the open batch of a hook. Returns its number, if there is one.
+/// Closes the open batch of a hook. Returns the batch's number; `None` if no batch is open.
 pub(super) async fn end_batch(names: &SqliteNames, id: u64) -> Result<Option<u64>, Fault> {
     let end = move |db: &Connection| batches::end_open(db, id);
     let ended = names.database().write(end).await?;
@@ -484,7 +484,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unsealed_files_are_named_to_readers_only() {
+    fn hook_error_contains_paths_of_unsealed_files_only_for_readers() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let shared = names.shared().clone();

@@ -1,4 +1,4 @@
-//! Operations of root on rules in a simulated cluster, as clients request them from the service.
+//! Operations of root on rules in a simulated cluster, executed as the service executes clients' requests.
 
 use super::driver::RuleRunner;
 use super::{StoredRule, service};
@@ -14,7 +14,7 @@ impl RuleRunner {
         found.cloned()
     }
 
-    /// Stores a rule, which replaces any rule of the same name. Returns its number.
+    /// Stores a rule, which replaces any rule of the same name. Returns the rule's number.
     pub(crate) async fn put_rule(&self, text: &str) -> Result<u64, Fault> {
         let wrong = |_| Fault::Malformed("the text is not a rule");
         let rule = Rule::read("rule", text).map_err(wrong)?;
@@ -34,7 +34,7 @@ impl RuleRunner {
         service::put(&self.names, kept, before.map(|kept| kept.id), false).await
     }
 
-    /// Removes a rule, if there is one of this name.
+    /// Removes the rule with this name, if it exists.
     pub(crate) async fn remove_rule(&self, name: &str) -> Result<(), Fault> {
         match self.called(name) {
             Some(kept) => service::remove(self, kept).await,
@@ -42,7 +42,7 @@ impl RuleRunner {
         }
     }
 
-    /// Queues failed rule runs of a rule again.
+    /// Queues the failed rule runs of a rule again. Returns the number of queued runs.
     pub(crate) async fn retry_rule(&self, name: &str) -> Result<u64, Fault> {
         match self.called(name) {
             Some(kept) => service::retry(&self.names, kept.id, String::new()).await,
@@ -50,7 +50,7 @@ impl RuleRunner {
         }
     }
 
-    /// Ends the open batch of a hook.
+    /// Closes the open batch of a hook. Returns the batch's number; `None` if no batch is open.
     pub(crate) async fn end_batch(&self, name: &str) -> Result<Option<u64>, Fault> {
         match self.called(name) {
             Some(kept) => service::end_batch(&self.names, kept.id).await,

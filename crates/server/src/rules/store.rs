@@ -1,4 +1,4 @@
-//! Tables of rules. This module reads and writes them within transactions of its callers.
+//! Tables of rules. This module reads and writes the tables within transactions of its callers.
 
 use super::{MatchState, StoredRule, batches, directory, noted};
 use crate::jobs::store::{json, parse};
@@ -13,7 +13,7 @@ use tidemill_wire::v1;
 /// Maximum number of rule runs deleted in one transaction.
 const FORGET_MAX: i64 = 10_000;
 
-/// Returns all readable rules, in the order of their numbers. Known rules are not read again.
+/// Returns all readable rules, in the order of their numbers. Rules in `known` that have not changed are not read again.
 pub(super) fn load(
     db: &Connection,
     known: &[Arc<StoredRule>],
@@ -61,7 +61,7 @@ pub(super) fn load(
     Ok(all)
 }
 
-/// Reads a rule. With `directory`, the rule belongs to that directory, whose present path is given.
+/// Reads a rule from a row. With `directory`, the rule belongs to that directory, whose present path is given.
 fn read(
     (source, text): (&str, &str),
     directory: Option<(u64, Option<Vec<u8>>)>,
@@ -86,7 +86,7 @@ fn read(
     rule.map_err(|error| error.to_string())
 }
 
-/// Writes a rule, either a new one or one that replaces the rule of the same name. The replaced rule's number and log are kept.
+/// Stores a rule, which is new or replaces the rule with the number `before`. The replaced rule's number and log are kept.
 pub(super) fn put(db: &Connection, kept: &StoredRule, before: Option<u64>) -> Result<u64, Fault> {
     let row = |id: u64| {
         let owner = &kept.owner;
@@ -128,7 +128,7 @@ pub(super) fn any_left(db: &Connection) -> Result<bool, Fault> {
     Ok(db.prepare_cached(sql)?.exists([])?)
 }
 
-/// Deletes a rule; [`forget`] deletes its rule runs. Jobs that it has begun continue.
+/// Deletes a rule; [`forget`] deletes its rule runs. Jobs that the rule has started continue.
 pub(super) fn remove(db: &Connection, rule: u64) -> Result<(), Fault> {
     for sql in [
         "DELETE FROM rule WHERE rule = ?1",
@@ -143,8 +143,8 @@ pub(super) fn remove(db: &Connection, rule: u64) -> Result<(), Fault> {
     noted::changed(db, rule)
 }
 
-/// Deletes some rule runs of a removed rule. Returns whether there may be more. Files that stayed only because of this rule, and that other
-/// rules have mapped, may be deleted then. A rule run whose job still maps is deleted after the job's end.
+/// Deletes some rule runs of a removed rule. Returns whether more may remain. Files that stayed only because of this rule, and that other
+/// rules have mapped, may be deleted then. A rule run whose job still runs is deleted after the end of the job.
 pub(super) fn forget(db: &Connection, rule: u64) -> Result<bool, Fault> {
     let some = "rule_run IN (SELECT rule_run FROM rule_run WHERE rule = ?1 AND NOT (state = 2 AND EXISTS \
                 (SELECT 1 FROM rule_job WHERE rule_job.job = rule_run.job AND open = 1)) LIMIT ?2) \
@@ -163,7 +163,7 @@ pub(super) fn forget(db: &Connection, rule: u64) -> Result<bool, Fault> {
     Ok(deleted > 0)
 }
 
-/// Deletes some rule runs of removed rules. Returns whether there may be more.
+/// Deletes some rule runs of removed rules. Returns whether more rule runs may remain.
 pub(super) fn forget_deleted(db: &Connection) -> Result<bool, Fault> {
     let mut more = false;
     for rule in deleted(db)? {
@@ -172,7 +172,7 @@ pub(super) fn forget_deleted(db: &Connection) -> Result<bool, Fault> {
     Ok(more)
 }
 
-/// Returns the removed rules that have rule runs left.
+/// Returns the removed rules that still have rule runs in the database.
 pub(super) fn deleted(db: &Connection) -> Result<Vec<u64>, Fault> {
     let sql = "SELECT DISTINCT rule FROM rule_run WHERE rule NOT IN (SELECT rule FROM rule)";
     let mut statement = db.prepare_cached(sql)?;
@@ -181,7 +181,7 @@ pub(super) fn deleted(db: &Connection) -> Result<Vec<u64>, Fault> {
     Ok(rules.collect::<Result<_, _>>()?)
 }
 
-/// Returns a rule for clients, with its text and the counts of its runs if `whole` is set.
+/// Returns a rule in the form for clients; with its text and the counts of its runs if `whole` is set.
 pub(super) fn shown(db: &Connection, kept: &StoredRule, whole: bool) -> Result<v1::Rule, Fault> {
     let mut rule = v1::Rule {
         rule: kept.id,
@@ -218,7 +218,7 @@ pub(super) fn shown(db: &Connection, kept: &StoredRule, whole: bool) -> Result<v
     Ok(rule)
 }
 
-/// Returns runs of a rule before one of them, the last first.
+/// Returns rule runs of a rule before the rule run `before`, the last first.
 pub(super) fn log(
     db: &Connection,
     rule: u64,
@@ -253,7 +253,7 @@ pub(super) fn log(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Queues failed runs of a rule again: all of them, or those of a path. Returns their number.
+/// Queues failed runs of a rule again: all failed runs, or those of one path. Returns the number of queued runs.
 pub(super) fn retry(
     db: &Connection,
     shared: &NamesShared,
@@ -285,7 +285,7 @@ pub(super) fn retry(
     Ok(count as u64 + batches::retry(db, rule)?)
 }
 
-/// Returns one value of a query that returns at most one row.
+/// Returns the value of a query that returns at most one row; `None` without a row.
 pub(super) fn one<T>(
     db: &Connection,
     sql: &str,

@@ -1,5 +1,5 @@
-//! Walks of existing files: files for which a new rule is to run, and files in a moved directory. Directories are walked one page at a time.
-//! The open walks are rows of a table that outlive the server.
+//! Walks of existing files: files for which a new rule is to run, and files in a moved directory. A walk reads one page of a directory at a
+//! time. The unfinished walks are rows of a table, so they continue after a restart of the server.
 
 use super::store::one;
 use crate::names::Fault;
@@ -8,11 +8,11 @@ use crate::names::transaction::Tx;
 use crate::names::vnode::{Caller, InodeRecord};
 use rusqlite::{Connection, params};
 
-/// Maximum number of names examined in one transaction.
+/// Maximum number of names that a walk examines in one transaction.
 const PAGE: usize = 200;
 
 impl Tx<'_> {
-    /// Starts a walk of all files below a directory, for one rule or, with 0, for all rules.
+    /// Starts a walk of all files below a directory, for the rule `rule`, or for all rules if `rule` is 0.
     pub(super) fn walk_below(&self, rule: u64, ino: u64) -> Result<(), Fault> {
         let sql = "INSERT OR REPLACE INTO rule_walk VALUES (?1, ?2, x'')";
         self.db
@@ -22,7 +22,7 @@ impl Tx<'_> {
     }
 }
 
-/// Starts a walk of the files for which a rule could run.
+/// Starts a walk of the existing files for which a rule could run.
 pub(super) fn begin(
     db: &Connection,
     shared: &NamesShared,
@@ -39,7 +39,7 @@ pub(super) fn begin(
     }
 }
 
-/// Examines the next files. Returns whether there may be more.
+/// Examines the next files of the unfinished walks. Returns whether more files may follow.
 pub(super) fn page(db: &Connection, shared: &NamesShared, now: i64) -> Result<bool, Fault> {
     let sql = "SELECT rule, ino, after FROM rule_walk LIMIT 1";
     let read = |row: &rusqlite::Row<'_>| {
@@ -70,7 +70,7 @@ pub(super) fn page(db: &Connection, shared: &NamesShared, now: i64) -> Result<bo
 }
 
 impl Tx<'_> {
-    /// Examines a page of names. Returns the last name if the page is not the last one.
+    /// Examines one page of a directory's names. Returns the last name if more pages follow.
     fn page_of(
         &self,
         (rule, directory): (u64, u64),

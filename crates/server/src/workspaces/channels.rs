@@ -1,4 +1,4 @@
-//! Sends nodes the lists of the channels that they keep. Next: `node/src`, which keeps the channels' messages.
+//! Sends each node the list of the channels that the node keeps. Next: `node/src`, which stores the channels' messages.
 
 use crate::cluster::Cluster;
 use crate::names::SqliteNames;
@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_wire::v1::{self, to_node::Message as To};
 
-/// Interval in which reconnected nodes, and channels deleted with their workspaces, are looked for.
+/// Interval at which the server checks for reconnected nodes, and for channels deleted with their workspaces.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Last list sent to each node, and the connection on which it was sent.
+/// Last list of channels sent to each node, and the number of the connection on which it was sent.
 type Reported = BTreeMap<u32, (u64, Vec<v1::KeptChannel>)>;
 
-/// Sends lists as long as the server runs. New and removed channels are sent at once.
+/// Sends lists of channels to nodes as long as the server runs. New and removed channels are sent at once.
 pub(crate) async fn run(names: Arc<SqliteNames>, cluster: Arc<Cluster>) {
     let mut reported = Reported::new();
     loop {

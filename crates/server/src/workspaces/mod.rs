@@ -1,4 +1,4 @@
-//! gRPC service of workspaces, and the removal of workspaces that have ended. This module writes the tables of workspaces through `server/src/names`.
+//! gRPC service of workspaces, and the removal of ended workspaces. This module writes the tables through `server/src/names`.
 
 pub(crate) mod channels;
 mod waits;
@@ -19,19 +19,19 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use waits::{AwaitedEvent, WorkspaceWaits};
 
-/// Interval in which workspaces that have to end are looked for.
+/// Interval at which the server checks for workspaces that have to end.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Longest pause between two looks without a correction. After a longer pause, because the server was down or its host suspended, lease holders
-/// get their full time again.
+/// Longest pause between two checks for expired leases. After a longer pause, because the server was down or its host suspended, lease
+/// holders get their full time again.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// Maximum wait for a file.
+/// Maximum wait for a file in one request.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
-/// Maximum number of clients that wait for a file at once.
+/// Maximum number of clients that wait for files at once.
 const WAITING_MAX: usize = 4096;
-/// Maximum number of these clients of one user.
+/// Maximum number of clients of one user that wait for files at once.
 const WAITING_EACH_MAX: usize = 1024;
 
-/// The service: see the module.
+/// The gRPC service of workspaces and channels.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkspaceService {
     names: Arc<SqliteNames>,
@@ -90,7 +90,7 @@ impl WorkspaceService {
         Ok(done.map_err(|fault| refused(&fault))??)
     }
 
-    /// Adds the address of its node to a channel.
+    /// Adds the address of the channel's node to the description of a channel.
     fn addressed(&self, mut channel: v1::Channel) -> Response<v1::Channel> {
         channel.url = self.cluster.url(channel.node).unwrap_or_default();
         Response::new(channel)
@@ -112,7 +112,7 @@ impl WorkspaceService {
         }
     }
 
-    /// Waits for a closed version of the file and returns its attributes.
+    /// Waits for a sealed version of the file at a path and returns the file's attributes.
     async fn awaited(&self, caller: &Caller, path: &[u8]) -> Result<v1::Attr, Status> {
         if let PathObject::File(attr) = self.look_for(caller, path).await? {
             return Ok(attr);
@@ -141,7 +141,7 @@ impl WorkspaceService {
     }
 }
 
-/// Runs `work` in a transaction and announces the changes to mounts, even if the asker has disconnected.
+/// Runs `work` in a transaction and announces the changes to mounts, even if the client has disconnected.
 pub(crate) async fn write<T: Send + 'static>(
     names: &Arc<SqliteNames>,
     caller: Caller,
@@ -307,7 +307,7 @@ impl v1::workspaces_server::Workspaces for WorkspaceService {
     }
 }
 
-/// Removes ended workspaces completely.
+/// Removes workspaces that have ended, with all of their files.
 async fn sweep(names: &Arc<SqliteNames>) -> Result<(), Fault> {
     while write(names, Caller::root(), |tx: &mut Tx<'_>| {
         tx.sweep_workspaces()
@@ -317,7 +317,7 @@ async fn sweep(names: &Arc<SqliteNames>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Ends workspaces as long as the server runs.
+/// Ends expired workspaces and removes their files as long as the server runs.
 pub(crate) async fn run(names: Arc<SqliteNames>) {
     let mut last = None;
     loop {
@@ -362,7 +362,7 @@ mod tests {
 
     const SECOND_NS: i64 = 1_000_000_000;
 
-    /// Runs `work` as root at a given time.
+    /// Runs `work` in a transaction with the rights of root, at a given time.
     fn at<T: Send + 'static>(
         names: &SqliteNames,
         seconds: i64,
@@ -381,7 +381,7 @@ mod tests {
         written.unwrap().unwrap().value
     }
 
-    /// Does one second's work of the task that ends workspaces. Returns whether there is more.
+    /// Does the work of the task that ends workspaces once, at a given time. Returns whether more files remain to be removed.
     fn sweep(names: &SqliteNames, seconds: i64) -> bool {
         at(names, seconds, |tx| {
             tx.forget_members()?;
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn workspaces_end_by_time_or_after_last_member() {
+    fn workspace_ends_by_time_or_after_last_lease_holder_leaves() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         for (name, ttl) in [("time", 40), ("alone", 0), ("program", 0), ("person", 0)] {
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn quotas_of_workspaces_of_one_user_are_bounded_together() {
+    fn workspace_beyond_users_total_quota_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         names.shared().limits.set(crate::limits::UserLimits {
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_of_one_user_are_bounded() {
+    fn channel_creation_beyond_limit_of_user_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let workspace = v1::CreateWorkspaceRequest {
@@ -619,9 +619,9 @@ mod tests {
         assert_eq!(workspaces(&names, 20), ["r"]);
     }
 
-    /// The removal of lease holders paused, or the server was offline: no lease holder is removed for a time in which the server did not listen.
+    /// The server was offline or did not check leases for a while: no lease holder is removed because of a time without the server.
     #[tokio::test]
-    async fn members_stay_while_server_does_not_listen() {
+    async fn lease_holders_are_kept_while_server_receives_no_renewals() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("server.db");
         let names = Arc::new(SqliteNames::open(&path, (0, 0)).unwrap());
@@ -649,9 +649,9 @@ mod tests {
         assert!(at(&names, 0, |tx| tx.workspaces_shown()).is_empty());
     }
 
-    /// A file is created, sealed or moved, in all orders. Each order wakes the waiter of the file, and nothing else does.
+    /// A file is created, sealed or moved, in all orders. Each order wakes the waiter of the file, and no other event wakes it.
     #[tokio::test]
-    async fn waiter_is_woken_by_event_of_its_file() {
+    async fn workspace_waiter_is_woken_only_by_event_of_its_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("server.db");
         let names = Arc::new(SqliteNames::open(&path, (0, 0)).unwrap());

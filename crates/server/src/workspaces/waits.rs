@@ -1,4 +1,4 @@
-//! Waits for files that do not exist yet. A waiter is woken by changes that may have brought its file, not by every change.
+//! Waits for files that do not exist yet. A waiter is woken by changes that may have created its file, not by every change.
 
 use crate::names::changes::Changes;
 use crate::names::workspaces::PathObject;
@@ -10,21 +10,21 @@ use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::AbortHandle;
 
-/// Event for which a waiter waits.
+/// Event in the namespace that wakes waiters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum AwaitedEvent {
-    /// A name appears, in any directory.
+    /// A name was created, in any directory.
     Name(Vec<u8>),
-    /// A file is sealed.
+    /// A version of the file with this inode was sealed.
     Sealed(u64),
-    /// Any file is sealed.
+    /// A version of any file was sealed.
     AnySealed,
-    /// Names move. Waiters for a name or a file wait for this event, too.
+    /// Names were moved. Waiters for a name or a file wait for this event, too.
     Moved,
 }
 
 impl AwaitedEvent {
-    /// Returns the event that may bring the file of a path, from the present state of the path.
+    /// Returns the event that may create the file at a path, given the present state of the path.
     pub(super) fn of(path: &[u8], found: &PathObject) -> Self {
         match found {
             PathObject::Unsealed(ino) => Self::Sealed(*ino),
@@ -38,7 +38,7 @@ impl AwaitedEvent {
     }
 }
 
-/// All waiters.
+/// All waiters for files.
 #[derive(Debug, Default)]
 pub(super) struct WorkspaceWaits(Mutex<WaiterIndex>);
 
@@ -46,20 +46,20 @@ pub(super) struct WorkspaceWaits(Mutex<WaiterIndex>);
 struct WaiterIndex {
     count: usize,
     bells: HashMap<AwaitedEvent, Weak<Notify>>,
-    /// Task that receives changes as long as there is any waiter. A single mount is not woken by its own changes.
+    /// Task that receives namespace changes as long as any client waits for a file. A single mount's own changes do not wake it.
     listener: Option<AbortHandle>,
 }
 
-/// A waiter.
+/// A registered waiter for a file; dropping this value removes the waiter.
 #[derive(Debug)]
 pub(super) struct WorkspaceWaiter {
     waits: Arc<WorkspaceWaits>,
-    /// Bell for moves. It is kept here, since names seldom move.
+    /// Notification of moved names. The waiter stores it, since names are seldom moved.
     pub(super) moved: Arc<Notify>,
 }
 
 impl WorkspaceWaits {
-    /// Adds a waiter. From now on changes are received.
+    /// Adds a waiter. From now on the task receives namespace changes.
     pub(super) fn enter(self: &Arc<Self>, names: &SqliteNames) -> WorkspaceWaiter {
         let mut waiting = self.0.lock();
         waiting.count += 1;
@@ -116,7 +116,7 @@ impl WorkspaceWaits {
 }
 
 impl WorkspaceWaiter {
-    /// Returns the bell that rings when such a change was committed.
+    /// Returns the notification that is signalled when an event of this kind was committed.
     pub(super) fn bell(&self, key: &AwaitedEvent) -> Arc<Notify> {
         self.waits.bell(key)
     }

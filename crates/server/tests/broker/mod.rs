@@ -1,4 +1,4 @@
-//! NATS servers for tests, of the program that `NATS_SERVER` names or that is on the path.
+//! NATS servers for tests, started from the program that `NATS_SERVER` names or that is on the path.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Servers that store their data in a temporary directory. Several servers form a cluster.
+/// NATS servers that store their data in a temporary directory. Several servers form a NATS cluster.
 pub struct Broker {
     directory: tempfile::TempDir,
     program: PathBuf,
@@ -27,10 +27,10 @@ struct Server {
     process: Option<Child>,
 }
 
-/// Password of all servers.
+/// Password of all NATS servers.
 pub const PASSWORD: &str = "hush/hush";
 
-/// Subjects to which the user of tests may write, as in docs/network.md.
+/// NATS subjects to which the user of tests may write, as in docs/network.md.
 const ALLOWED: &str = r#""tidemill.>", "$JS.API.>", "$JS.ACK.>""#;
 
 fn program() -> Option<PathBuf> {
@@ -43,7 +43,7 @@ fn program() -> Option<PathBuf> {
         .find(|program| program.exists())
 }
 
-/// Returns ports that are free now.
+/// Returns TCP ports that are free at the moment.
 fn ports(count: usize) -> Vec<u16> {
     let bound: Vec<TcpListener> = (0..count)
         .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
@@ -55,7 +55,7 @@ fn ports(count: usize) -> Vec<u16> {
 }
 
 impl Broker {
-    /// Creates `count` servers without starting them. Returns `None` and calls `tell` if there is no program.
+    /// Creates `count` NATS servers without starting them. Returns `None` and calls `tell` if the NATS program does not exist.
     pub fn new(count: usize, tell: fn(&str)) -> Option<Self> {
         let Some(program) = program() else {
             tell("no nats-server; scripts/nats.sh install builds one");
@@ -77,14 +77,14 @@ impl Broker {
         })
     }
 
-    /// Creates servers as [`Self::new`] does, and starts them.
+    /// Creates NATS servers as [`Self::new`] does, and starts them.
     pub fn start(count: usize, tell: fn(&str)) -> Option<Self> {
         let mut broker = Self::new(count, tell)?;
         (0..count).for_each(|index| broker.begin(index));
         Some(broker)
     }
 
-    /// Starts a server, and waits until it accepts connections.
+    /// Starts a NATS server, and waits until the server accepts connections.
     pub fn begin(&mut self, index: usize) {
         let config = self.directory.path().join(format!("{index}.conf"));
         let log = std::fs::File::create(config.with_extension("log")).unwrap();
@@ -104,19 +104,19 @@ impl Broker {
         }
     }
 
-    /// Kills a server as `kill -9` does.
+    /// Kills a NATS server as `kill -9` does.
     pub fn kill(&mut self, index: usize) {
         let mut process = self.servers[index].process.take().unwrap();
         process.kill().unwrap();
         process.wait().unwrap();
     }
 
-    /// Makes a server hang.
+    /// Makes a NATS server hang.
     pub fn stop(&self, index: usize) {
         self.signal(index, Signal::STOP);
     }
 
-    /// Lets a hanging server continue.
+    /// Lets a hanging NATS server continue.
     pub fn go_on(&self, index: usize) {
         self.signal(index, Signal::CONT);
     }
@@ -126,7 +126,7 @@ impl Broker {
         kill_process(Pid::from_child(process), signal).unwrap();
     }
 
-    /// Returns the servers' addresses, with user and password.
+    /// Returns the addresses of the NATS servers, with user and password.
     pub fn url(&self) -> String {
         let password = PASSWORD.replace('/', "%2F");
         let one = |server: &Server| format!("nats://mill:{password}@127.0.0.1:{}", server.port);

@@ -1,5 +1,5 @@
-//! Every call of the protocol with requests that are as large, or have as many items, as a user can send: each ends, with an error or a bounded
-//! answer. Calls come from the definition of the protocol, so a new call is tested by itself.
+//! Calls of the protocol with requests that are as large, or have as many items, as a user can send: each call ends with an error or a
+//! bounded answer. The tests read the calls from the definition of the protocol, so a new call is tested without a change here.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use crate::cluster::Running;
@@ -16,9 +16,9 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-/// More items than any request may have.
+/// Number of items that is larger than any request may have.
 const FLOOD: usize = 250_000;
-/// Bytes of one long string.
+/// Length of one long string in bytes.
 const LONG: usize = 1 << 20;
 /// Maximum number of bytes of an answer.
 const ANSWER_MAX: usize = 24 << 20;
@@ -26,7 +26,7 @@ const ANSWER_MAX: usize = 24 << 20;
 const DEPTH_MAX: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Codec of messages as bytes.
+/// gRPC codec that sends messages as raw bytes.
 #[derive(Clone, Copy, Debug)]
 struct Raw;
 
@@ -55,7 +55,7 @@ impl Encoder for Raw {
     }
 }
 
-/// Returns the length of the answer.
+/// Returns the length of the received answer.
 impl Decoder for Raw {
     type Item = usize;
     type Error = Status;
@@ -83,7 +83,7 @@ fn delimited(field: Field, content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Requests with these fields that ask for too much in some way.
+/// Returns encoded requests with these fields; each request asks for too much in some way.
 fn hostile(fields: &[Field], depth: usize) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     for &field in fields {
@@ -111,7 +111,7 @@ fn hostile(fields: &[Field], depth: usize) -> Vec<Vec<u8>> {
     all
 }
 
-/// Sends a request. Returns the number of bytes of all answers.
+/// Sends a request to a call. Returns the total number of bytes of all answers.
 async fn ask(
     channel: Channel,
     credential: &Credential,
@@ -137,7 +137,7 @@ async fn ask(
     Ok(bytes)
 }
 
-/// Creates a token for a user. Returns a connection and the token.
+/// Creates a token for a user. Returns a connection to the server and the token.
 async fn user(running: &Running) -> (Channel, Credential) {
     let administrator = running.client().await;
     let request = v1::CreateTokenRequest {
@@ -152,7 +152,7 @@ async fn user(running: &Running) -> (Channel, Credential) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_call_ends_oversized_requests_of_user() {
+async fn every_grpc_call_ends_oversized_requests_of_user() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let administrator = running.client().await;
@@ -182,10 +182,10 @@ async fn every_call_ends_oversized_requests_of_user() {
     administrator.status().await.unwrap();
 }
 
-/// Generates random requests. A seed always generates the same requests.
+/// Generator of random requests. The same seed always generates the same requests.
 struct Draw(StdRng);
 
-/// Paths, patterns, settings and scripts that calls understand, and malformed ones.
+/// Paths, patterns, settings and scripts that calls understand, and malformed texts.
 const TEXTS: [&[u8]; 34] = [
     b"", b"/", b"a", b"/a", b"/a/b", b"/d/f", b"..", b"/../..", b"/a//b/.", b"*", b"/d/*.nc", b"[a-", b"\0", b"\xff\xfe", b"-1", b"0",
     b"18446744073709551616", b"1e309", b"NaN", b"user.tidemill.replicas", b"user.tidemill.rule", b"trusted.x", b"2,now", b"root", b"file:///",
@@ -274,9 +274,9 @@ impl Draw {
 }
 
 /// Sends random requests with the fields of each call, as a user and as an administrator: the server never panics and answers afterwards.
-/// `TIDEMILL_TEST_CASES` sets the number of requests for each call, `TIDEMILL_TEST_SEED` the seed.
+/// `TIDEMILL_TEST_CASES` sets the number of requests for each call, and `TIDEMILL_TEST_SEED` sets the seed.
 #[tokio::test(flavor = "multi_thread")]
-async fn server_survives_random_requests_of_every_call() {
+async fn server_answers_after_random_requests_of_every_grpc_call() {
     let variable = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let cases = variable("TIDEMILL_TEST_CASES").unwrap_or(60);
     let mut draw = Draw(StdRng::seed_from_u64(

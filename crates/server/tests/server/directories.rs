@@ -1,4 +1,4 @@
-//! Directories as outputs, with nodes that speak the protocol from within the test.
+//! Directories as outputs of tasks, with nodes whose protocol messages the test sends.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use crate::cluster::{FakeNode, Running, ended, failure, root, stat, submit, success, write_file};
@@ -34,7 +34,7 @@ async fn started(dir: &std::path::Path) -> (Running, FakeNode, tidemill_client::
     (running, node, client)
 }
 
-/// Returns an outcome with these files in the directory that is the second output.
+/// Returns a successful outcome with these files in the directory that is the task's second output.
 fn filled(analyse: &v1::Analyse, files: &[&str]) -> v1::LabelOutcome {
     let mut outcome = success(analyse, 5);
     outcome.sealed.truncate(1);
@@ -55,7 +55,7 @@ fn names(analyse: &v1::Analyse) -> Vec<&str> {
     inputs.map(|input| input.name.as_str()).collect()
 }
 
-/// Returns the next label, which must be of this task.
+/// Returns the next label, which must run the task with this name.
 async fn next(node: &mut FakeNode, task: &str) -> (u64, v1::Analyse) {
     let mut labels = node.labels().await;
     assert_eq!(labels.len(), 1, "{labels:?}");
@@ -67,7 +67,7 @@ async fn next(node: &mut FakeNode, task: &str) -> (u64, v1::Analyse) {
 const FILES: [&str; 3] = [".zattrs", "0/0.0", "0/0.1"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn directory_output_is_published_and_read_whole() {
+async fn directory_output_is_published_and_read_by_next_task_completely() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut node, client) = started(dir.path()).await;
     let reply = submit(&client, 1000, SCRIPT).await;
@@ -141,9 +141,9 @@ async fn dry_run(client: &tidemill_client::Server, script: &str) -> v1::SubmitRe
     client.jobs().submit(request).await.unwrap().into_inner()
 }
 
-/// A dry run resolves a directory as the job would: its producer, and the files in it.
+/// A dry run resolves a directory input as the job would: the task that writes it, and the files in it.
 #[tokio::test(flavor = "multi_thread")]
-async fn dry_run_resolves_files_of_directories() {
+async fn dry_run_resolves_files_in_directory_inputs() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut node, client) = started(dir.path()).await;
     let planned = dry_run(&client, SCRIPT).await.planned.unwrap();
@@ -167,9 +167,9 @@ async fn dry_run_resolves_files_of_directories() {
     assert_eq!(reused, [reply.job, reply.job]);
 }
 
-/// All files of a directory output are published or none, whatever the node reports and whatever blocks the path.
+/// All files of a directory output are published, or no file is, whatever the node reports and whatever blocks the output's path.
 #[tokio::test(flavor = "multi_thread")]
-async fn directory_output_is_not_replaced_unless_asked() {
+async fn directory_output_is_not_replaced_unless_job_sets_replace() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut node, client) = started(dir.path()).await;
     for hostile in [
@@ -230,7 +230,7 @@ async fn directory_output_is_not_replaced_unless_asked() {
     assert!(stat(&client, "/w/out/cube.zarr/.zattrs").await.is_some());
 }
 
-/// Another user's file in the directory prevents the replacement.
+/// A file of another user in the existing directory prevents its replacement.
 #[tokio::test(flavor = "multi_thread")]
 async fn directory_with_unremovable_file_is_not_replaced() {
     let dir = tempfile::tempdir().unwrap();
@@ -247,9 +247,9 @@ async fn directory_with_unremovable_file_is_not_replaced() {
     );
 }
 
-/// A server that is killed between the two tasks knows the files of the directory.
+/// A server that is killed between the two tasks of a job knows the files of the directory after its restart.
 #[tokio::test(flavor = "multi_thread")]
-async fn directory_output_is_known_after_server_restart() {
+async fn directory_output_of_killed_server_is_read_by_next_task() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut node, client) = started(dir.path()).await;
     let script = SCRIPT.replace("tasks =", "lifetime = \"used\"; tasks =");

@@ -1,5 +1,5 @@
-//! Attacks on the server's edge: requests that are refused before they are read, limits on each user's requests, and the users for which
-//! a token may act.
+//! Attacks on the server's network interface: requests that are refused before they are read, limits on each user's requests, and the users
+//! for which a token may act.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 use crate::cluster::{FakeNode, Running, file_op, root, status, user, write_file};
@@ -24,7 +24,7 @@ use tonic::{Code, Status};
 const ALICE: u32 = 4_000_001;
 const BOB: u32 = 4_000_002;
 
-/// Codec of raw bytes in place of messages.
+/// gRPC codec that sends raw bytes in place of messages.
 #[derive(Clone, Default)]
 struct Raw;
 
@@ -64,7 +64,7 @@ impl Decoder for Raw {
     }
 }
 
-/// Sends bytes in place of a request to the namespace. Returns the status of the answer.
+/// Sends raw bytes as a request to the namespace. Returns the status of the answer.
 async fn send_raw(server: &Running, token: Option<&str>, bytes: Vec<u8>) -> Status {
     let url = format!("http://{}", server.server().address());
     let channel = Channel::from_shared(url).unwrap().connect().await.unwrap();
@@ -109,7 +109,7 @@ async fn server_authenticates_caller_before_parsing_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn server_counts_operations_before_executing_them() {
+async fn request_with_too_many_operations_is_refused_before_execution() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let token = Credential::read(server.server().token_file())
@@ -129,7 +129,7 @@ async fn server_counts_operations_before_executing_them() {
     assert_eq!(i32::from(refused[0]), Code::InvalidArgument as i32);
 }
 
-/// Runs `work` as another user of this host, on a thread that drops all other rights.
+/// Runs `work` as another user of this host, on a thread that drops all rights except those of the user.
 fn as_user<T: Send + 'static>(uid: u32, work: impl FnOnce() -> T + Send + 'static) -> T {
     let thread = std::thread::spawn(move || {
         let (id, group) = (
@@ -144,7 +144,7 @@ fn as_user<T: Send + 'static>(uid: u32, work: impl FnOnce() -> T + Send + 'stati
     thread.join().unwrap()
 }
 
-/// Creates a directory that all users may search. Returns `None` where users can't be switched.
+/// Creates a directory that all users may search. Returns `None` if the test may not switch users.
 fn open_directory() -> Option<tempfile::TempDir> {
     if !rustix::process::geteuid().is_root() {
         crate::require::skip("this test switches users, which needs root");
@@ -155,7 +155,7 @@ fn open_directory() -> Option<tempfile::TempDir> {
     Some(dir)
 }
 
-/// Returns a client that connects as a user of this host.
+/// Returns a client that connects as the user `uid` of this host.
 async fn client_of(socket: &Path, uid: u32) -> Client {
     let endpoint = Endpoint::Unix(socket.to_owned());
     tokio::task::spawn_blocking(move || {
@@ -175,7 +175,7 @@ async fn client_of(socket: &Path, uid: u32) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn silent_connections_of_one_user_block_nobody() {
+async fn silent_connections_of_one_user_do_not_block_others() {
     let Some(dir) = open_directory() else { return };
     let server = Running::start(dir.path()).await;
     let (socket, names) = (
@@ -220,7 +220,7 @@ async fn silent_connections_of_one_user_block_nobody() {
     assert!(closed.await.unwrap() >= 500);
 }
 
-/// Whether the server closes a connection within a while.
+/// Whether the server closes a connection within a time limit.
 fn is_closed(mut stream: &std::os::unix::net::UnixStream) -> bool {
     use std::io::Read;
     stream
@@ -238,7 +238,7 @@ fn is_closed(mut stream: &std::os::unix::net::UnixStream) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn message_of_user_is_bounded_by_script_size() {
+async fn job_script_of_user_above_size_limit_is_refused() {
     let Some(dir) = open_directory() else { return };
     let server = Running::start(dir.path()).await;
     let alice = client_of(server.server().socket(), ALICE).await;
@@ -258,7 +258,7 @@ async fn message_of_user_is_bounded_by_script_size() {
     }
 }
 
-/// Creates a token as an administrator.
+/// Creates a token with the rights of an administrator. Returns the token's number and the token.
 async fn token(server: &Running, request: v1::CreateTokenRequest) -> (u64, Credential) {
     let administrator = server.client().await;
     let made = administrator
@@ -278,7 +278,7 @@ fn of(uid: u32) -> v1::CreateTokenRequest {
     }
 }
 
-/// Connects over the network.
+/// Connects over TCP with a token.
 async fn bearer(
     server: &Running,
     credential: &Credential,
@@ -296,7 +296,7 @@ fn resolve(path: &str) -> Op {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn user_token_acts_as_its_user_only() {
+async fn user_token_cannot_act_for_another_user() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let _node = server.node(0).await;
@@ -367,7 +367,7 @@ async fn user_token_acts_as_its_user_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn read_only_token_cannot_change_anything() {
+async fn read_only_token_is_refused_for_all_changes() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let reading = v1::CreateTokenRequest {
@@ -399,7 +399,7 @@ async fn read_only_token_cannot_change_anything() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn revoked_token_ends_streams_and_requests() {
+async fn token_revocation_ends_streams_and_requests_of_bearer() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let daemon = v1::CreateTokenRequest::default();
@@ -430,7 +430,7 @@ async fn revoked_token_ends_streams_and_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn local_user_makes_tokens_only_for_themselves() {
+async fn local_user_cannot_create_token_for_another_user() {
     let Some(dir) = open_directory() else { return };
     let server = plain(dir.path()).await;
     let alice = client_of(server.server().socket(), ALICE).await;
@@ -451,7 +451,7 @@ async fn local_user_makes_tokens_only_for_themselves() {
     assert_eq!(refused.code(), Code::PermissionDenied);
 }
 
-/// Returns the next rights that a node is ordered to revoke.
+/// Returns the next capabilities that the server orders a node to revoke.
 async fn revoked(node: &mut FakeNode) -> Vec<v1::Revoked> {
     loop {
         if let To::Revoke(revoke) = node.next().await {
@@ -460,7 +460,7 @@ async fn revoked(node: &mut FakeNode) -> Vec<v1::Revoked> {
     }
 }
 
-/// Returns the right of a user to a file, which contains its end.
+/// Returns a user's capability for a file, which contains its expiry; `None` if the server refuses it.
 async fn right(client: &Client, uid: u32, ino: u64) -> Option<Vec<u8>> {
     let open = Op::Open(v1::Open {
         ino,
@@ -474,7 +474,7 @@ async fn right(client: &Client, uid: u32, ino: u64) -> Option<Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn right_ends_with_owner_even_if_node_is_offline() {
+async fn capability_is_revoked_by_owner_change_even_if_node_is_offline() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let mut node = server.node(3).await;
@@ -537,7 +537,7 @@ async fn right_ends_with_owner_even_if_node_is_offline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn user_with_too_many_requests_waits_and_others_do_not() {
+async fn requests_beyond_users_limit_wait_and_other_users_do_not() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let administrator = server.client().await;
@@ -590,7 +590,7 @@ async fn user_with_too_many_requests_waits_and_others_do_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kernel_names_are_hidden_from_other_users() {
+async fn names_of_private_kernels_are_hidden_from_other_users() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let history = [
@@ -614,7 +614,7 @@ async fn kernel_names_are_hidden_from_other_users() {
     assert_eq!(kernels(&alice).await, ["max"]);
 }
 
-/// Carries bytes between a client and the server. The byte at `at` of the server's bytes arrives changed.
+/// Forwards bytes between a client and the server, and changes the byte at position `at` of the server's bytes.
 async fn changing(mut client: TcpStream, mut server: TcpStream, at: usize) {
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
@@ -639,7 +639,7 @@ async fn changing(mut client: TcpStream, mut server: TcpStream, at: usize) {
     }
 }
 
-/// Lists the root's directory through an attacker who changes a byte of the server's answer.
+/// Lists the root directory through an attacker who changes a byte of the server's answer.
 async fn asked_through(server: &Running, at: usize) -> Result<Vec<String>, tidemill_client::Error> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("https://{}", listener.local_addr().unwrap());
@@ -670,10 +670,10 @@ async fn asked_through(server: &Running, at: usize) -> Result<Vec<String>, tidem
     asked
 }
 
-/// Changes each byte of the answer in turn, as an attacker on the network could. Each change ends without an answer, never with a wrong
-/// one.
+/// Changes each byte of the answer in turn, as an attacker on the network could. Each request then ends with an error, never with a wrong
+/// answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn changed_bytes_on_network_are_rejected() {
+async fn answer_with_any_byte_changed_on_network_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let server = Running::start_with(ServeConfig::new(dir.path())).await;
     let administrator = server.client().await;

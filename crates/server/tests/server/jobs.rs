@@ -1,4 +1,4 @@
-//! Jobs from script to names and lineage, with nodes that speak the protocol from within the test.
+//! Jobs from the script to output names and lineage, with nodes whose protocol messages the test sends.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 use crate::cluster::{
@@ -16,7 +16,7 @@ tasks = (
 );
 "#;
 
-/// Whether lineage shows this test the data of other users: the test asks as its own user.
+/// Whether lineage shows this test the data of other users, which is true if the test runs as root.
 fn may_read_all() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -73,7 +73,7 @@ async fn until(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn job_runs_and_lineage_survives_renames_and_rewrites() {
+async fn job_lineage_survives_renames_and_rewrites_of_its_files() {
     if !may_read_all() {
         return;
     }
@@ -227,7 +227,7 @@ async fn job_waits_for_nodes_and_unwritten_inputs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_server_continues_its_jobs() {
+async fn unfinished_jobs_continue_after_server_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut node, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
@@ -274,7 +274,7 @@ async fn killed_server_continues_its_jobs() {
     );
 }
 
-/// The job is stored, but without a message to the driver it would wait for the next start of the server.
+/// The server stores the job, but without a message to the driver the job would wait for the next start of the server.
 #[tokio::test(flavor = "multi_thread")]
 async fn job_is_scheduled_after_submitter_disconnected() {
     let dir = tempfile::tempdir().unwrap();
@@ -307,9 +307,9 @@ async fn job_count(client: &tidemill_client::Server) -> usize {
     listed.into_inner().jobs.len()
 }
 
-/// A task whose label is not in the server's database is placed again, and the node aborts the unknown label.
+/// The dispatcher places a task again if its label is not in the server's database, and the node aborts the unknown label.
 #[tokio::test(flavor = "multi_thread")]
-async fn task_with_lost_label_is_placed_again() {
+async fn task_without_stored_label_is_placed_again_after_restart() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut node, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
@@ -347,7 +347,7 @@ async fn task_with_lost_label_is_placed_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn labels_of_ended_job_are_aborted() {
+async fn labels_of_ended_job_are_aborted_on_nodes() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut node, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
@@ -379,7 +379,7 @@ async fn labels_of_ended_job_are_aborted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tasks_of_lost_node_run_elsewhere() {
+async fn tasks_of_lost_node_run_on_another_node() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut first, client) = with_input(dir.path()).await;
     let script = r#"name = "j"; workdir = "/w"; policy = "round-robin";
@@ -408,7 +408,7 @@ fn drawing(watts_milli: u64, idle_milli: u64) -> v1::Node {
     }
 }
 
-/// Clocks of kernels differ by years here. Servers and nodes restart, and nodes change their power, report twice and lie.
+/// The clocks of kernels differ by years. Servers and nodes restart, and nodes change their power, report twice and report wrong values.
 #[tokio::test(flavor = "multi_thread")]
 async fn energy_of_run_is_counted_once_as_reported_at_its_end() {
     let dir = tempfile::tempdir().unwrap();
@@ -478,7 +478,7 @@ async fn energy_of_run_is_counted_once_as_reported_at_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn failure_is_reported_and_cancels_dependents() {
+async fn task_failure_is_reported_and_cancels_dependent_tasks() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut node, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
@@ -556,7 +556,7 @@ async fn jobs(client: &tidemill_client::Server) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dry_run_predicts_job_without_effect() {
+async fn dry_run_returns_plan_of_job_and_stores_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, node, client) = with_input(dir.path()).await;
     let first = dry_run(&client, CHAIN, |_| {}).await;
@@ -660,14 +660,14 @@ async fn dry_run_reports_awaited_inputs_and_claims_nothing() {
     assert!(errors[0].contains("permission denied"), "{errors:?}");
 }
 
-/// A job that waits for a file that nobody writes.
+/// Script of a job that waits for a file that no client writes.
 const WAITING: &str = r#"
 name = "waiting"; workdir = "/w";
 tasks = ( { name = "only"; kernel = "max"; input = ["inn"]; output = ["out"]; } );
 "#;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn running_jobs_cannot_share_output_and_list_awaited_inputs() {
+async fn job_whose_output_another_job_writes_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (running, node, client) = with_input(dir.path()).await;
     let first = submit(&client, 1000, WAITING).await;
@@ -703,7 +703,7 @@ async fn running_jobs_cannot_share_output_and_list_awaited_inputs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn invalid_script_is_refused_with_all_reasons() {
+async fn invalid_job_script_is_refused_with_all_reasons() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, node, client) = with_input(dir.path()).await;
     let worker = node.serve();
@@ -798,7 +798,7 @@ async fn successful_job_has_trace_for_its_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn intermediates_are_removed_after_use_and_inputs_kept() {
+async fn temporary_outputs_are_removed_after_use_and_inputs_kept() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut node, client) = with_input(dir.path()).await;
     let script = CHAIN.replace(
@@ -832,7 +832,7 @@ async fn intermediates_are_removed_after_use_and_inputs_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn labels_of_node_absent_after_restart_are_rescheduled() {
+async fn labels_of_node_missing_after_server_restart_are_rescheduled() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut node, client) = with_input(dir.path()).await;
     let script = r#"name = "j"; workdir = "/w";
@@ -866,7 +866,7 @@ async fn labels_of_node_absent_after_restart_are_rescheduled() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn thousand_tasks_run_once_each() {
+async fn job_with_thousand_tasks_runs_each_task_once() {
     let dir = tempfile::tempdir().unwrap();
     let (running, node, client) = with_input(dir.path()).await;
     let tasks: Vec<String> = (0..1000)
@@ -919,7 +919,7 @@ async fn runs_above(client: &tidemill_client::Server, path: &str) -> Vec<v1::Run
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rerun_outputs_become_new_versions_of_their_files() {
+async fn outputs_of_rerun_job_become_new_versions_of_their_files() {
     if !may_read_all() {
         return;
     }
@@ -999,8 +999,8 @@ async fn rerun_outputs_become_new_versions_of_their_files() {
     worker.abort();
 }
 
-/// Runs `CHAIN` again and answers its labels as given by `contents`. Where a result is offered and `same` says that its condition holds,
-/// the answer reuses the result. Returns the offer for each label.
+/// Runs `CHAIN` again and answers its labels with the hashes in `contents`. If the server offers a cached result and `same` states that the
+/// result's condition is fulfilled, the answer reuses the result. Returns the offer for each label.
 async fn again(
     cluster: (&mut FakeNode, &tidemill_client::Server),
     contents: [&str; 2],
@@ -1031,7 +1031,7 @@ async fn again(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn equal_bytes_in_another_object_reuse_result() {
+async fn cached_result_is_reused_for_equal_bytes_in_another_object() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut node, client) = with_input(dir.path()).await;
     let parent = stat(&client, "/w").await.unwrap().ino;

@@ -1,4 +1,4 @@
-//! Lineage: each version and task is shown according to the rights to it, omissions are reported, and a corrupt row is an error.
+//! Lineage: answers show each version and task according to the caller's rights, omissions are reported, and a corrupt row is an error.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use crate::cluster::{Running, ended, root, stat, submit, user, write_file};
@@ -7,7 +7,7 @@ use std::path::Path;
 use tidemill_client::Server as Client;
 use tidemill_wire::v1::{self, State, name_op::Op};
 
-/// Two users: Bob reads the output of Alice's task, whose input is secret.
+/// Ids of two users: Bob reads the output of Alice's task, whose input is secret.
 const ALICE: u32 = 1000;
 const BOB: u32 = 2000;
 
@@ -52,8 +52,8 @@ async fn ask(
     Ok(client.lineage().query(question).await?.into_inner())
 }
 
-/// Creates a chain: from Alice's secret file follows her secret intermediate file, from it a file for all users, and from that a file of
-/// Bob's.
+/// Creates a chain of files, each made from the file before: Alice's secret file, her secret intermediate file, a file that everybody may
+/// read, and a file of Bob's.
 async fn chain(directory: &Path) -> (Running, Client) {
     let running = Running::start(directory).await;
     let node = running.node(0).await;
@@ -177,7 +177,7 @@ async fn lineage_shows_earlier_path_only_to_writer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lineage_reports_runs_beyond_depth() {
+async fn lineage_answer_reports_that_tasks_beyond_depth_exist() {
     let directory = tempfile::tempdir().unwrap();
     let (_running, client) = chain(directory.path()).await;
     let mut question = v1::LineageRequest {
@@ -215,7 +215,7 @@ async fn corrupt_lineage_row_is_error_that_names_task() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn search_finds_own_tasks_and_visible_versions() {
+async fn lineage_search_finds_own_tasks_and_visible_versions() {
     let directory = tempfile::tempdir().unwrap();
     let (_running, client) = chain(directory.path()).await;
     for (path, owner) in [
@@ -285,7 +285,7 @@ async fn search_finds_own_tasks_and_visible_versions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn annotation_belongs_to_version_sealed_next() {
+async fn annotation_set_during_write_belongs_to_next_sealed_version() {
     let directory = tempfile::tempdir().unwrap();
     let running = Running::start(directory.path()).await;
     let node = running.node(0).await;

@@ -1,4 +1,4 @@
-//! The namespace over its plain socket on this host, and attacks by bad peers.
+//! The namespace over its Unix socket on this host without gRPC, and attacks by invalid peers.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use crate::cluster::{Running, file_op, root};
@@ -11,7 +11,7 @@ use tidemill_client::{Endpoint, Error, LocalNames};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tidemill_wire::{MESSAGE_BYTES_MAX, local};
 
-/// Number of connections that a server serves at once.
+/// Number of connections to the socket that a server serves at once.
 const CONNECTIONS_MAX: usize = 256;
 
 fn request(ops: Vec<Op>) -> v1::NameRequest {
@@ -33,7 +33,7 @@ fn lookup(name: &str) -> Op {
     })
 }
 
-/// Client of the namespace's plain socket that sends requests as a mount does.
+/// Client of the namespace's socket that sends requests as a mount does.
 struct Local(LocalNames);
 
 impl Local {
@@ -55,13 +55,13 @@ fn greeted(dir: &Path) -> UnixStream {
     stream
 }
 
-/// Whether the server ends the connection.
+/// Whether the server has closed the connection.
 fn ended(stream: &mut UnixStream) -> bool {
     matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn local_and_network_access_share_one_namespace() {
+async fn local_socket_and_network_requests_share_one_namespace() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -138,7 +138,7 @@ async fn concurrent_local_and_network_requests_lose_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn malformed_input_ends_only_its_own_connection() {
+async fn malformed_message_on_local_socket_ends_only_its_connection() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let names = names(&running);
@@ -174,7 +174,7 @@ async fn malformed_input_ends_only_its_own_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn greeting_of_other_version_is_refused() {
+async fn local_socket_refuses_greeting_of_other_version() {
     let dir = tempfile::tempdir().unwrap();
     let _running = Running::start(dir.path()).await;
     let mut stream = UnixStream::connect(dir.path().join("names.sock")).unwrap();
@@ -187,7 +187,7 @@ async fn greeting_of_other_version_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_over_limit_are_refused_until_one_ends() {
+async fn local_socket_refuses_connections_over_limit_until_one_ends() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let mut held: Vec<_> = (0..CONNECTIONS_MAX).map(|_| greeted(dir.path())).collect();

@@ -1,4 +1,4 @@
-//! Nodes that are emptied and removed, and files that are moved: all other work continues, and a restart finds the remaining work.
+//! Nodes that are drained and removed, and files that migrate: all other work continues, and a restart continues the remaining work.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use crate::cluster::replicas::{at, copy, file, made, node, one, replicas, rows, seal, unlink};
@@ -43,7 +43,7 @@ async fn listed(client: &Client) -> v1::MigrationsReply {
     listed.unwrap().into_inner()
 }
 
-/// Waits until the emptying of a node has the expected progress.
+/// Waits until the drain of a node has the expected progress.
 async fn drained(client: &Client, expected: impl Fn(&v1::Drain) -> bool) -> v1::Drain {
     loop {
         let drains = listed(client).await.drains;
@@ -70,7 +70,7 @@ async fn open(client: &Client, ino: u64) -> v1::Opened {
     }
 }
 
-/// Begins a new file. Returns its inode, object and node.
+/// Begins to write a new file. Returns the file's inode, object and node.
 async fn begun(client: &Client, path: &str, named: Option<u32>) -> Result<(u64, u64, u32), String> {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = v1::Create {
@@ -172,7 +172,7 @@ async fn refused_to_join(client: &Client, id: u32) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn drain_continues_after_restart_at_any_step() {
+async fn node_drain_continues_after_server_restart_at_any_step() {
     let dir = tempfile::tempdir().unwrap();
     let mut running = Running::start(dir.path()).await;
     let mut client = running.client().await;
@@ -217,7 +217,7 @@ async fn drain_continues_after_restart_at_any_step() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn version_removed_during_move_is_removed_on_both_nodes() {
+async fn version_removed_during_migration_is_removed_on_both_nodes() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -263,7 +263,7 @@ async fn version_removed_during_move_is_removed_on_both_nodes() {
     );
 }
 
-/// Opens a mount that has a file open.
+/// Opens the stream of a mount that has a file open.
 async fn reader(client: &Client, ino: u64) -> tonic::Streaming<v1::Invalidation> {
     let request = v1::WatchRequest::default();
     let mut stream = client.names().watch(request).await.unwrap().into_inner();
@@ -286,7 +286,7 @@ async fn reader(client: &Client, ino: u64) -> tonic::Streaming<v1::Invalidation>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn moved_object_is_removed_after_its_last_reader() {
+async fn migrated_object_is_removed_from_source_after_its_last_reader() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -318,7 +318,7 @@ async fn moved_object_is_removed_after_its_last_reader() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pending_removal_is_revoked_if_other_replicas_are_corrupt() {
+async fn replica_removal_is_cancelled_if_other_replicas_are_corrupt() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -460,7 +460,7 @@ async fn invalid_drain_or_removal_is_refused_with_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dead_node_is_removed_with_files_that_only_it_had() {
+async fn removal_of_dead_node_reports_files_without_other_replica_as_lost() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -504,7 +504,7 @@ async fn dead_node_is_removed_with_files_that_only_it_had() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn directory_moves_to_node_unless_move_is_cancelled() {
+async fn directory_migrates_to_node_unless_migration_is_cancelled() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -550,7 +550,7 @@ async fn directory_moves_to_node_unless_move_is_cancelled() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn failed_copy_of_move_leaves_version_in_place() {
+async fn failed_migration_leaves_version_on_its_node() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -575,7 +575,7 @@ async fn failed_copy_of_move_leaves_version_in_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replica_finished_after_its_move_was_cancelled_is_removed() {
+async fn replica_created_after_migration_was_cancelled_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -593,7 +593,7 @@ async fn replica_finished_after_its_move_was_cancelled_is_removed() {
     assert_eq!(new.removed().await, [object]);
 }
 
-/// Stages out the objects in the burst tier. Returns the number of remaining objects.
+/// Stages out the objects at a path from the burst tier. Returns the number of objects that are not staged out yet.
 async fn staged(client: &Client, path: &str) -> u64 {
     let request = v1::StageRequest {
         credentials: Some(root()),
@@ -644,7 +644,7 @@ fn change(dir: &Path, sql: &str) {
     db.execute(sql, []).unwrap();
 }
 
-/// Creates a file of 1 MiB on node 0. Returns its object.
+/// Creates a file of 1 MiB on node 0. Returns the file's object.
 async fn large(client: &Client, path: &str) -> u64 {
     let (ino, object, _) = begun(client, path, Some(0)).await.unwrap();
     let seal = v1::Seal {
@@ -658,7 +658,7 @@ async fn large(client: &Client, path: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rebalance_moves_files_from_fullest_to_emptiest_node() {
+async fn rebalance_migrates_files_from_fullest_to_emptiest_node() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;

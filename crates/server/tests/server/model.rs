@@ -1,5 +1,5 @@
-//! Random operations on the namespace against a small model of a POSIX tree: the same errors, the same tree, the same link counts. A
-//! failing case prints its operations, smallest first.
+//! Random operations on the namespace, compared with a small model of a POSIX tree: both must have the same errors, tree and link counts. A
+//! failing case prints its operations, reduced to a small case.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// One operation. Directories and files are selected by their position among all inodes ever created.
+/// One random operation. Its directories and files are selected by their position among all inodes ever created.
 #[derive(Clone, Debug)]
 enum ModelStep {
     Make {
@@ -55,7 +55,7 @@ fn step() -> impl Strategy<Value = ModelStep> {
     ]
 }
 
-/// The model: inodes by number; a directory has entries.
+/// Model of a namespace: inodes by number; each directory has entries.
 #[derive(Debug)]
 struct NamesModel {
     vnodes: BTreeMap<u64, Entry>,
@@ -110,7 +110,7 @@ impl NamesModel {
         self.vnodes.get_mut(&dir).unwrap().entries.remove(name);
     }
 
-    /// Returns the number of names that lead to an inode. A directory counts itself and its subdirectories.
+    /// Returns the link count of an inode. For a directory, the count includes the directory's own `.` entry and its subdirectories.
     fn links(&self, ino: u64) -> usize {
         let names = self
             .vnodes
@@ -302,7 +302,7 @@ async fn one(names: &SqliteNames, op: Op) -> Answer {
         .unwrap()
 }
 
-/// Compares all inodes that can be reached from a directory.
+/// Compares all inodes in the namespace and in the model that can be reached from a directory.
 async fn compare(names: &SqliteNames, model: &NamesModel, ino: u64) {
     let mut dirs = vec![ino];
     while let Some(dir) = dirs.pop() {

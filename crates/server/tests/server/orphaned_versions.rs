@@ -1,4 +1,4 @@
-//! Ends of versions and objects after the mount that wrote them, or the node that holds them, has disconnected.
+//! How the server ends versions and objects after the mount that wrote them, or the node that holds them, has disconnected.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -12,7 +12,7 @@ use tidemill_wire::v1::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::Streaming;
 
-/// Answer of a node to the seal of one object.
+/// Answer of a fake node to the request to seal one object.
 #[derive(Clone, Copy)]
 enum Sealing {
     Done(u64),
@@ -20,7 +20,7 @@ enum Sealing {
     Full,
 }
 
-/// HTTP side of a node.
+/// HTTP service of a fake node.
 struct Nodes {
     url: String,
     sealing: Arc<Mutex<Sealing>>,
@@ -75,7 +75,7 @@ impl Nodes {
     }
 }
 
-/// Opens a mount's stream. Returns its session and the stream, which keeps the session.
+/// Opens the stream of changes of a mount. Returns the mount's session and the stream, which keeps the session open.
 async fn mount(client: &Client) -> (u64, Streaming<v1::Invalidation>) {
     let watch = v1::WatchRequest {
         host: "ship".into(),
@@ -100,7 +100,7 @@ async fn by(client: &Client, session: u64, op: Op) -> Result<Answer, i32> {
     }
 }
 
-/// Begins a file. Returns its object and its node.
+/// Begins to write a new file. Returns the file's object and its node.
 async fn begin(client: &Client, session: u64, name: &str) -> (u64, u32) {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = Op::Create(v1::Create {
@@ -202,7 +202,7 @@ async fn file_of_lost_mount_is_sealed_when_node_returns() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn restarted_server_seals_open_versions() {
+async fn restarted_server_seals_open_versions_of_lost_mounts() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -220,7 +220,7 @@ async fn restarted_server_seals_open_versions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connected_mount_keeps_its_open_files() {
+async fn versions_of_connected_mount_are_not_sealed_by_server() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -271,7 +271,7 @@ async fn status_lists_connected_mounts() {
     .await;
 }
 
-/// Returns the server's list of removals: objects and their labels.
+/// Returns the server's list of removals: each object, and the label that removes it.
 fn removals(dir: &std::path::Path) -> Vec<(i64, i64)> {
     let db = rusqlite::Connection::open(dir.join("server.db")).unwrap();
     let mut rows = db.prepare("SELECT object, label FROM removal").unwrap();
@@ -282,7 +282,7 @@ fn removals(dir: &std::path::Path) -> Vec<(i64, i64)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn removal_is_resent_until_node_has_done_it() {
+async fn object_removal_is_resent_until_node_confirms_it() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;

@@ -1,4 +1,4 @@
-//! Corners of POSIX that the random test does not reach: permissions, times, limits, versions, attributes.
+//! Cases of POSIX semantics that the random test does not cover: permissions, times, limits, versions, attributes.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 use rustix::io::Errno;
@@ -126,7 +126,7 @@ fn resolve(path: &str) -> Op {
 }
 
 #[tokio::test]
-async fn foreign_files_are_unreachable_by_name_or_number() {
+async fn files_in_private_directory_are_unreachable_by_name_or_inode() {
     let tree = Tree::new();
     let home = tree.make(1, "home", Kind::Directory, 0o700, 1000).await;
     let secret = tree.make(home, "secret", Kind::File, 0o666, 1000).await;
@@ -183,7 +183,7 @@ async fn foreign_files_are_unreachable_by_name_or_number() {
 }
 
 #[tokio::test]
-async fn only_owner_changes_mode_and_only_root_changes_owner() {
+async fn chmod_requires_owner_and_chown_requires_root() {
     let tree = Tree::new();
     let file = tree.make(1, "f", Kind::File, 0o6777, 1000).await;
     let set = |set: v1::SetAttr| Op::SetAttr(v1::SetAttr { ino: file, ..set });
@@ -241,7 +241,7 @@ async fn sticky_directory_protects_entries_of_others() {
 }
 
 #[tokio::test]
-async fn user_cannot_take_kernel_directory_of_another() {
+async fn user_cannot_create_kernel_directory_of_another_user() {
     let tree = Tree::new();
     tree.names.keep_kernels_directory((0, 0)).await.unwrap();
     let found = tree.root(resolve("/kernels")).await;
@@ -309,7 +309,7 @@ async fn setgid_directory_passes_group_to_new_entries() {
 }
 
 #[tokio::test]
-async fn names_paths_and_links_have_limits() {
+async fn names_paths_and_links_beyond_limits_fail_with_posix_errno() {
     let tree = Tree::new();
     let by = Caller::root();
     let make = |name: &str| Op::Create(create(1, name, Kind::File, 0o644));
@@ -353,7 +353,7 @@ async fn names_paths_and_links_have_limits() {
 }
 
 #[tokio::test]
-async fn relative_links_resolve_from_their_own_directory() {
+async fn relative_symlinks_resolve_from_their_own_directory() {
     let tree = Tree::new();
     let a = tree.make(1, "a", Kind::Directory, 0o755, 0).await;
     let b = tree.make(a, "b", Kind::Directory, 0o755, 0).await;
@@ -424,7 +424,7 @@ async fn times_follow_changes_of_entries_and_attributes() {
 }
 
 #[tokio::test]
-async fn failed_operation_keeps_earlier_ones_and_skips_later_ones() {
+async fn request_keeps_operations_before_failure_and_skips_later_ones() {
     let tree = Tree::new();
     let make = |name: &str| Op::Create(create(1, name, Kind::File, 0o644));
     let answers = tree
@@ -474,7 +474,7 @@ async fn users_can_use_only_ids_that_they_reserved() {
 }
 
 #[tokio::test]
-async fn user_xattrs_are_kept_and_system_xattrs_answered() {
+async fn user_xattrs_are_stored_and_system_xattrs_are_computed() {
     let tree = Tree::new();
     let ino = tree.make(1, "f", Kind::File, 0o644, 0).await;
     let by = Caller::root();
@@ -548,7 +548,7 @@ async fn user_xattrs_are_kept_and_system_xattrs_answered() {
 }
 
 #[tokio::test]
-async fn trusted_xattrs_are_kept_for_root_only() {
+async fn trusted_xattrs_are_visible_to_root_only() {
     let tree = Tree::new();
     let ino = tree.make(1, "f", Kind::File, 0o666, 1000).await;
     let other = Caller {
@@ -610,7 +610,7 @@ async fn readdir_continues_after_last_name() {
     assert_eq!(seen, ["a", "b", "c", "d"].map(bytes));
 }
 
-/// Sealed objects need a node to be on; a tree of its own has none, so these tests use a server.
+/// Sealed objects must be on a node, and a namespace without a cluster has none, so these tests use a server.
 mod versions {
     use super::{bytes, create, unlink};
     use crate::cluster::{Running, file_op, mount, root, stat, write_file};
@@ -666,7 +666,7 @@ mod versions {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn readers_keep_old_version_until_release() {
+    async fn old_version_is_readable_until_its_reader_releases_it() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
         let mut node = running.node(0).await;
@@ -733,8 +733,8 @@ mod versions {
         assert_eq!((after.version, after.size, after.writing), (1, 10, false));
     }
 
-    /// A mount that has closed a file does not answer for the file, but seals it. A writer that waits for the file continues after the
-    /// seal.
+    /// A mount that has closed a file does not answer questions about the file, but seals the file. A writer that waits for the file
+    /// continues after the seal.
     #[tokio::test(flavor = "multi_thread")]
     async fn open_for_write_waits_for_seal_in_progress() {
         let dir = tempfile::tempdir().unwrap();
@@ -797,7 +797,7 @@ mod versions {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn new_files_go_to_nodes_of_their_directory_or_fail() {
+    async fn new_files_are_placed_on_node_of_their_directory_or_fail() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
         let client = running.client().await;
@@ -830,9 +830,9 @@ mod versions {
     }
 }
 
-/// The reply to a rename or removal names the inode that was changed: no later request can find it reliably.
+/// The reply to a rename or removal contains the inode that was changed, since no later request can find the inode reliably.
 #[tokio::test]
-async fn rename_and_unlink_report_inode_they_changed() {
+async fn rename_and_unlink_replies_contain_changed_inode() {
     let tree = Tree::new();
     let dir = tree.make(1, "d", Kind::Directory, 0o755, 0).await;
     let one = tree.make(dir, "one", Kind::File, 0o644, 0).await;
@@ -876,7 +876,7 @@ async fn rename_and_unlink_report_inode_they_changed() {
     }
 }
 
-/// No entry of the root gets a name of the control directory. An entry that has such a name from before can be renamed.
+/// No new entry of the root can have a name of the control directory. An existing entry with such a name can be renamed.
 #[tokio::test]
 async fn control_directory_names_are_reserved_at_root() {
     let tree = Tree::new();

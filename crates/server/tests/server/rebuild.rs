@@ -1,4 +1,4 @@
-//! Server databases that are rebuilt from the databases of nodes.
+//! Recovery of the server's database from the databases of nodes.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use prost::Message as _;
@@ -20,7 +20,7 @@ fn load(path: &Path, sql: &str) -> Connection {
     db
 }
 
-/// Returns the names and contents of a rebuilt database: path to inode, version and object.
+/// Returns the names in a recovered database: each path with the inode, version and object.
 fn tree(directory: &Path) -> BTreeMap<String, (u64, u64, u64)> {
     let db = Connection::open(directory.join("server.db")).unwrap();
     let sql = "WITH RECURSIVE tree(ino, path) AS (VALUES (1, '') UNION ALL \
@@ -43,7 +43,7 @@ fn again(directory: &Path, nodes: &[PathBuf]) -> Rebuilt {
 }
 
 #[test]
-fn rebuild_names_files_without_notes_by_their_last_path() {
+fn recovery_names_files_without_notes_by_their_last_path() {
     let directory = tempfile::tempdir().unwrap();
     let node = directory.path().join("node.db");
     drop(load(&node, NODE));
@@ -58,7 +58,7 @@ fn rebuild_names_files_without_notes_by_their_last_path() {
 }
 
 #[test]
-fn rebuild_refuses_live_database_copy_without_its_log() {
+fn recovery_refuses_live_database_copy_without_its_log() {
     let directory = tempfile::tempdir().unwrap();
     let node = directory.path().join("node.db");
     let db = load(&node, NODE);
@@ -81,7 +81,7 @@ fn rebuild_refuses_live_database_copy_without_its_log() {
 }
 
 #[test]
-fn rebuild_reports_missing_and_unknown_objects() {
+fn recovery_reports_missing_and_unknown_objects() {
     let directory = tempfile::tempdir().unwrap();
     let node = directory.path().join("node-0");
     drop(load(&node.join("node.db"), NODE));
@@ -93,7 +93,7 @@ fn rebuild_reports_missing_and_unknown_objects() {
     assert!(rebuilt.less);
 }
 
-/// A node's database with rows of the test.
+/// Database of a node, with rows that the test inserts.
 struct Node {
     path: PathBuf,
     db: Connection,
@@ -155,7 +155,7 @@ fn note(ino: u64, change: u64, kind: Kind, object: u64, places: &[(u64, &[u8])])
 }
 
 #[test]
-fn rebuild_prefers_latest_note_of_inode() {
+fn recovery_uses_latest_note_of_each_inode() {
     let directory = tempfile::tempdir().unwrap();
     let [one, two] = [0, 1].map(|id| Node::new(directory.path(), id));
     // The files are swapped by renames, with a name that is no text.
@@ -207,7 +207,7 @@ fn rebuild_prefers_latest_note_of_inode() {
 }
 
 #[test]
-fn rebuild_joins_replicas_of_object_and_needs_only_one() {
+fn recovery_joins_replicas_of_object_and_needs_only_one_replica() {
     let directory = tempfile::tempdir().unwrap();
     let [one, two, three] = [0, 1, 2].map(|id| Node::new(directory.path(), id));
     one.object(100, 10, "/kept", 1);
@@ -245,7 +245,7 @@ fn rebuild_joins_replicas_of_object_and_needs_only_one() {
 }
 
 #[test]
-fn rebuild_joins_parts_of_striped_file() {
+fn recovery_joins_parts_of_striped_file() {
     let directory = tempfile::tempdir().unwrap();
     let [one, two, three] = [0, 1, 2].map(|id| Node::new(directory.path(), id));
     let part = |node: &Node, id, (version, index): (u64, u64), sealed_at| {
@@ -315,7 +315,7 @@ fn rebuild_joins_parts_of_striped_file() {
 }
 
 #[test]
-fn rebuild_takes_names_from_notes_only() {
+fn recovery_uses_names_from_notes_instead_of_object_paths() {
     let directory = tempfile::tempdir().unwrap();
     let [one, two] = [0, 1].map(|id| Node::new(directory.path(), id));
     let value = |node: &Node, id, number, value: u64| {
@@ -368,7 +368,7 @@ fn rebuild_takes_names_from_notes_only() {
 }
 
 #[test]
-fn rebuild_names_files_that_it_cannot_restore() {
+fn recovery_moves_files_without_path_to_lost_found_and_reports_lost_ones() {
     let directory = tempfile::tempdir().unwrap();
     let one = Node::new(directory.path(), 0);
     // Two files with one name, an unknown directory, directories that contain each other, and a version whose bytes are lost.

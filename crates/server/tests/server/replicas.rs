@@ -15,7 +15,7 @@ use tidemill_client::Server as Client;
 use tidemill_server::ServeConfig;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Creates a directory whose files are to have this number of replicas. Returns its inode.
+/// Creates a directory with this wanted number of replicas for its files. Returns the directory's inode.
 async fn directory(client: &Client, name: &str, replicas: &str) -> u64 {
     let (ino, _) = client.reserve(1, 0).await.unwrap();
     let create = v1::Create {
@@ -41,7 +41,7 @@ async fn set(client: &Client, ino: u64, replicas: &str) -> Result<Answer, tidemi
     one(client, Op::SetXattr(set)).await
 }
 
-/// Parts of a test with a file of two replicas.
+/// Two nodes of different hosts, and a file with two wanted replicas.
 struct Two {
     client: Client,
     first: FakeNode,
@@ -51,7 +51,7 @@ struct Two {
     object: u64,
 }
 
-/// Creates a file on the first of two nodes of different hosts. A replica of the file is to be created on the other.
+/// Creates a file on the first of two nodes of different hosts. The server is to create a replica of the file on the second node.
 async fn two(running: &Running) -> Two {
     let client = running.client().await;
     let first = node(&client, 0, "a").await;
@@ -69,7 +69,7 @@ async fn two(running: &Running) -> Two {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn version_is_copied_to_other_host_and_removed_with_replicas() {
+async fn replica_is_created_on_other_host_and_removed_with_its_version() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -126,7 +126,7 @@ async fn version_is_copied_to_other_host_and_removed_with_replicas() {
     assert_eq!(rows(dir.path(), "SELECT count(*) FROM replica"), 0);
 }
 
-/// Returns the node from which a version is to be read by a client that got no answer from the nodes in `avoid`.
+/// Returns the node from which the server directs a client to read a version, if the nodes in `avoid` did not answer the client.
 async fn read_from(client: &Client, ino: u64, avoid: &[u32]) -> u32 {
     let open = v1::Open {
         ino,
@@ -284,7 +284,7 @@ fn soon(dir: &Path) -> ServeConfig {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_of_lost_node_are_copied_and_trimmed_on_return() {
+async fn replicas_of_lost_node_are_recreated_and_removed_when_it_returns() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start_with(soon(dir.path())).await;
     let Two {
@@ -367,7 +367,7 @@ async fn file_without_remaining_replica_is_reported_by_path() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replica_completes_after_server_and_node_are_killed() {
+async fn replica_is_completed_after_server_and_node_are_killed() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -404,7 +404,7 @@ async fn replica_completes_after_server_and_node_are_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replica_finished_after_removal_is_removed() {
+async fn replica_created_after_removal_of_its_version_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -425,7 +425,7 @@ async fn replica_finished_after_removal_is_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_wait_for_node_that_can_hold_them() {
+async fn missing_replicas_wait_for_node_that_can_store_them() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -512,7 +512,7 @@ async fn invalid_replica_count_is_refused_with_reason() {
     assert_eq!(stat(&client, "/f").await.unwrap().object, object);
 }
 
-/// Seals a file's next version according to its directory. Returns its object, and whether there are replicas to wait for.
+/// Seals a file's next version on the node that its directory selects. Returns the object, and whether the server creates replicas.
 async fn next_version(client: &Client, ino: u64) -> (u64, bool) {
     let (_, object) = client.reserve(0, 1).await.unwrap();
     let new = v1::NewVersion {
@@ -524,7 +524,7 @@ async fn next_version(client: &Client, ino: u64) -> (u64, bool) {
     (object.0, waits(client, ino, object.0).await)
 }
 
-/// Seals a version, perhaps again. Returns whether there are replicas to wait for.
+/// Seals a version, possibly again. Returns whether the client has to wait for replicas.
 async fn waits(client: &Client, ino: u64, object: u64) -> bool {
     match seal(client, ino, object, "").await.unwrap() {
         Answer::Copying(_) => true,

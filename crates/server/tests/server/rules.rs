@@ -48,7 +48,7 @@ async fn log(client: &Client) -> Vec<v1::RuleRun> {
     log_of(client, OWNER, "count").await
 }
 
-/// Waits until `count` rule runs have ended, and none is left.
+/// Waits until `count` rule runs have ended, and no rule run is left.
 async fn settled(client: &Client, count: usize) -> Vec<v1::RuleRun> {
     loop {
         let log = log(client).await;
@@ -140,7 +140,7 @@ async fn unlink(client: &Client, path: &str) {
     client.one(&root(), Op::Unlink(unlink)).await.unwrap();
 }
 
-/// Seals the next version of a file. Returns its object.
+/// Seals the next version of a file. Returns the version's object.
 async fn overwrite(client: &Client, path: &str, size: u64) -> u64 {
     let ino = stat(client, path).await.unwrap().ino;
     let (_, object) = client.reserve(0, 1).await.unwrap();
@@ -171,7 +171,7 @@ async fn with_directories(dir: &Path) -> (Running, FakeNode, Client) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sealed_match_triggers_rule_with_rights_of_its_owner() {
+async fn sealed_matching_file_triggers_rule_with_rights_of_rule_owner() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
@@ -204,7 +204,7 @@ async fn sealed_match_triggers_rule_with_rights_of_its_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn renames_links_and_moved_directories_trigger_rule_once_per_version() {
+async fn rename_link_and_directory_move_trigger_rule_once_per_version() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
@@ -342,7 +342,7 @@ async fn server_killed_at_any_step_triggers_rule_once_per_version() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_that_triggers_itself_stops_at_depth_limit() {
+async fn rule_that_triggers_itself_stops_at_recursion_limit() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
@@ -526,7 +526,7 @@ fn is_administrator(uid: u32) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn existing_files_trigger_rule_on_request_and_rule_can_be_removed() {
+async fn existing_files_trigger_new_rule_and_removed_rule_leaves_no_runs() {
     let dir = tempfile::tempdir().unwrap();
     let (running, node, client) = with_directories(dir.path()).await;
     for index in 0..210 {
@@ -573,7 +573,7 @@ async fn existing_files_trigger_rule_on_request_and_rule_can_be_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn batch_gathers_files_into_one_task() {
+async fn rule_batch_passes_files_to_one_task() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut node, client) = with_directories(dir.path()).await;
     let text = RULE
@@ -599,9 +599,9 @@ async fn batch_gathers_files_into_one_task() {
     assert_eq!(tasks.into_values().collect::<Vec<_>>(), [3, 1]);
 }
 
-/// Many files at once make few jobs, and rules of other users do not wait for them.
+/// Many sealed files at once cause few jobs, and rules of other users do not wait for these jobs.
 #[tokio::test(flavor = "multi_thread")]
-async fn burst_of_files_makes_few_jobs() {
+async fn burst_of_files_causes_few_rule_jobs_and_delays_no_other_rules() {
     const FILES: usize = 2000;
     let dir = tempfile::tempdir().unwrap();
     let (_running, node, client) = with_directories(dir.path()).await;
@@ -631,7 +631,7 @@ async fn burst_of_files_makes_few_jobs() {
     worker.abort();
 }
 
-/// The burst of one user is bounded, and another user's rule does not wait for its end.
+/// The number of running jobs for one user's files is bounded, and another user's rule does not wait for the end of these jobs.
 #[tokio::test(flavor = "multi_thread")]
 async fn burst_of_one_user_does_not_delay_rules_of_others() {
     const FILES: usize = 1000;
@@ -684,7 +684,7 @@ async fn burst_of_one_user_does_not_delay_rules_of_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn invalid_rules_are_refused_and_rule_tests_keep_nothing() {
+async fn invalid_rules_are_refused_and_rule_test_stores_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, _node, client) = with_directories(dir.path()).await;
     let reply = client
@@ -743,7 +743,7 @@ name = "count"; workdir = "/w"; pattern = "in/*.dat"; depth = 1;
 hook = { map = "max"; reduce = "max"; output = "/w/out/r${batch}.txt"; };
 "#;
 
-/// Returns the hook as clients see it.
+/// Returns the hook as the service returns it to clients.
 async fn hook(client: &Client) -> v1::Hook {
     let request = v1::ListRulesRequest {
         credentials: Some(user(OWNER)),
@@ -753,7 +753,7 @@ async fn hook(client: &Client) -> v1::Hook {
     rules.rules.remove(0).hook.unwrap()
 }
 
-/// Waits until the batch with this number is the last and has this state. Returns it.
+/// Waits until the batch with this number is the last batch and has this state. Returns the batch.
 async fn batch(client: &Client, number: u64, state: &str) -> v1::HookBatch {
     loop {
         let batches = hook(client).await.batches;
@@ -765,7 +765,7 @@ async fn batch(client: &Client, number: u64, state: &str) -> v1::HookBatch {
     }
 }
 
-/// Changes the server's tables.
+/// Changes the tables in the database of a stopped server.
 fn change(dir: &Path, sql: &str) {
     let db = rusqlite::Connection::open(dir.join("server.db")).unwrap();
     db.busy_timeout(Duration::from_secs(10)).unwrap();
@@ -773,7 +773,7 @@ fn change(dir: &Path, sql: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn batch_fails_at_depth_limit_until_retried() {
+async fn hook_batch_fails_at_recursion_limit_until_retried() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
@@ -816,9 +816,9 @@ async fn batch_fails_at_depth_limit_until_retried() {
     worker.abort();
 }
 
-/// The marker sorts before the files. There are more files than one transaction looks at.
+/// The name of the marker sorts before the names of the files. There are more files than one transaction examines.
 #[tokio::test(flavor = "multi_thread")]
-async fn batch_includes_all_files_moved_with_their_marker() {
+async fn hook_batch_includes_all_files_moved_with_their_marker() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
@@ -842,9 +842,9 @@ async fn batch_includes_all_files_moved_with_their_marker() {
     worker.abort();
 }
 
-/// The mount has closed the file, and reports nothing before the seal.
+/// A mount has closed the file, and reports nothing before it seals the file.
 #[tokio::test(flavor = "multi_thread")]
-async fn marker_waits_for_files_closed_before_it() {
+async fn hook_batch_with_marker_waits_for_files_closed_before_marker() {
     let dir = tempfile::tempdir().unwrap();
     let (running, node, client) = with_directories(dir.path()).await;
     let text = HOOK.replace("map =", "marker = \"in/DONE\"; map =");
@@ -906,7 +906,7 @@ async fn marker_waits_for_files_closed_before_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hook_with_too_many_pending_files_lags_and_starts_no_more() {
+async fn hook_with_too_many_pending_files_lags_and_queues_files_when_closed() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, _node, client) = with_directories(dir.path()).await;
     let text = HOOK.replace("map =", "on = \"write\"; map =");

@@ -1,4 +1,4 @@
-//! Corrupt replicas from the view of the server, and scrubs that find them.
+//! Corrupt replicas as the server handles them, and scrubs that find corrupt replicas.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use crate::cluster::{FakeNode, Running, ended, root, status, submit, success};
@@ -17,7 +17,7 @@ async fn one(client: &Client, op: Op) -> Result<Answer, tidemill_client::Error> 
     client.one(&root(), op).await
 }
 
-/// Attaches nodes with a host of their own each.
+/// Attaches nodes, each on a host of its own.
 async fn nodes<const N: usize>(client: &Client) -> [FakeNode; N] {
     let mut nodes = Vec::new();
     for id in 0..u32::try_from(N).unwrap() {
@@ -30,7 +30,7 @@ async fn nodes<const N: usize>(client: &Client) -> [FakeNode; N] {
     nodes.try_into().unwrap_or_else(|_| unreachable!())
 }
 
-/// Creates a sealed file on node 0 with this number of wanted replicas. Returns its inode and object.
+/// Creates a sealed file on node 0 with this wanted number of replicas. Returns the file's inode and object.
 async fn file(client: &Client, path: &str, replicas: u32) -> (u64, u64) {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = v1::Create {
@@ -54,7 +54,7 @@ async fn file(client: &Client, path: &str, replicas: u32) -> (u64, u64) {
     (ino.0, object.0)
 }
 
-/// Returns the next label without a job.
+/// Returns the next label that belongs to no job.
 async fn maintenance_task(node: &mut FakeNode) -> (u64, Operation) {
     loop {
         if let Some(label) = node.waiting.pop_front() {
@@ -110,7 +110,7 @@ async fn tell(node: &FakeNode, objects: &[u64]) {
     node.send(From::Corrupt(reported)).await;
 }
 
-/// Reports that the node has compared the objects, and that `objects` are corrupt.
+/// Reports that the node has read and compared the objects, and that `objects` are corrupt.
 async fn compared(node: &mut FakeNode, label: u64, objects: &[u64]) {
     let outcome = v1::LabelOutcome {
         corrupt: corrupt(objects),
@@ -171,7 +171,7 @@ async fn scrub(client: &Client, path: &str, node: Option<u32>) -> v1::ScrubReply
     client.health().scrub(request).await.unwrap().into_inner()
 }
 
-/// Returns the result of a scrub, once it has ended.
+/// Returns the result of a scrub request, once the scrub has ended.
 async fn scrubbed(client: &Client, request: u64) -> v1::ScrubsReply {
     loop {
         let request = v1::ScrubsRequest { request };
@@ -277,7 +277,7 @@ async fn file_with_all_replicas_corrupt_is_reported_until_unlinked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_read_intact_replica() {
+async fn job_reads_intact_replica_if_first_is_corrupt() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -373,7 +373,7 @@ async fn scrub_reads_all_objects_and_repairs_corruption() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn version_removed_during_scrub_or_repair_leaves_nothing() {
+async fn version_removed_during_scrub_or_repair_leaves_no_rows() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -401,7 +401,7 @@ async fn version_removed_during_scrub_or_repair_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_scrub_reads_all_objects_periodically() {
+async fn periodic_scrub_of_idle_nodes_reads_all_objects() {
     let dir = tempfile::tempdir().unwrap();
     let config = ServeConfig {
         scrub_every: Some(Duration::from_millis(1)),

@@ -1,4 +1,4 @@
-//! A server over its real sockets, with a node that speaks the protocol from within the test.
+//! A server with its real sockets, and a node whose protocol messages the test sends.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 use crate::cluster::{Running, file_op, root};
@@ -74,7 +74,7 @@ async fn sealed_file_exists_after_server_crash() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tcp_requires_token() {
+async fn tcp_request_without_token_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     for tls in [true, false] {
         let config = ServeConfig {
@@ -137,7 +137,7 @@ async fn client_refuses_server_with_other_certificate() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ca_and_token_survive_restart() {
+async fn ca_and_token_are_same_after_server_restart() {
     let dir = tempfile::tempdir().unwrap();
     let mut seen = Vec::new();
     for _ in 0..2 {
@@ -152,7 +152,7 @@ async fn ca_and_token_survive_restart() {
     assert_eq!(seen[0], seen[1]);
 }
 
-/// Returns the error that refuses node 3, which serves without TLS.
+/// Returns the error with which the server rejects node 3, which serves without TLS.
 async fn refused(client: &Client, version: u32) -> tonic::Status {
     let hello = v1::Hello {
         version,
@@ -166,9 +166,9 @@ async fn refused(client: &Client, version: u32) -> tonic::Status {
     client.cluster().attach(stream).await.unwrap_err()
 }
 
-/// A node of a release without needs, runtime environment and directories would silently ignore these fields.
+/// A node of a release without needs, runtime environment and directories would silently ignore these fields, so the server rejects it.
 #[tokio::test(flavor = "multi_thread")]
-async fn node_of_another_release_is_refused() {
+async fn node_of_another_release_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -241,7 +241,7 @@ async fn ids_stored_by_a_node_are_not_issued_again_after_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cluster_with_tls_refuses_plain_node() {
+async fn cluster_with_tls_rejects_node_without_tls() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start_with(ServeConfig::new(dir.path())).await;
     let client = running.client().await;
@@ -283,7 +283,7 @@ async fn mount_receives_changes_of_other_mounts_only() {
     );
 }
 
-/// A query for a file that a mount writes returns the attributes of the last close, as the mount reports them.
+/// The attributes of a file that a mount writes are those of the last close, as the mount reports them.
 #[tokio::test(flavor = "multi_thread")]
 async fn stat_of_file_being_written_waits_for_its_mount() {
     let dir = tempfile::tempdir().unwrap();
@@ -375,7 +375,7 @@ async fn stat_of_file_being_written_waits_for_its_mount() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn client_waits_for_restarting_server() {
+async fn client_request_waits_for_restarting_server() {
     let dir = tempfile::tempdir().unwrap();
     drop(Running::start(dir.path()).await);
     let held = std::fs::File::open(dir.path().join("server.lock")).unwrap();
@@ -397,9 +397,9 @@ async fn second_server_in_same_directory_is_refused() {
     assert!(matches!(second, Err(tidemill_server::StartError::InUse(_))));
 }
 
-/// The server reports a node of another release and a node with a wrong clock as states.
+/// The server reports a node of another release and a node with a wrong clock as conditions.
 #[tokio::test(flavor = "multi_thread")]
-async fn unfit_node_is_reported_as_state() {
+async fn rejected_node_is_reported_as_condition() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;

@@ -1,5 +1,4 @@
-//! Maps of a Zarr that is a directory of files: each chunk or shard is a separate file on its own nodes. This module reads metadata
-//! only.
+//! Maps of a Zarr that is a directory of files: each chunk or shard is a separate file on its own nodes. This module reads only metadata.
 
 use super::{CHUNKS_MAX, chosen, codecs, dtype, join_near, joined, numbers, place};
 use std::cell::RefCell;
@@ -14,16 +13,16 @@ use tidemill_format::{
 };
 use tidemill_kernel::array::{HeldChunk, VariablePart};
 
-/// Maximum number of files of one task instance with `per = "stripe-object"`: a node with more files has several task instances.
+/// Maximum number of files of one task instance with `per = "stripe-object"`: several instances read the files of a node with more files.
 const FILES_MAX: usize = 256;
-/// Bytes of the description of the decoding that remain for chunks, after the description of the variable.
+/// Maximum number of bytes that the description of the decoding uses for chunks; the rest is for the description of the variable.
 const CHUNKS_BYTES_MAX: usize = VALUES_BYTES_MAX * 3 / 4;
 
-/// Files of the cluster with the rights of a job's owner, by their full paths.
+/// Access to files of the cluster by their full paths, with the rights of a job's owner.
 pub(in crate::jobs) trait Below {
-    /// Returns the sealed version of a file; `None` if the file does not exist or has no version yet.
+    /// Returns the sealed version of a file; `None` if the file does not exist or has no sealed version.
     fn look(&self, path: &str) -> io::Result<Option<ExternalInput>>;
-    /// Reads bytes of a version.
+    /// Reads bytes of a version at an offset.
     fn read_at(
         &self,
         path: &str,
@@ -31,11 +30,11 @@ pub(in crate::jobs) trait Below {
         offset: u64,
         into: &mut [u8],
     ) -> io::Result<()>;
-    /// Returns the names in a directory.
+    /// Returns the names of the entries of a directory.
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
 }
 
-/// A directory in the state in which its files were first looked up.
+/// Snapshot of a directory: each file keeps the state in which it was first looked up.
 struct DirectorySnapshot<'a> {
     files: &'a dyn Below,
     root: &'a str,
@@ -84,14 +83,14 @@ impl Directory for DirectorySnapshot<'_> {
     }
 }
 
-/// A chunk, with the index of its file.
+/// A chunk of a variable, with the index of the file that contains the chunk.
 struct FileChunk {
     file: usize,
     span: Range<u64>,
     held: HeldChunk,
 }
 
-/// A variable and its chunks.
+/// A variable of a Zarr, with its chunks and their files.
 struct ChunkedVariable {
     held: VariablePart,
     files: Vec<(String, ExternalInput)>,
@@ -101,7 +100,7 @@ struct ChunkedVariable {
 /// Returns the task instances of a Zarr variable, each with the files that it reads.
 ///
 /// # Errors
-/// The text is for the author of the mapper: the fault in the mapper, the directory or its content.
+/// The text is for the author of the mapper: it names the error in the mapper, the directory or its content.
 pub(in crate::jobs) fn map(
     files: &dyn Below,
     root: &str,
@@ -143,7 +142,7 @@ pub(in crate::jobs) fn map(
     })
 }
 
-/// Returns an error with its cause.
+/// Returns the text of an error with its cause.
 fn whole(error: &tidemill_format::Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
@@ -215,7 +214,7 @@ impl ChunkedVariable {
         }
     }
 
-    /// Returns the node with the most bytes of a chunk; among equal nodes the first.
+    /// Returns the node with the most bytes of a chunk; if several nodes have equally many bytes, the first of these nodes.
     fn node(&self, chunk: &FileChunk) -> NodeId {
         let layout = &self.files[chunk.file].1.layout;
         let spans = layout.spans(chunk.span.clone());
@@ -253,7 +252,7 @@ impl ChunkedVariable {
         instances
     }
 
-    /// Returns the files of a task instance: chunks of one file are adjacent.
+    /// Returns the files that a task instance reads for these chunks; chunks of one file are adjacent.
     fn files_of(&self, chunks: &[&FileChunk]) -> Result<Vec<MappedFile>, String> {
         let mut held = self.held.clone();
         let mut files = Vec::new();
@@ -306,7 +305,7 @@ mod tests {
     use tidemill_core::id::ObjectId;
     use tidemill_core::layout::Part;
 
-    /// A local directory in the role of the cluster, its files on three nodes, or striped over two.
+    /// A local directory that represents the cluster: its files are on three nodes, or striped over two nodes.
     struct LocalTree {
         root: PathBuf,
         striped: bool,
@@ -369,7 +368,7 @@ mod tests {
         }
     }
 
-    /// Puts the values of all task instances into their places; returns their number.
+    /// Puts the values of all task instances into the array of the variable; returns the number of values.
     fn put_together(
         here: &LocalTree,
         instances: &[Vec<MappedFile>],
@@ -430,8 +429,8 @@ mod tests {
         }
     }
 
-    /// Checks versions 2 and 3, shards, consolidated or not, whole files and striped files, against the values that zarr-python
-    /// reads.
+    /// Compares Zarrs of versions 2 and 3, with and without shards and consolidated metadata, whole and striped, with the values that
+    /// zarr-python reads.
     #[test]
     fn mapped_zarr_instances_hold_values_that_zarr_python_reads() {
         let mut right = 0;
@@ -483,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn map_of_bad_zarr_reports_path() {
+    fn zarr_mapper_error_contains_path_of_invalid_file() {
         let reported =
             |here: &LocalTree, mapper: &str| map(here, "/z", &plain(mapper, true)).unwrap_err();
         let good = here("three.zarr", false);
@@ -507,9 +506,9 @@ mod tests {
         }
     }
 
-    /// A directory with thousands of chunks of one byte: the size of a task instance is bounded for any number of chunks.
+    /// A directory has thousands of chunks of one byte: the size of each task instance is bounded for any number of chunks.
     #[test]
-    fn zarr_with_thousands_of_chunks_gets_bounded_instances() {
+    fn zarr_mapper_with_thousands_of_chunks_bounds_each_task_instance() {
         let directory = tempfile::tempdir().unwrap();
         let at = |path: &str| directory.path().join(path);
         let array = serde_json::json!({

@@ -1,5 +1,5 @@
-//! Arguments for built-in kernels of numbers: they read a variable in its type and without its missing values, or the job is
-//! refused.
+//! Arguments for built-in kernels of numbers: the kernels read a variable in its type and without its missing values. If that is
+//! impossible, the job is refused.
 
 use tidemill_format::{DataKind, DataType, Format, Variable};
 use tidemill_kernel::array::{self, Absent, Dtype};
@@ -8,16 +8,16 @@ use tidemill_kernel::{KernelInputFormat, reads_numbers};
 /// Form in which a kernel receives the values of a variable.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct ValueForm {
-    /// The missing values, which are replaced by one value.
+    /// The missing values of the variable, which are replaced by one value.
     pub(super) absent: Option<Absent>,
-    /// Additional arguments of the kernel.
+    /// Additional arguments for the kernel.
     pub(super) args: Vec<String>,
 }
 
 /// Returns the form in which the kernels of a pipeline receive the values of a variable.
 ///
 /// # Errors
-/// The kernel would read other values; the text is for the author of the task, and names the argument that helps.
+/// If the kernel would read other values; the text is for the author of the task, and names the argument to add.
 pub(super) fn input_form(
     kernels: &[Vec<String>],
     variable: &Variable,
@@ -55,7 +55,7 @@ pub(super) fn input_form(
     }
 }
 
-/// Does the same as [`input_form`], for values without attributes, with at most one `missing` value.
+/// Returns the form as [`input_form`] does, for values without attributes, with at most one `missing` value.
 pub(super) fn of_type(
     kernels: &[Vec<String>],
     dtype: Dtype,
@@ -74,7 +74,7 @@ pub(super) fn of_type(
     })
 }
 
-/// Returns the first kernel, if it is a built-in kernel that reads numbers.
+/// Returns the first kernel of a pipeline and its input format, if it is a built-in kernel that reads numbers.
 fn first(kernels: &[Vec<String>]) -> Option<(String, KernelInputFormat)> {
     let (name, args) = kernels.first()?.split_first()?;
     let name = name.strip_suffix(".so").unwrap_or(name);
@@ -101,8 +101,8 @@ fn typed(name: &str, reads: &KernelInputFormat, known: &[&str]) -> Result<ValueF
     Ok(ValueForm::default())
 }
 
-/// Returns the types in which kernels can read the values, in the form of `dtype=`: the intended type, or the types of the parts of
-/// complex numbers and text.
+/// Returns the types in which kernels can read the values, as in `dtype=`: the intended type, or the types of the parts of complex numbers
+/// and text.
 fn names(data_type: &DataType, meant: Option<Dtype>) -> Vec<&'static str> {
     if let Some(dtype) = meant {
         return vec![short(dtype)];
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_skip_missing_values_declared_in_file() {
+    fn number_kernels_skip_missing_values_declared_in_file() {
         let fill = ("_FillValue", Value::Int(vec![-9]));
         let also = ("missing_value", Value::Int(vec![-8]));
         let ints = variable(DataKind::Int, 4, &[fill, also]);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_value_set_by_task_overrides_file() {
+    fn missing_value_argument_of_task_overrides_value_in_file() {
         let wrong = ("missing_value", Value::Text("-9".into()));
         let ints = variable(DataKind::Int, 2, &[wrong]);
         let refused = args("mean dtype=i16", &ints).unwrap_err();

@@ -1,5 +1,5 @@
-//! Maps printed by mappers that are users' programs: the bytes of a file that form each chunk, and their decoding. Every value is
-//! validated (`docs/variables.md`).
+//! Maps that users' mapper programs print: the bytes of a file that form each chunk, and how to decode them. The server validates every
+//! value (`docs/variables.md`).
 
 use super::{CHUNKS_MAX, ContiguousValues, Lookups, MappedVariable, joined};
 use serde::Deserialize;
@@ -9,11 +9,11 @@ use tidemill_core::job::{MappedSelection, MapperResult};
 use tidemill_core::layout::{Layout, RANGES_MAX, Selection};
 use tidemill_kernel::array::{Codec, VariablePart};
 
-/// Version of the format.
+/// Version of the format of printed maps.
 const VERSION: u32 = 1;
 /// Maximum number of dimensions of a variable.
 const DIMENSIONS_MAX: usize = 32;
-/// Maximum length of a text of fixed length, in bytes.
+/// Maximum length in bytes of a text value of fixed length.
 const TEXT_BYTES_MAX: u32 = 1 << 16;
 
 #[derive(Debug, Deserialize)]
@@ -53,10 +53,10 @@ impl PrintedChunk {
     }
 }
 
-/// Returns the map that a mapper printed.
+/// Returns the map that a mapper program printed.
 ///
 /// # Errors
-/// The error in the map, and its place.
+/// The error in the map, and the position of the error.
 pub(in crate::jobs) fn map(
     text: &[u8],
     layout: &Layout,
@@ -90,7 +90,7 @@ pub(in crate::jobs) fn map(
     }
 }
 
-/// Checks that the bytes of a chunk are in order and within the file.
+/// Checks that the byte ranges of a chunk are in order and within the file.
 fn within(chunk: &PrintedChunk, size: u64) -> Result<(), String> {
     if !(1..=RANGES_MAX).contains(&chunk.bytes.len()) {
         let count = chunk.bytes.len();
@@ -120,7 +120,7 @@ fn within(chunk: &PrintedChunk, size: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that no byte is in two chunks.
+/// Checks that no byte of the file belongs to two chunks.
 fn apart(chunks: &[PrintedChunk]) -> Result<(), String> {
     let numbered = |(number, chunk): (usize, &PrintedChunk)| {
         chunk
@@ -139,7 +139,7 @@ fn apart(chunks: &[PrintedChunk]) -> Result<(), String> {
     }
 }
 
-/// Returns a map with chunks of raw bytes.
+/// Returns a map whose chunks are raw bytes.
 fn bytes(printed: &Printed, layout: &Layout, per_part: bool) -> Result<MapperResult, String> {
     let of_values = |chunk: &PrintedChunk| {
         chunk.start.is_some() || chunk.shape.is_some() || chunk.codecs.is_some()
@@ -192,7 +192,7 @@ fn bytes(printed: &Printed, layout: &Layout, per_part: bool) -> Result<MapperRes
     })
 }
 
-/// Returns a map with chunks of values.
+/// Returns a map whose chunks are values of an array.
 fn values(printed: &Printed, dtype: &str) -> Result<MappedVariable, String> {
     let (element, number) = sizes(dtype).ok_or_else(|| {
         format!("{dtype:?} is not a type of values: give a type such as \"float32\", \"uint8\", \"complex64\", \"bool\" or \"S8\"")
@@ -254,7 +254,7 @@ fn values(printed: &Printed, dtype: &str) -> Result<MappedVariable, String> {
     Ok(found)
 }
 
-/// Returns the first indices of a chunk and its shape; `counted` is the number of values in earlier chunks.
+/// Returns the first index of a chunk in each dimension and the chunk's shape; `counted` is the number of values in earlier chunks.
 fn placed(
     printed: &Printed,
     chunk: &PrintedChunk,
@@ -331,7 +331,7 @@ fn fits(shape: &[u64], chunk_shape: &[u64]) -> bool {
     shape.len() == chunk_shape.len() && shape.iter().zip(chunk_shape).all(|(one, most)| one <= most)
 }
 
-/// Returns the size of a value and of each number in it, in bytes, from numpy's name of the type.
+/// Returns the size in bytes of a value, and of each number in the value, from numpy's name of the type.
 fn sizes(dtype: &str) -> Option<(u32, u8)> {
     let bits = |text: &str, valid: &[u8]| {
         let bits: u8 = text.parse().ok()?;
@@ -359,7 +359,7 @@ fn sizes(dtype: &str) -> Option<(u32, u8)> {
     bits(text, &[8, 16, 32, 64]).map(plain)
 }
 
-/// Returns a step of decoding by its name.
+/// Returns the codec with this name and these arguments.
 fn codec(name: &str) -> Result<Codec, String> {
     Ok(match name {
         "gzip" => Codec::Gzip,
@@ -414,9 +414,9 @@ mod tests {
             {"bytes":[[100,190]],"start":[0,0]},{"bytes":[[5000,5009]],"start":[2,50],"shape":[2,40],"codecs":["zstd"]}]}"#,
     ];
 
-    /// Each chunk is the whole of a file of 2000 extents.
+    /// Each chunk covers all of a file that consists of 2000 extents.
     #[test]
-    fn map_bounds_number_of_extents() {
+    fn printed_map_crossing_too_many_extents_is_refused() {
         let part = |id: u32| Part::on(ObjectId(u64::from(id) + 1), 1000, NodeId(id));
         let extent = |number: u64| Extent {
             offset: number,
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_have_exactly_the_printed_byte_ranges() {
+    fn printed_map_chunks_have_exactly_the_printed_byte_ranges() {
         let layout = striped();
         let ranges = |map: &MapperResult| {
             let all = map.instances.iter();
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn map_bounds_number_of_chunks() {
+    fn printed_map_with_too_many_chunks_is_refused() {
         let of = |count: usize| {
             let chunks = vec![r#"{"bytes":[[0,1]]}"#; count].join(",");
             let text = format!(r#"{{"version":1,"overlap":true,"chunks":[{chunks}]}}"#);
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn map_of_any_printed_text_stays_within_file() {
+    fn printed_map_of_any_text_never_reads_past_file() {
         let mut random = 3_u64;
         let mut next = move |below: usize| {
             random = random

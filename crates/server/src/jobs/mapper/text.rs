@@ -1,5 +1,5 @@
-//! Maps of text files: lines with columns. This module reads only the first lines; a task instance is assigned the bytes in which its
-//! lines begin.
+//! Maps of text files: lines with columns. This module reads only the first lines; each task instance processes the lines that begin in its
+//! bytes.
 
 use super::{numbers, within_part};
 use std::ops::Range;
@@ -9,7 +9,7 @@ use tidemill_format::Bytes;
 use tidemill_format::csv::{Csv, CsvType};
 use tidemill_kernel::array::{Dtype, Encoded};
 
-/// Returns the task instances of a column of a text file.
+/// Returns the task instances that read a column of a text file.
 pub(super) fn map(
     bytes: &dyn Bytes,
     layout: &Layout,
@@ -85,7 +85,7 @@ pub(super) fn map(
     })
 }
 
-/// Returns the arguments of a built-in kernel of numbers for a column.
+/// Returns the arguments of a built-in kernel of numbers that reads a column.
 fn args(csv: &Csv, kernels: &[Vec<String>]) -> Result<Vec<String>, String> {
     let (dtype, missing) = match csv.number {
         CsvType::Float => (Dtype::Float64, Some("nan".to_owned())),
@@ -94,7 +94,7 @@ fn args(csv: &Csv, kernels: &[Vec<String>]) -> Result<Vec<String>, String> {
     Ok(numbers::of_type(kernels, dtype, missing)?.args)
 }
 
-/// Returns the layout of a file with several parts.
+/// Returns the layout of a file that is striped over several parts; `None` for other files.
 fn striped(layout: &Layout) -> Option<&StripedLayout> {
     match layout {
         Layout::Striped(striped) if striped.parts.len() > 1 => Some(striped),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn csv_lines_are_read_once_for_any_striping() {
+    fn csv_mapper_assigns_each_line_once_for_any_striping() {
         let mut text = "# by hand\nname,x\n".to_owned();
         for number in 0..200_i64 {
             writeln!(text, "\"n,{number}\",{}", number * number).unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn map_of_missing_csv_variable_reports_reason() {
+    fn csv_mapper_of_missing_column_reports_reason() {
         let layout = |text: &[u8]| file_layout(text.len() as u64, 4096, 3);
         for (text, spec, why) in [
             (&b"a,b\n1,2\n"[..], "c", "no variable c; there are a, b"),

@@ -1,4 +1,4 @@
-//! Format of a label in a queue to which others can write: only the server can create a valid label.
+//! Format of a label in a NATS stream to which other clients can write: only the server can create a valid label.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -12,16 +12,16 @@ use tidemill_core::label::Label;
 use tidemill_wire::v1;
 
 const VERSION: u8 = 1;
-/// Number of bytes before the label.
+/// Number of bytes before the label in a message.
 const HEAD: usize = 1 + blake3::OUT_LEN;
 const CONTEXT: &str = "tidemill 2026-11-25 labels in a queue";
 
-/// Key with which a cluster's labels are sealed.
+/// Key with which the labels of a cluster are authenticated.
 #[derive(Clone)]
 pub(super) struct Seal([u8; blake3::KEY_LEN]);
 
 impl Seal {
-    /// Derives the cluster's key from a key that only its daemons know.
+    /// Derives the key for labels from a key that only the cluster's daemons know.
     pub(super) fn new(key: &[u8]) -> Self {
         Self(blake3::derive_key(CONTEXT, key))
     }
@@ -35,7 +35,7 @@ impl Seal {
         message
     }
 
-    /// Returns the label, if it was sealed for this node.
+    /// Returns the label in a message, if the message was created with this key for this node.
     pub(super) fn open(&self, node: NodeId, message: &[u8]) -> Option<Label> {
         let (head, body) = message.split_at_checked(HEAD)?;
         let code: [u8; blake3::OUT_LEN] = head[1..].try_into().ok()?;

@@ -1,7 +1,7 @@
-//! A connection to the queue's servers, and the labels received by it.
+//! A connection to the NATS servers of the queue, and the labels received through the connection.
 //!
-//! **Invariant**: every wait here ends within [`ANSWER`], or within twice that time while a batch is received. Each wait covers at most
-//! [`CHUNK`] labels.
+//! **Invariant**: every wait in this module ends within [`ANSWER`], or within twice that time while a batch is received. Each wait covers
+//! at most [`CHUNK`] labels.
 
 use super::in_flight::{InFlight, Receipt};
 use super::{CallError, QueueIdentity};
@@ -20,14 +20,14 @@ use std::time::Duration;
 use tidemill_core::id::{LabelId, NodeId};
 use tidemill_core::label::Label;
 
-/// Time limit for an answer.
+/// Time limit for an answer of the NATS servers.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Maximum number of labels in transit.
+/// Maximum number of labels that are sent or received together.
 const CHUNK: usize = 500;
 const CHUNK_BYTES: usize = 4 << 20;
-/// Name of the consumer that takes labels out of the stream.
+/// Name of the NATS consumer that receives labels from the stream.
 const CONSUMER: &str = "dispatcher";
-/// Time limit for acknowledgements. Labels are delivered again when a session begins, not after a time, since they may take hours.
+/// Time limit for acknowledgements. Labels may take hours, so they are delivered again when a session begins, and not after a time.
 const PATIENCE: Duration = Duration::from_secs(365 * 86_400);
 const ACK: &[u8] = b"+ACK";
 
@@ -41,14 +41,14 @@ impl QueueIdentity {
     }
 }
 
-/// The session: see the module.
+/// The session with the NATS servers, as described in the module's documentation.
 pub(super) struct NatsSession {
     pub(super) held: InFlight,
     place: QueueIdentity,
     client: Client,
     context: Context,
     consumer: Consumer<pull::Config>,
-    /// Number of messages that were no labels of this cluster, and the subject of one, until they are logged.
+    /// Number of messages that were no labels of this cluster, and the subject of one such message, until they are logged.
     foreign: (u64, String),
 }
 
@@ -60,12 +60,12 @@ impl std::fmt::Debug for NatsSession {
     }
 }
 
-/// Returns a function that adds the failed action to an error.
+/// Returns a function that adds the name of the failed action to an error.
 fn failed<E: Display>(what: &'static str) -> impl Fn(E) -> CallError {
     move |error| format!("{what}: {error}")
 }
 
-/// Carries out an action that must not take longer than an answer may.
+/// Waits for an action, at most as long as an answer may take.
 async fn within<T>(
     what: &'static str,
     doing: impl Future<Output = Result<T, CallError>>,
@@ -75,7 +75,7 @@ async fn within<T>(
 }
 
 impl NatsSession {
-    /// Connects, creates missing parts of the queue and reads all labels in the stream.
+    /// Connects to the NATS servers, creates missing parts of the queue and receives all labels in the stream.
     pub(super) async fn open(place: &QueueIdentity) -> Result<Self, CallError> {
         let client = connect(place).await?;
         let context = ContextBuilder::new().timeout(ANSWER).build(client.clone());
@@ -106,7 +106,7 @@ impl NatsSession {
         }
     }
 
-    /// Receives every label that the queue has taken.
+    /// Receives all labels that the stream has for this consumer.
     pub(super) async fn pull(&mut self) -> Result<(), CallError> {
         const WHAT: &str = "fetching labels";
         while self.held.coming() > 0 {
@@ -121,7 +121,7 @@ impl NatsSession {
         Ok(())
     }
 
-    /// Stores received labels and returns the number of messages.
+    /// Stores received labels and returns the number of received messages.
     async fn take(&mut self, mut batch: pull::Batch) -> Result<usize, CallError> {
         const WHAT: &str = "receiving labels";
         let mut taken = 0;
@@ -167,8 +167,8 @@ impl NatsSession {
         Some((node, self.place.seal.open(node, &message.payload)?))
     }
 
-    /// Puts labels into the stream that are not in it. Labels that are too large for a message stay here: the server's database has all
-    /// labels.
+    /// Adds labels to the stream that the stream does not have. Labels that are too large for a message stay in the session's memory: the
+    /// server's database has all labels.
     pub(super) async fn enqueue(
         &mut self,
         node: NodeId,
@@ -214,7 +214,7 @@ impl NatsSession {
         Ok(())
     }
 
-    /// Removes labels from the stream.
+    /// Removes acknowledged labels from the stream.
     pub(super) async fn acknowledge(
         &mut self,
         node: NodeId,
@@ -228,7 +228,7 @@ impl NatsSession {
         Ok(())
     }
 
-    /// The messages are processed in order, so the last answer covers all of them.
+    /// Acknowledges messages. NATS processes messages in order, so the function waits only for the last answer.
     async fn remove(&self, receipts: &[Receipt]) -> Result<(), CallError> {
         let Some((last, others)) = receipts.split_last() else {
             return Ok(());
@@ -268,7 +268,7 @@ async fn connect(place: &QueueIdentity) -> Result<Client, CallError> {
     options.connect(servers).await.map_err(failed("connecting"))
 }
 
-/// Returns the cluster's stream, which is created if it is missing.
+/// Returns the cluster's stream, and creates the stream if it is missing.
 async fn find_stream(place: &QueueIdentity, context: &Context) -> Result<Stream, CallError> {
     let wanted = stream::Config {
         name: place.stream(),
@@ -313,7 +313,7 @@ fn was_gone(kind: &ConsumerErrorKind) -> bool {
     matches!(kind, ConsumerErrorKind::JetStream(error) if error.error_code() == ErrorCode::CONSUMER_NOT_FOUND)
 }
 
-/// Returns a new consumer that replaces the last session's one. It receives all labels in the stream.
+/// Creates a consumer that replaces the last session's consumer. The new consumer receives all labels in the stream.
 async fn take_over(stream: &Stream) -> Result<Consumer<pull::Config>, CallError> {
     if let Err(error) = stream.delete_consumer(CONSUMER).await
         && !was_gone(&error.kind())

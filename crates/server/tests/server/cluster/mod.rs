@@ -1,4 +1,4 @@
-//! A server in a temporary directory, and nodes that only speak the protocol.
+//! A server in a temporary directory, and fake nodes that speak the protocol and store no bytes.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -19,12 +19,12 @@ use tidemill_wire::v1::{self, from_node::Message as From, name_op::Op, to_node::
 use tokio::sync::mpsc;
 use tonic::Streaming;
 
-/// A running server.
+/// A running server in a temporary directory.
 pub struct Running {
     server: RunningServer,
 }
 
-/// Returns the credentials of root, for which no checks are made.
+/// Returns the credentials of root, for which the server checks no permissions.
 pub fn root() -> v1::Credentials {
     v1::Credentials {
         uid: 0,
@@ -86,7 +86,7 @@ impl Running {
             .unwrap()
     }
 
-    /// Ends the server without the steps of a shutdown.
+    /// Ends the server without a shutdown, as a crash does.
     pub async fn crash(self) {
         drop(self.server);
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -102,8 +102,8 @@ impl Running {
     }
 }
 
-/// Returns the place where labels wait. With `TIDEMILL_TEST_QUEUE=memory`, it is a queue outside of the server: one for each directory,
-/// which outlives its servers. With the address of a NATS server, labels wait there.
+/// Returns the location of the label queue. With `TIDEMILL_TEST_QUEUE=memory`, the queue is in memory: one queue for each directory, which
+/// survives a restart of the server. With the address of a NATS server, labels wait in NATS.
 fn queue(dir: &Path) -> QueueLocation {
     match std::env::var("TIDEMILL_TEST_QUEUE").as_deref() {
         Err(_) => QueueLocation::Own,
@@ -132,22 +132,22 @@ fn queue(dir: &Path) -> QueueLocation {
     }
 }
 
-/// A node that is controlled by the test.
+/// A storage node whose messages the test reads and sends.
 pub struct FakeNode {
     pub id: u32,
-    /// Received removals that were not examined yet: labels and their objects.
+    /// Received removals that the test has not examined yet: labels and their objects.
     pub removals: VecDeque<(u64, Vec<u64>)>,
-    /// Received notes about names.
+    /// Received notes about names of inodes.
     pub reported: Vec<v1::NameNote>,
-    /// Other labels that arrived together with an examined one.
+    /// Labels that arrived together with an examined label.
     pub waiting: VecDeque<v1::Label>,
-    /// Key for checking capabilities.
+    /// Key with which the node checks capabilities.
     pub key: Vec<u8>,
     pub out: mpsc::Sender<v1::FromNode>,
     pub stream: Streaming<v1::ToNode>,
 }
 
-/// Returns the status of an idle node with much free space.
+/// Returns the status message of an idle node with much free space.
 pub fn status(id: u32) -> v1::Node {
     v1::Node {
         node: id,
@@ -203,7 +203,7 @@ impl FakeNode {
         }
     }
 
-    /// Returns the next message that is not about other nodes, names, channels or removals.
+    /// Returns the next message to the node that is not about other nodes, names, channels or removals.
     pub async fn next(&mut self) -> To {
         loop {
             if let Some(message) = self.hear().await {
@@ -244,7 +244,7 @@ impl FakeNode {
         }
     }
 
-    /// Returns the next note about an inode.
+    /// Returns the next note that the server sends about an inode.
     pub async fn note(&mut self, ino: u64) -> v1::NameNote {
         loop {
             if let Some(at) = self.reported.iter().position(|note| note.ino == ino) {
@@ -254,7 +254,7 @@ impl FakeNode {
         }
     }
 
-    /// Returns the next removal: its label and objects.
+    /// Returns the next removal: its label and the objects to remove.
     pub async fn removal(&mut self) -> (u64, Vec<u64>) {
         loop {
             if let Some(removal) = self.removals.pop_front() {
@@ -264,14 +264,14 @@ impl FakeNode {
         }
     }
 
-    /// Carries out the next removal. Returns the objects.
+    /// Confirms the next removal. Returns the removed objects.
     pub async fn removed(&mut self) -> Vec<u64> {
         let (label, objects) = self.removal().await;
         self.finished(label, v1::LabelOutcome::default()).await;
         objects
     }
 
-    /// Carries out removals until `count` objects are removed. Returns the objects in order.
+    /// Confirms removals until `count` objects are removed. Returns the objects in ascending order.
     pub async fn removed_of(&mut self, count: usize) -> Vec<u64> {
         let mut removed = Vec::new();
         while removed.len() < count {
@@ -281,7 +281,7 @@ impl FakeNode {
         removed
     }
 
-    /// Sends a message, or drops it if the connection has ended: the next read reports that.
+    /// Sends a message to the server. If the connection has ended, the message is dropped, and the next read reports the end.
     pub async fn send(&self, message: From) {
         let message = v1::FromNode {
             message: Some(message),
@@ -290,7 +290,7 @@ impl FakeNode {
     }
 }
 
-/// Returns the tasks of received labels.
+/// Returns the labels in a message that run tasks.
 pub fn analyses(message: To) -> Vec<(u64, v1::Analyse)> {
     let To::Labels(labels) = message else {
         panic!("no labels: {message:?}")
@@ -302,7 +302,7 @@ pub fn analyses(message: To) -> Vec<(u64, v1::Analyse)> {
     labels.labels.into_iter().map(analyse).collect()
 }
 
-/// Returns an outcome with every output `size` bytes long.
+/// Returns a successful outcome of a task, with every output `size` bytes long.
 pub fn success(analyse: &v1::Analyse, size: u64) -> v1::LabelOutcome {
     let sealed = |output: &v1::Output| v1::SealedObject {
         object: output.object,
@@ -322,7 +322,7 @@ pub fn success(analyse: &v1::Analyse, size: u64) -> v1::LabelOutcome {
     }
 }
 
-/// Returns an outcome of a permanent failure.
+/// Returns the outcome of a task that failed permanently.
 pub fn failure(kind: &str, message: &str) -> v1::LabelOutcome {
     let failure = v1::FailureReport {
         kind: kind.into(),
@@ -337,7 +337,7 @@ pub fn failure(kind: &str, message: &str) -> v1::LabelOutcome {
 }
 
 impl FakeNode {
-    /// Returns the next labels. Questions about programs are answered with all requested programs.
+    /// Returns the next labels that run tasks. Questions about programs are answered with all requested programs.
     pub async fn labels(&mut self) -> Vec<(u64, v1::Analyse)> {
         loop {
             match self.next().await {
@@ -378,7 +378,7 @@ impl FakeNode {
         .await;
     }
 
-    /// Waits until these outcomes are acknowledged.
+    /// Waits until the server has acknowledged the outcomes of these labels.
     pub async fn acknowledged(&mut self, mut labels: Vec<u64>) {
         while !labels.is_empty() {
             match self.next().await {
@@ -389,7 +389,7 @@ impl FakeNode {
         }
     }
 
-    /// Runs every received label until the connection ends. Returns the labels in the order of their arrival.
+    /// Reports success for every received label until the connection ends. Returns the labels in the order of their arrival.
     pub fn serve(mut self) -> tokio::task::JoinHandle<Vec<(u64, v1::Analyse)>> {
         tokio::spawn(async move {
             let mut seen = Vec::new();
@@ -414,7 +414,7 @@ impl FakeNode {
     }
 }
 
-/// Creates a sealed file of `size` bytes at a path of the cluster, as `uid`. Returns its object.
+/// Creates a sealed file of `size` bytes at a path of the cluster, as the user `uid`. Returns the file's object.
 pub async fn write_file(client: &Client, path: &str, size: u64, uid: u32) -> u64 {
     use tidemill_wire::v1::name_result::Result as Answer;
     let (ino, object) = client.reserve(1, 1).await.unwrap();
@@ -443,7 +443,7 @@ pub async fn write_file(client: &Client, path: &str, size: u64, uid: u32) -> u64
     object.0
 }
 
-/// Returns the attributes of a path, or `None` if it does not exist.
+/// Returns the attributes of the file at a path, or `None` if the path does not exist.
 pub async fn stat(client: &Client, path: &str) -> Option<v1::Attr> {
     use tidemill_wire::v1::name_result::Result as Answer;
     let resolve = v1::Resolve {
@@ -459,7 +459,7 @@ pub async fn stat(client: &Client, path: &str) -> Option<v1::Attr> {
     }
 }
 
-/// Submits a script as a user. Returns the reply.
+/// Submits a job script as the user `uid`. Returns the server's reply.
 pub async fn submit(client: &Client, uid: u32, script: &str) -> v1::SubmitReply {
     let credentials = v1::Credentials {
         uid,
@@ -476,7 +476,7 @@ pub async fn submit(client: &Client, uid: u32, script: &str) -> v1::SubmitReply 
     client.jobs().submit(request).await.unwrap().into_inner()
 }
 
-/// Opens a mount's stream. Returns its session and the stream, which keeps the session.
+/// Opens the stream of changes of a mount. Returns the mount's session and the stream, which keeps the session open.
 pub async fn mount(client: &Client) -> (u64, Streaming<v1::Invalidation>) {
     let watch = v1::WatchRequest::default();
     let mut stream = client.names().watch(watch).await.unwrap().into_inner();
@@ -484,7 +484,7 @@ pub async fn mount(client: &Client) -> (u64, Streaming<v1::Invalidation>) {
     (session, stream)
 }
 
-/// Waits for a future, at most one minute.
+/// Waits for a future, for at most one minute.
 async fn within<T>(what: impl Future<Output = T>) -> T {
     let patience = std::time::Duration::from_secs(60);
     let came = tokio::time::timeout(patience, what).await;

@@ -1,4 +1,4 @@
-//! Files with replicas, and nodes that create the replicas.
+//! Functions for tests: files with replicas, and fake nodes that create the replicas.
 
 use super::{FakeNode, root, status};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use tidemill_wire::v1::{
     self, label::Operation, name_op::Op, name_result::Result as Answer, to_node::Message as To,
 };
 
-/// Attaches a node of a host.
+/// Attaches a node on the host with this name.
 pub async fn node(client: &Client, id: u32, host: &str) -> FakeNode {
     let status = v1::Node {
         host: host.into(),
@@ -21,7 +21,7 @@ pub async fn one(client: &Client, op: Op) -> Result<Answer, tidemill_client::Err
     client.one(&root(), op).await
 }
 
-/// Creates a sealed file on node 0. Returns its inode and object.
+/// Creates a sealed file on node 0. Returns the file's inode and object.
 pub async fn file(client: &Client, path: &str) -> (u64, u64) {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = v1::Create {
@@ -54,7 +54,7 @@ pub async fn seal(
     one(client, Op::Seal(seal)).await
 }
 
-/// Returns the next label that creates a replica.
+/// Returns the next label that creates a replica on a node.
 pub async fn copy(node: &mut FakeNode) -> (u64, v1::Copy) {
     loop {
         if let Some(label) = node.waiting.pop_front() {
@@ -69,7 +69,7 @@ pub async fn copy(node: &mut FakeNode) -> (u64, v1::Copy) {
     }
 }
 
-/// Reports that the node has created a replica.
+/// Reports to the server that the node has created a replica.
 pub async fn made(node: &mut FakeNode, (label, copy): (u64, v1::Copy)) {
     let outcome = v1::LabelOutcome {
         sealed: vec![v1::SealedObject {

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Fuzzes input from unauthenticated clients and users, guided by coverage: `scripts/fuzz.sh SECONDS [TARGET…]`. Targets: script wire capability
-# formats headers packs labels [default: all]. Needs a C++ compiler and no nightly toolchain. New inputs are kept in fuzz/corpus,
+# Fuzzes input from unauthenticated clients and users, guided by coverage: `scripts/fuzz.sh SECONDS [TARGET…]`. Targets: script conditions wire
+# capability formats headers packs labels [default: all]. Needs a C++ compiler and no nightly toolchain. New inputs are kept in fuzz/corpus,
 # failing inputs in fuzz/artifacts.
 set -euo pipefail
 cd "$(dirname "$0")/../fuzz"
 seconds=${1:?usage: fuzz.sh SECONDS [TARGET…], seconds for each target}
 shift
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(script wire capability formats headers packs labels)
+[ ${#targets[@]} -gt 0 ] || targets=(script conditions wire capability formats headers packs labels)
 triple=$(rustc -vV | sed -n 's/^host: //p')
 # Flags of cargo-fuzz without a sanitizer: only logs of labels are read by unsafe code, and their target checks bounds itself.
 flags=(-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters

@@ -448,10 +448,7 @@ fn rule_matches_content_of_file() {
         return;
     };
     cluster.sh("mkdir -p w/in w/out");
-    let text = RULE.replace(
-        "task =",
-        "where = { content = [ \"application/gzip\" ]; }; task =",
-    );
+    let text = RULE.replace("task =", "where = \"content = application/gzip\"; task =");
     add(&cluster, &text, &[]);
     cluster.sh("cd w/in; seq 5 | gzip > zipped.txt; seq 5 > plain.txt; seq 50000 | gzip > big.txt");
     cluster.sh("mkdir w/s; setfattr -n user.tidemill.stripe -v 4096 w/s; head -c 20000 /dev/urandom | gzip > w/s/striped.txt; mv w/s/striped.txt w/in/");

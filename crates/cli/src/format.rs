@@ -5,6 +5,7 @@ use serde::Deserialize;
 use std::str::FromStr;
 pub(crate) use tidemill_core::display::bytes;
 use tidemill_core::display::civil;
+use tidemill_core::quantity::{self, QuantityError};
 use tidemill_core::replicas;
 use tidemill_server::queue::{AddressError, QueueLocation};
 
@@ -56,17 +57,17 @@ impl TryFrom<NumberOrText> for ReplicaCount {
 
 /// The text is no size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{0}` is not a size: give bytes, or a number with kB, MB, GB, TB (thousands) or KiB, MiB, GiB, TiB (1024s)"
-)]
-pub(crate) struct SizeError(String);
+#[error("`{0}` is not a size: {1}")]
+pub(crate) struct SizeError(String, QuantityError);
 
 impl FromStr for ByteSize {
     type Err = SizeError;
 
     fn from_str(text: &str) -> Result<Self, SizeError> {
-        let bytes = tidemill_core::job::size(text);
-        bytes.map(Self).ok_or_else(|| SizeError(text.to_owned()))
+        let bytes = quantity::size(text);
+        bytes
+            .map(Self)
+            .map_err(|error| SizeError(text.to_owned(), error))
     }
 }
 
@@ -94,8 +95,8 @@ impl FromStr for TimeLength {
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(LengthError::NoUnit(text.to_owned()));
         }
-        let span = tidemill_core::job::duration(text);
-        let span = span.ok_or_else(|| LengthError::NoTime(text.to_owned()))?;
+        let span = quantity::duration(text);
+        let span = span.map_err(|_| LengthError::NoTime(text.to_owned()))?;
         Ok(Self(std::time::Duration::from_nanos(span.0)))
     }
 }

@@ -6,7 +6,9 @@
 pub mod attribute;
 pub mod balance;
 pub mod burst;
+pub mod calendar;
 pub mod channel;
+pub mod condition;
 pub mod content;
 pub mod directory;
 pub mod display;
@@ -21,6 +23,7 @@ pub mod layout;
 pub mod lineage;
 pub mod locks;
 pub mod object;
+pub mod quantity;
 pub mod random;
 pub mod rate_limit;
 pub mod replicas;

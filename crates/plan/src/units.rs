@@ -19,6 +19,7 @@ use std::marker::PhantomData;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 use std::str::FromStr;
 use thiserror::Error;
+use tidemill_core::quantity::{self, Unit, UnitForm, alias, unit};
 
 /// Error in the text of a quantity.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -100,33 +101,6 @@ pub const SI_MAX: f64 = 1e30;
 /// Smallest parsed value, in the SI unit of its quantity, unless the quantity may be zero.
 pub const SI_MIN: f64 = 1e-30;
 
-/// A unit of a quantity.
-#[derive(Debug, Clone, Copy)]
-pub struct Unit {
-    /// Name of the unit in text.
-    pub name: &'static str,
-    /// Value of one such unit in the SI unit.
-    pub factor: f64,
-    /// Whether values are printed in this unit; the other units are only parsed.
-    pub printed: bool,
-}
-
-const fn unit(name: &'static str, factor: f64) -> Unit {
-    Unit {
-        name,
-        factor,
-        printed: true,
-    }
-}
-
-const fn alias(name: &'static str, factor: f64) -> Unit {
-    Unit {
-        name,
-        factor,
-        printed: false,
-    }
-}
-
 /// Common interface of all quantities.
 pub trait Quantity: Copy {
     /// Name of the quantity in words, with its article: "a size".
@@ -145,10 +119,7 @@ pub trait Quantity: Copy {
     fn si(self) -> f64;
 }
 
-const K: f64 = 1e3;
-const KI: f64 = 1024.0;
 const HOUR: f64 = 3600.0;
-const DAY: f64 = 24.0 * HOUR;
 
 /// Defines a number of some unit, with the arithmetic that keeps the unit.
 macro_rules! amount {
@@ -230,13 +201,13 @@ macro_rules! amount {
 
 /// Defines an amount that is parsed from text with its unit.
 macro_rules! quantity {
-    ($(#[$doc:meta])* $type:ident, $name:literal, $example:literal, $may_be_zero:literal, [$($unit:expr),+ $(,)?]) => {
+    ($(#[$doc:meta])* $type:ident, $name:literal, $example:literal, $may_be_zero:literal, $units:expr) => {
         amount! { $(#[$doc])* $type }
 
         impl Quantity for $type {
             const NAME: &'static str = $name;
             const EXAMPLE: &'static str = $example;
-            const UNITS: &'static [Unit] = &[$($unit),+];
+            const UNITS: &'static [Unit] = $units;
             const MAY_BE_ZERO: bool = $may_be_zero;
 
             fn from_si(value: f64) -> Self {
@@ -297,39 +268,27 @@ macro_rules! product {
 
 quantity! {
     /// An amount of data, in bytes.
-    Bytes, "a size", "64 GB", false, [
-        unit("B", 1.0), unit("kB", K), unit("MB", K * K), unit("GB", K * K * K), unit("TB", K * K * K * K),
-        unit("PB", K * K * K * K * K), alias("KB", K), alias("KiB", KI), alias("MiB", KI * KI),
-        alias("GiB", KI * KI * KI), alias("TiB", KI * KI * KI * KI), alias("PiB", KI * KI * KI * KI * KI),
-    ]
+    Bytes, "a size", "64 GB", false, quantity::BYTES
 }
 
 quantity! {
     /// A bandwidth, throughput or data production rate, in bytes per second.
-    BytesPerSecond, "a rate", "1.5 GB/s", false, [
-        unit("B/s", 1.0), unit("kB/s", K), unit("MB/s", K * K), unit("GB/s", K * K * K),
-        unit("TB/s", K * K * K * K), alias("KB/s", K), alias("KiB/s", KI), alias("MiB/s", KI * KI),
-        alias("GiB/s", KI * KI * KI), alias("TiB/s", KI * KI * KI * KI), alias("Mbit/s", 1e6 / 8.0),
-        alias("Gbit/s", 1e9 / 8.0), alias("Tbit/s", 1e12 / 8.0),
-    ]
+    BytesPerSecond, "a rate", "1.5 GB/s", false, quantity::RATES
 }
 
 quantity! {
     /// Time that moving or processing one byte takes, in seconds per byte: the inverse of a rate.
-    SecondsPerByte, "a time per byte", "2 ns/B", false, [unit("ns/B", 1e-9), unit("us/B", 1e-6), unit("s/B", 1.0)]
+    SecondsPerByte, "a time per byte", "2 ns/B", false, &[unit("ns/B", 1e-9), unit("us/B", 1e-6), unit("s/B", 1.0)]
 }
 
 quantity! {
     /// A span of time, in seconds.
-    Seconds, "a time", "1 h", false, [
-        alias("ns", 1e-9), unit("us", 1e-6), unit("ms", 1e-3), unit("s", 1.0), unit("min", 60.0),
-        unit("h", HOUR), unit("d", DAY), unit("y", 365.0 * DAY),
-    ]
+    Seconds, "a time", "1 h", false, quantity::TIMES
 }
 
 quantity! {
     /// An energy, in joules.
-    Joules, "an energy", "2.5 kWh", false, [
+    Joules, "an energy", "2.5 kWh", false, &[
         unit("J", 1.0), unit("Wh", HOUR), unit("kWh", 1e3 * HOUR), unit("MWh", 1e6 * HOUR),
         alias("mJ", 1e-3), alias("kJ", 1e3), alias("MJ", 1e6), alias("GJ", 1e9),
     ]
@@ -337,12 +296,12 @@ quantity! {
 
 quantity! {
     /// A power, in watts.
-    Watts, "a power", "190 W", true, [unit("mW", 1e-3), unit("W", 1.0), unit("kW", 1e3), unit("MW", 1e6)]
+    Watts, "a power", "190 W", true, &[unit("mW", 1e-3), unit("W", 1.0), unit("kW", 1e3), unit("MW", 1e6)]
 }
 
 quantity! {
     /// Energy that moving data takes, in joules per byte.
-    JoulesPerByte, "an energy per bit", "10 pJ/bit", true, [
+    JoulesPerByte, "an energy per bit", "10 pJ/bit", true, &[
         unit("pJ/bit", 8e-12), unit("nJ/bit", 8e-9), alias("pJ/B", 1e-12), alias("nJ/B", 1e-9),
         alias("J/B", 1.0),
     ]
@@ -506,9 +465,9 @@ impl<A: Priced> FromStr for Price<A> {
             example: A::EXAMPLE,
         };
         let (before, amount) = Currency::split(text.trim());
-        let (number, rest) = amount.split_at(number_length(amount));
+        let (number, rest) = quantity::split(amount);
         let value: f64 = number.parse().map_err(|_| odd("no number"))?;
-        let (after, unit) = Currency::split(rest.trim());
+        let (after, unit) = Currency::split(rest);
         let known = A::UNITS.iter().find(|(name, _)| *name == unit);
         let (_, factor) = known.ok_or_else(|| odd("an unknown unit or currency"))?;
         let currency = match (before, after) {
@@ -529,7 +488,9 @@ impl<'de, A: Priced> Deserialize<'de> for Price<A> {
 
 fn print<Q: Quantity>(quantity: Q, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
     let size = quantity.si().abs();
-    let mut printed = Q::UNITS.iter().filter(|unit| unit.printed);
+    let mut printed = Q::UNITS
+        .iter()
+        .filter(|unit| unit.form == UnitForm::Printed);
     let smallest = printed
         .next()
         .expect("every quantity has a unit that is printed");
@@ -600,14 +561,12 @@ pub fn thousands(number: &str) -> String {
 }
 
 fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
-    let trimmed = text.trim();
-    let (number, rest) = trimmed.split_at(number_length(trimmed));
+    let (number, name) = quantity::split(text);
     let value: f64 = number.parse().map_err(|_| UnitError::NoNumber {
         text: text.to_owned(),
         quantity: Q::NAME,
         example: Q::EXAMPLE,
     })?;
-    let name = rest.trim();
     if name.is_empty() {
         return Err(UnitError::NoUnit {
             text: text.to_owned(),
@@ -615,18 +574,12 @@ fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
             example: Q::EXAMPLE,
         });
     }
-    let unit = Q::UNITS
-        .iter()
-        .find(|unit| unit.name == name)
-        .ok_or_else(|| {
-            let known: Vec<_> = Q::UNITS.iter().map(|unit| unit.name).collect();
-            UnitError::UnknownUnit {
-                text: text.to_owned(),
-                unit: name.to_owned(),
-                quantity: Q::NAME,
-                known: known.join(", "),
-            }
-        })?;
+    let unit = quantity::find(Q::UNITS, name).ok_or_else(|| UnitError::UnknownUnit {
+        text: text.to_owned(),
+        unit: name.to_owned(),
+        quantity: Q::NAME,
+        known: quantity::known(Q::UNITS).join(", "),
+    })?;
     within(text, Q::NAME, value * unit.factor, Q::MAY_BE_ZERO).map(Q::from_si)
 }
 
@@ -657,24 +610,6 @@ fn within(
         quantity,
         large: si > 1.0,
     })
-}
-
-/// Returns the length of the number at the begin of `text`: `e` belongs to the number only if an exponent follows.
-fn number_length(text: &str) -> usize {
-    let bytes = text.as_bytes();
-    let is_digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
-    let mut end = 0;
-    while let Some(&byte) = bytes.get(end) {
-        let sign = matches!(bytes.get(end + 1), Some(b'+' | b'-'));
-        match byte {
-            b'0'..=b'9' | b'.' => end += 1,
-            b'+' | b'-' if end == 0 => end += 1,
-            b'e' | b'E' if sign && is_digit(end + 2) => end += 2,
-            b'e' | b'E' if is_digit(end + 1) => end += 1,
-            _ => break,
-        }
-    }
-    end
 }
 
 struct TextVisitor<Q>(PhantomData<Q>);
@@ -713,6 +648,8 @@ impl<Q: ExpectedText + FromStr<Err = UnitError>> Visitor<'_> for TextVisitor<Q> 
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const K: f64 = 1e3;
 
     #[test]
     fn units_parse_to_si() {

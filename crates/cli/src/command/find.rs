@@ -9,8 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_client::Error;
-use tidemill_core::display::line;
-use tidemill_core::find::{FindError, read};
+use tidemill_core::find::read;
 use tidemill_mount::mountpoint::is_mounted;
 use tidemill_wire::v1;
 
@@ -19,7 +18,7 @@ const EXAMPLES: &str = "Examples:
   tidemill find 'units = K and dim.lat >= 180' --under /cmip6
   tidemill find 'attr.institution ~ \"NC.*\" or standard_name = air_temperature'
   tidemill find 'user.project = x and not owner = alice'      by attributes that setfattr sets
-  tidemill find 'name ~ \"*.nc\" and size > 1G and mtime >= 2026-01-01'
+  tidemill find 'name = *.nc and size > 1G and mtime >= 2026-01-01'
   tidemill find 'made-by = monthly and from = /raw/a.nc'      by kernel, task, job or rule; by input
   tidemill find 'time = 1999-12' --under /mnt/tidemill/cmip6  prints paths of the mount
   tidemill --json find 'var = tas' --header | jq -r '.header.attributes.experiment'";
@@ -28,7 +27,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Conditions, joined by and, or, not and parentheses
+    /// Condition: comparisons, joined by and, or, not and parentheses
     #[arg(value_name = "EXPR")]
     expression: String,
     /// Directory of the cluster, or of a mount, to search below
@@ -40,7 +39,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
-    read(&args.expression).map_err(|error| pointed(&args.expression, &error))?;
+    read(&args.expression).map_err(|error| anyhow!(error.pointed(&args.expression)))?;
     let (mount, under) = directory(&args.under)?;
     let server = context.connect().await?;
     let mut request = v1::FindRequest {
@@ -68,13 +67,6 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         }
         request.after = reply.after;
     }
-}
-
-/// Returns the expression with a mark below the place of the error.
-fn pointed(expression: &str, error: &FindError) -> anyhow::Error {
-    let one_line = line(expression);
-    let spaces = " ".repeat(error.at);
-    anyhow!("{}\n  {one_line}\n  {spaces}^", line(&error.to_string()))
 }
 
 /// Returns the mountpoint, if the directory is a path of a mount, and the directory's path in the cluster.

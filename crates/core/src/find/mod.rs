@@ -1,75 +1,20 @@
-//! Search expressions for files: `var = tas and time >= 1990 and lat < 30` (`docs/find.md`).
+//! Search conditions for files: `var = tas and time >= 1990 and lat < 30` (`docs/find.md`).
 //!
-//! This module parses expressions and reports errors with their positions; the owner of the files converts an [`Expr`] to a search.
+//! This module checks the names and values of a [`crate::condition::Condition`]; the owner of the files converts an [`Expr`] to a search.
 
-mod moment;
-mod parse;
+mod read;
 #[cfg(test)]
 mod tests;
 
-pub use moment::{SearchTime, place_in_time};
-pub use parse::read;
+pub use read::read;
 
-/// Longest expression, in bytes.
-pub const TEXT_BYTES_MAX: usize = 4096;
-/// Maximum number of conditions in an expression.
-pub const TESTS_MAX: usize = 64;
-/// Maximum nesting depth of parentheses and `not`s.
-pub const DEPTH_MAX: usize = 32;
-/// Maximum memory of a compiled regular expression, in bytes.
-const COMPILED_BYTES_MAX: usize = 1 << 20;
+use crate::calendar::CalendarTime;
+use crate::condition::{CompareOperator, ComparedValue, Tree};
+use crate::rule::Pattern;
+use regex::Regex;
 
-/// Error in an expression.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("at character {}: {what}", at + 1)]
-pub struct FindError {
-    /// Number of characters before the error.
-    pub at: usize,
-    /// Fault at this position, and advice.
-    pub what: String,
-}
-
-/// Search expression.
-#[derive(Clone, Debug)]
-pub enum Expr {
-    /// All of these expressions hold.
-    All(Vec<Expr>),
-    /// At least one of these expressions holds.
-    Any(Vec<Expr>),
-    /// The expression does not hold.
-    Not(Box<Expr>),
-    /// Single condition.
-    Test(Test),
-}
-
-/// Comparison operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum CompareOperator {
-    Equal,
-    Unequal,
-    Less,
-    AtMost,
-    Greater,
-    AtLeast,
-    Matches,
-}
-
-impl CompareOperator {
-    /// Returns the operator in its text form.
-    #[must_use]
-    pub fn sign(self) -> &'static str {
-        match self {
-            Self::Equal => "=",
-            Self::Unequal => "!=",
-            Self::Less => "<",
-            Self::AtMost => "<=",
-            Self::Greater => ">",
-            Self::AtLeast => ">=",
-            Self::Matches => "~",
-        }
-    }
-}
+/// Search condition.
+pub type Expr = Tree<Test>;
 
 /// Condition on a file. A condition on a property with several values (variables, coordinates) holds if it holds for one of them.
 #[derive(Clone, Debug)]
@@ -92,7 +37,7 @@ pub enum Test {
         /// Number to compare with.
         number: Option<f64>,
         /// Time to compare with, if the coordinate's units are times.
-        moment: Option<SearchTime>,
+        moment: Option<CalendarTime>,
     },
     /// Attribute `user.*`.
     Attribute {
@@ -105,10 +50,10 @@ pub enum Test {
     },
     /// Name of the file, without directories.
     Name {
-        /// Comparison: equal, unequal, matches (wildcards as in a shell).
-        compare: CompareOperator,
-        /// Text to compare with.
-        text: String,
+        /// Whether the names match that the test describes, or all other names.
+        equal: bool,
+        /// Description of names.
+        wanted: WantedName,
     },
     /// Size of the file.
     Size {
@@ -122,10 +67,12 @@ pub enum Test {
         /// Comparison operator.
         compare: CompareOperator,
         /// Time to compare with.
-        moment: SearchTime,
+        moment: CalendarTime,
     },
     /// Owner of the file.
     Owner {
+        /// Whether the file belongs to the user, or to another user.
+        equal: bool,
         /// Name or number of the user.
         user: String,
     },
@@ -141,36 +88,25 @@ pub enum Test {
     },
 }
 
-/// Value to compare with.
+/// Description of names of files.
 #[derive(Clone, Debug)]
-pub struct ComparedValue {
-    /// Text of the value.
-    pub text: String,
-    /// The value as a number, if it is one.
-    pub number: Option<f64>,
-    /// The value as a regular expression, for the operator that matches.
-    pub regex: Option<regex::Regex>,
+pub enum WantedName {
+    /// Exactly this name.
+    Exact(String),
+    /// Names that match a pattern with wildcards.
+    Glob(Pattern),
+    /// Names that contain a match of a regular expression.
+    Regex(Regex),
 }
 
-impl ComparedValue {
-    /// Returns whether the comparison holds for a text.
+impl WantedName {
+    /// Returns whether a name fits.
     #[must_use]
-    pub fn fits(&self, compare: CompareOperator, text: &str) -> bool {
-        let number = || text.trim().parse::<f64>().ok().zip(self.number);
-        let same = || {
-            text == self.text || number().is_some_and(|(own, other)| own.total_cmp(&other).is_eq())
-        };
-        match compare {
-            CompareOperator::Equal => same(),
-            CompareOperator::Unequal => !same(),
-            CompareOperator::Matches => self
-                .regex
-                .as_ref()
-                .is_some_and(|regex| regex.is_match(text)),
-            CompareOperator::Less => number().is_some_and(|(own, other)| own < other),
-            CompareOperator::AtMost => number().is_some_and(|(own, other)| own <= other),
-            CompareOperator::Greater => number().is_some_and(|(own, other)| own > other),
-            CompareOperator::AtLeast => number().is_some_and(|(own, other)| own >= other),
+    pub fn fits(&self, name: &str) -> bool {
+        match self {
+            Self::Exact(wanted) => name == wanted,
+            Self::Glob(pattern) => pattern.matches(name),
+            Self::Regex(regex) => regex.is_match(name),
         }
     }
 }

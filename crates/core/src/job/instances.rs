@@ -14,6 +14,7 @@ use crate::directory::is_directory;
 use crate::event::TaskRole;
 use crate::id::ObjectId;
 use crate::layout::{Layout, RECORD_BYTES_MAX, Selection};
+use crate::quantity;
 use crate::script::{Position, ScriptValue, Setting, SettingGroup, ValueData};
 
 /// First argument of a built-in kernel that returns its partial result for the data of a task instance. The kernel with `MERGE` puts the partial
@@ -764,7 +765,7 @@ impl Halo {
 fn halo_of(setting: &Setting, per: Per, records: Option<&Setting>) -> Result<Halo, PatternFault> {
     let count = match &setting.value.data {
         ValueData::Integer(count) => u64::try_from(*count).ok(),
-        ValueData::Text(text) if records.is_none() => super::size(text),
+        ValueData::Text(text) if records.is_none() => quantity::size(text).ok(),
         _ => None,
     };
     let length = match records.map(|records| &records.value.data) {

@@ -4,8 +4,9 @@
 use super::expand::{group_of, text};
 use super::instances::{setting, string_value};
 use super::path::NamedFile;
+use super::pipeline;
 use super::read::FULL;
-use super::{duration, pipeline};
+use crate::quantity;
 use crate::script::{Position, ScriptValue, Setting, SettingGroup, ValueData};
 use crate::time::Span;
 
@@ -162,7 +163,9 @@ fn seconds(task: &SettingGroup) -> i64 {
     let time = limits.and_then(|limits| Some(&limits.get("time")?.value.data));
     let given = match time {
         Some(ValueData::Integer(seconds)) => u64::try_from(*seconds).ok(),
-        Some(ValueData::Text(text)) => duration(text).map(|span| span.0 / 1_000_000_000),
+        Some(ValueData::Text(text)) => quantity::duration(text)
+            .ok()
+            .map(|span| span.0 / 1_000_000_000),
         _ => None,
     };
     given.unwrap_or(most).clamp(1, most).cast_signed()

@@ -12,7 +12,6 @@ mod mapped;
 mod mapper;
 mod path;
 pub(crate) mod pipeline;
-pub mod quantity;
 mod read;
 mod resolve;
 #[cfg(test)]
@@ -25,7 +24,6 @@ pub use instances::{ExternalInput, MERGE, MappedSelection, MapperResult, Mapping
 pub use mapped::{DirectoryMap, MappedFile};
 pub use mapper::{HEAD_BYTES, MapperProgram, PRINTED_BYTES_MAX};
 pub use pipeline::MAX_STAGES;
-pub use quantity::{duration, size};
 pub use resolve::{FutureInput, JobIds, Outside, PathLookup, ResolvedFile, awaited, resolve};
 
 use crate::directory;

@@ -7,13 +7,14 @@ use super::pipeline;
 use super::{
     DEFAULT_RETRIES, Dag, InputOrigin, Job, KernelKind, KernelName, Lifetime, MAX_ARG_BYTES,
     MAX_ARGS, MAX_INPUTS, MAX_KINDS, MAX_NAME_BYTES, MAX_OUTPUTS, MAX_RETRIES, MAX_TASKS,
-    ScriptInput, ScriptOutput, ScriptTask, StageName, quantity,
+    ScriptInput, ScriptOutput, ScriptTask, StageName,
 };
 use crate::directory;
 use crate::id::{NodeId, ObjectId};
 use crate::label::Limits;
 use crate::layout::{Records, Selection, SelectionError, byte_ranges};
 use crate::policy;
+use crate::quantity;
 use crate::resources::{self, AMOUNT_MAX, CORES_MAX, NAMES_MAX, Needs};
 use crate::runtime_environment::{
     self, BYTES_MAX, DIRECTORIES_MAX, JOB_BYTES_MAX, LOOKS_MAX, RuntimeEnvironment,
@@ -1268,7 +1269,7 @@ impl<'a> Fields<'a> {
 
     fn duration(&self, name: &'static str, errors: &mut Errors) -> Option<Span> {
         let (value, text) = self.quantity(name)?;
-        let span = quantity::duration(&text).filter(|span| span.0 > 0);
+        let span = quantity::duration(&text).ok().filter(|span| span.0 > 0);
         if span.is_none() {
             let problem = JobProblem::Duration {
                 name: name.to_owned(),
@@ -1281,7 +1282,7 @@ impl<'a> Fields<'a> {
 
     fn size(&self, name: &'static str, errors: &mut Errors) -> Option<u64> {
         let (value, text) = self.quantity(name)?;
-        let bytes = quantity::size(&text).filter(|bytes| *bytes > 0);
+        let bytes = quantity::size(&text).ok().filter(|bytes| *bytes > 0);
         if bytes.is_none() {
             let problem = JobProblem::Size {
                 name: name.to_owned(),

@@ -5,7 +5,7 @@ use super::read::{
     ACCESS, INPUT_SETTINGS, JOB_SETTINGS, KERNEL_KINDS, LIMIT_SETTINGS, TASK_SETTINGS, TIERS,
 };
 use crate::rule::hook::{HOOK_SETTINGS, InputAction, On};
-use crate::rule::read::{BATCH_SETTINGS, CONDITIONS, OWN};
+use crate::rule::read::{BATCH_SETTINGS, OWN};
 use crate::script::from_toml::{EVENTS, ON_SETTINGS};
 use std::path::Path;
 
@@ -209,7 +209,11 @@ const ON: [Row; 5] = [
         "event",
         "Event that triggers the rule [default: closed]",
     ),
-    ("where", "conditions", "Further conditions on files"),
+    (
+        "where",
+        "text",
+        "Condition on the files, such as size >= 1MB and owner = alice",
+    ),
     (
         "batch",
         "batch",
@@ -219,26 +223,6 @@ const ON: [Row; 5] = [
         "depth",
         "integer",
         "Longest chain of rule runs, 1 to 1000 [default: 8]",
-    ),
-];
-/// Conditions of a rule.
-const CONDITION: [Row; 5] = [
-    ("size", "text", "Range of sizes, such as 1MB..4GiB"),
-    ("owner", "owners", "Numbers of users"),
-    (
-        "type",
-        "text or texts",
-        "Types by the end of the name, such as image/*",
-    ),
-    (
-        "content",
-        "text or texts",
-        "Types by the first bytes, such as application/x-hdf5",
-    ),
-    (
-        "xattr",
-        "text or texts",
-        "Extended attributes, such as user.project=tide*",
     ),
 ];
 /// Settings of batches.
@@ -346,9 +330,8 @@ fn schema_of(kind: &str) -> String {
         "args" => many(QUANTITY),
         "inputs" => many(&any_of(TEXT, &definition("input"))),
         "streaming" => any_of(BOOLEAN, &many(TEXT)),
-        "owners" => any_of(INTEGER, &many(INTEGER)),
         "batch" => any_of(QUANTITY, &definition("batch")),
-        "limits" | "conditions" => definition(kind),
+        "limits" => definition(kind),
         "tier" => choice(&TIERS),
         "access" => choice(&ACCESS),
         "kernel" => choice(&KERNEL_KINDS),
@@ -402,7 +385,6 @@ fn generated() -> String {
         defined("input", &INPUT_SETTINGS, &[&INPUT], &["file"]),
         defined("limits", &LIMIT_SETTINGS, &[&LIMIT], &[]),
         defined("on", &ON_SETTINGS, &[&ON], &["files"]),
-        defined("conditions", &CONDITIONS, &[&CONDITION], &[]),
         defined("batch", &BATCH_SETTINGS, &[&BATCH], &[]),
         defined("hook", &HOOK_SETTINGS, &[&HOOK], &["map", "output"]),
     ];

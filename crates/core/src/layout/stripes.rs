@@ -3,6 +3,7 @@
 
 use super::{LayoutError, Part, PartPosition, Segment};
 use crate::id::ObjectId;
+use crate::quantity::size;
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
@@ -51,20 +52,7 @@ impl FromStr for Stripes {
             }
             None => (text, 0),
         };
-        let unit = unit.trim();
-        let digits = unit
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(unit.len());
-        let (number, suffix) = unit.split_at(digits);
-        let scale: u64 = match suffix.trim_start() {
-            "" => 1,
-            "KiB" => 1 << 10,
-            "MiB" => 1 << 20,
-            "GiB" => 1 << 30,
-            _ => return Err(wrong()),
-        };
-        let number: u64 = number.parse().map_err(|_| wrong())?;
-        let unit = number.checked_mul(scale).ok_or_else(wrong)?;
+        let unit = size(unit).map_err(|_| wrong())?;
         Self { unit, width }.checked()
     }
 }

@@ -4,6 +4,7 @@
 //! The text of a rule is TOML, libconfig or XML. [`Rule::read`] finds all errors in a rule's text; [`Rule::script`] returns the job script that is submitted for files. Neither does any
 //! I/O: the server finds the versions and triggers each rule once per version. `docs/rules.md` is the user's page about rules.
 
+mod conditions;
 mod fill;
 pub mod hook;
 pub mod mime;
@@ -11,6 +12,7 @@ mod pattern;
 pub(crate) mod read;
 mod xml;
 
+pub use conditions::RuleConditions;
 pub use fill::FillError;
 pub use hook::Hook;
 pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
@@ -18,7 +20,6 @@ pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
 use crate::job::JobErrors;
 use crate::script::{Position, ScriptProblem, SettingGroup, ValueData};
 use crate::time::Span;
-use regex::Regex;
 
 /// Longest text of a rule, in bytes.
 pub const MAX_RULE_BYTES: usize = 64 << 10;
@@ -69,73 +70,6 @@ pub struct FileGrouping {
     pub files: u32,
     /// Time after which fewer files form a task, from the arrival of the first; `None` if they wait for more files.
     pub after: Option<Span>,
-}
-
-/// Conditions on a version in addition to its path.
-#[derive(Clone, Debug, Default)]
-pub struct RuleConditions {
-    /// Minimum size, in bytes.
-    pub size_min: u64,
-    /// Maximum size, in bytes; `None` for no bound.
-    pub size_max: Option<u64>,
-    /// Owners of the file; empty for all users.
-    pub owners: Vec<u32>,
-    /// Types of the file.
-    kinds: Vec<Regex>,
-    /// Types of the first bytes of the file.
-    contents: Vec<Regex>,
-    /// Attributes that the file must have, by name, with patterns of their values.
-    xattrs: Vec<(String, Regex)>,
-}
-
-impl RuleConditions {
-    /// Returns whether a version of this size and owner matches.
-    #[must_use]
-    pub fn fit(&self, path: &str, size: u64, uid: u32) -> bool {
-        let kind = || mime::of_name(path);
-        size >= self.size_min
-            && self.size_max.is_none_or(|max| size <= max)
-            && (self.owners.is_empty() || self.owners.contains(&uid))
-            && (self.kinds.is_empty() || self.kinds.iter().any(|wanted| wanted.is_match(kind())))
-    }
-
-    /// Returns whether the conditions depend on the first bytes of a version.
-    #[must_use]
-    pub fn look_inside(&self) -> bool {
-        !self.contents.is_empty()
-    }
-
-    /// Returns whether a version matches that begins with these bytes: the first [`mime::HEAD_BYTES`], or all bytes if there are fewer.
-    ///
-    /// # Errors
-    /// The type of the version if it does not match.
-    pub fn fit_content(&self, head: &[u8]) -> Result<(), &'static str> {
-        let kind = mime::of_content(head);
-        match self.contents.is_empty() || self.contents.iter().any(|one| one.is_match(kind)) {
-            true => Ok(()),
-            false => Err(kind),
-        }
-    }
-
-    /// Returns whether the attributes of a file match; they are looked up one by one.
-    ///
-    /// # Errors
-    /// The error of a look-up.
-    pub fn fit_xattrs<E>(
-        &self,
-        look: impl Fn(&str) -> Result<Option<Vec<u8>>, E>,
-    ) -> Result<bool, E> {
-        for (name, wanted) in &self.xattrs {
-            let value = look(name)?;
-            let text = value
-                .as_deref()
-                .and_then(|value| std::str::from_utf8(value).ok());
-            if !text.is_some_and(|text| wanted.is_match(text)) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
 }
 
 impl Rule {
@@ -231,7 +165,7 @@ pub enum RuleProblem {
     /// A place does not have this setting.
     #[error("{place} has no setting \"{name}\"; {advice}")]
     Unknown {
-        /// `where`, `batch` or a task of a rule.
+        /// `batch` or a task of a rule.
         place: &'static str,
         /// Name of the setting.
         name: String,

@@ -3,25 +3,19 @@
 use super::fill::{self, FilledTask};
 use super::{
     BATCH_IN_TIME, DEFAULT_DEPTH, FileGrouping, Hook, MAX_BATCH, MAX_DEPTH, MAX_NAME_BYTES,
-    MAX_RULE_BYTES, Pattern, Rule, RuleConditions, RuleError, RuleErrors, RuleProblem, mime,
-    pattern, xml,
+    MAX_RULE_BYTES, Pattern, Rule, RuleConditions, RuleError, RuleErrors, RuleProblem, xml,
 };
 use crate::id::{NodeId, ObjectId};
 use crate::job::{
     DirectoryLookup, DirectoryMap, ExternalInput, Job, ListedName, MappedSelection, MapperResult,
-    Mapping, duration, size,
+    Mapping,
 };
 use crate::layout::{Layout, Part, Selection};
+use crate::quantity;
 use crate::script::{self, Position, ScriptValue, Setting, SettingGroup, TextForm, ValueData};
-use regex::Regex;
 
-/// Maximum number of users, types and attributes in conditions.
-const MAX_CONDITIONS: usize = 100;
 /// Settings of a rule that its jobs do not have.
 pub(crate) const OWN: [&str; 6] = ["pattern", "where", "when", "batch", "depth", "task"];
-/// Conditions of a rule.
-#[cfg(test)]
-pub(crate) const CONDITIONS: [&str; 5] = ["size", "owner", "type", "content", "xattr"];
 /// Settings of a rule's batches.
 #[cfg(test)]
 pub(crate) const BATCH_SETTINGS: [&str; 2] = ["files", "after"];
@@ -217,8 +211,8 @@ impl RuleReader<'_> {
         let name = self.name(group);
         let workdir = self.workdir(group);
         let pattern = self.pattern(group, workdir.as_deref());
-        let streaming = self.streaming(group);
         let conditions = self.conditions(group);
+        let streaming = self.streaming(group, &conditions);
         let batch = self.batch(group);
         let depth = self.depth(group);
         let task = self.task(group);
@@ -260,7 +254,7 @@ impl RuleReader<'_> {
     }
 
     /// Returns whether the rule reads streaming files. Refuses conditions that are unknown while a file is being written.
-    fn streaming(&mut self, group: &SettingGroup) -> bool {
+    fn streaming(&mut self, group: &SettingGroup, conditions: &RuleConditions) -> bool {
         let when = self.text(group, "when");
         match when {
             Some(("streaming", _)) => {}
@@ -278,16 +272,16 @@ impl RuleReader<'_> {
             }
         };
         let sealed = "only for sealed versions: leave it out, or leave out when = \"streaming\"";
-        for (name, at) in [
-            ("batch", group.get("batch").map(|setting| setting.at)),
-            ("size", of("size", "where")),
-            ("xattr", of("xattr", "where")),
-            ("content", of("content", "where")),
-        ] {
-            if let Some(at) = at {
-                let what = sealed.to_owned();
-                self.error(at, RuleProblem::Value { name, what });
-            }
+        if let Some(setting) = group.get("batch") {
+            let (name, what) = ("batch", sealed.to_owned());
+            self.error(setting.at, RuleProblem::Value { name, what });
+        }
+        if let (Some((at, condition)), Some(setting)) =
+            (conditions.sealed_only(), group.get("where"))
+        {
+            let (name, what) = ("where", format!("a condition on {condition} is {sealed}"));
+            let at = within(setting.value.at, at);
+            self.error(at, RuleProblem::Value { name, what });
         }
         for (name, advice) in [
             ("node", "it runs where the file is written"),
@@ -482,7 +476,7 @@ impl RuleReader<'_> {
 
     fn batch_after(&mut self, value: &ScriptValue) -> Option<crate::time::Span> {
         let given = match &value.data {
-            ValueData::Text(text) => duration(text),
+            ValueData::Text(text) => quantity::duration(text).ok(),
             _ => None,
         };
         if given.is_none() {
@@ -499,125 +493,28 @@ impl RuleReader<'_> {
     }
 
     fn conditions(&mut self, group: &SettingGroup) -> RuleConditions {
-        let mut found = RuleConditions::default();
+        let none = RuleConditions::default();
         let Some(setting) = group.get("where") else {
-            return found;
+            return none;
         };
-        let ValueData::Group(settings) = &setting.value.data else {
-            self.type_error(
-                "where",
-                "a group such as { size = \"1MB..\"; }",
-                &setting.value,
-            );
-            return found;
+        let ValueData::Text(text) = &setting.value.data else {
+            let expected =
+                "a condition in quotes, such as \"size >= 1MB and user.project = 'tide*'\"";
+            self.type_error("where", expected, &setting.value);
+            return none;
         };
-        for setting in &settings.settings {
-            match setting.name.as_str() {
-                "size" => self.size(&setting.value, &mut found),
-                "owner" => self.owners(&setting.value, &mut found),
-                "type" => found.kinds = self.kinds("type", &setting.value),
-                "content" => found.contents = self.kinds("content", &setting.value),
-                "xattr" => self.xattrs(&setting.value, &mut found),
-                name => {
-                    let advice = "it has size, owner, type, content and xattr";
-                    self.unknown(setting.at, "\"where\"", name, advice);
-                }
-            }
-        }
-        found
+        let found = RuleConditions::read(text);
+        found.unwrap_or_else(|error| {
+            let at = within(setting.value.at, error.at);
+            self.error(at, error.into());
+            none
+        })
     }
+}
 
-    fn size(&mut self, value: &ScriptValue, found: &mut RuleConditions) {
-        let ends = match &value.data {
-            ValueData::Text(text) => text.split_once(".."),
-            _ => None,
-        };
-        let end = |text: &str, open: u64| match text.trim() {
-            "" => Some(open),
-            text => size(text),
-        };
-        let ends = ends.and_then(|(min, max)| Some((end(min, 0)?, end(max, u64::MAX)?)));
-        match ends {
-            Some((min, max)) if min <= max => {
-                found.size_min = min;
-                found.size_max = Some(max).filter(|&max| max != u64::MAX);
-            }
-            _ => {
-                let what = "give a range of bytes, as in \"1MB..\", \"..4GiB\" or \"1kB..1MB\"";
-                let what = what.to_owned();
-                self.error(value.at, RuleProblem::Value { name: "size", what });
-            }
-        }
-    }
-
-    /// Returns one value, or several in an array.
-    fn several<'a>(&mut self, name: &'static str, value: &'a ScriptValue) -> &'a [ScriptValue] {
-        match &value.data {
-            ValueData::Array(values) | ValueData::List(values) if values.len() > MAX_CONDITIONS => {
-                let what = format!("give {MAX_CONDITIONS} at most");
-                self.error(value.at, RuleProblem::Value { name, what });
-                &[]
-            }
-            ValueData::Array(values) | ValueData::List(values) => values,
-            _ => std::slice::from_ref(value),
-        }
-    }
-
-    fn owners(&mut self, value: &ScriptValue, found: &mut RuleConditions) {
-        for value in self.several("owner", value) {
-            let uid = match value.data {
-                ValueData::Integer(uid) => u32::try_from(uid).ok(),
-                _ => None,
-            };
-            match uid {
-                Some(uid) => found.owners.push(uid),
-                None => self.type_error(
-                    "owner",
-                    "the number of a user, as `id -u NAME` prints it",
-                    value,
-                ),
-            }
-        }
-    }
-
-    /// Reads types by the extension of a name, or by the first bytes of a file.
-    fn kinds(&mut self, name: &'static str, value: &ScriptValue) -> Vec<Regex> {
-        let mut found = Vec::new();
-        let (known, by): (fn(&Regex) -> bool, _) = match name {
-            "type" => (mime::is_known, "the end of a name; use the pattern"),
-            _ => (mime::is_known_content, "the first bytes of files"),
-        };
-        for value in self.several(name, value) {
-            let ValueData::Text(text) = &value.data else {
-                self.type_error(name, "a string such as \"image/*\"", value);
-                continue;
-            };
-            match pattern::stars(text) {
-                Ok(wanted) if known(&wanted) => found.push(wanted),
-                _ => {
-                    let what = format!("{text:?} is not a type that is recognised by {by}");
-                    self.error(value.at, RuleProblem::Value { name, what });
-                }
-            }
-        }
-        found
-    }
-
-    fn xattrs(&mut self, value: &ScriptValue, found: &mut RuleConditions) {
-        const EXPECTED: &str = "strings such as \"user.project=tide*\" or \"user.checked\"";
-        for value in self.several("xattr", value) {
-            let ValueData::Text(text) = &value.data else {
-                self.type_error("xattr", EXPECTED, value);
-                continue;
-            };
-            let (name, wanted) = text.split_once('=').unwrap_or((text, "*"));
-            let name = name.trim();
-            match pattern::stars(wanted.trim()) {
-                Ok(wanted) if name.len() > 5 && name.starts_with("user.") => {
-                    found.xattrs.push((name.to_owned(), wanted));
-                }
-                _ => self.type_error("xattr", EXPECTED, value),
-            }
-        }
-    }
+/// Returns the position of a character of a text after the text's quotation mark.
+fn within(at: Position, before: usize) -> Position {
+    let before = u32::try_from(before + 1).unwrap_or(u32::MAX);
+    let column = at.column.saturating_add(before);
+    Position { column, ..at }
 }

@@ -142,13 +142,33 @@ fn rule_error_names_place_and_reason() {
         ),
         (
             "task =",
-            "when = \"streaming\"; batch = 7; where = { size = \"1..\"; }; task =",
+            "when = \"streaming\"; batch = 7; task =",
             "setting \"batch\": only for sealed versions",
         ),
         (
             "task =",
-            "where = { bytes = 1; }; task =",
-            "\"where\" has no setting \"bytes\"",
+            "when = \"streaming\"; where = \"owner = 7 and size > 1\"; task =",
+            "r.conf:4:44: setting \"where\": a condition on size is only for sealed versions",
+        ),
+        (
+            "task =",
+            "where = { size = \"1..\"; }; task =",
+            "should be a condition in quotes",
+        ),
+        (
+            "task =",
+            "where = \"size > 1 and ownr = 1\"; task =",
+            "r.conf:4:23: setting \"where\": the name \"ownr\" is unknown; did you mean \"owner\"? Known names are size, owner, type, content, user.NAME",
+        ),
+        (
+            "task =",
+            "where = \"size > 1 && owner = 1\"; task =",
+            "r.conf:4:19: setting \"where\": '&&' is not an operator of conditions: write and instead",
+        ),
+        (
+            "task =",
+            "where = \"size > 1 or content = 'text/plain'\"; task =",
+            "can't be joined by \"or\" or \"not\"",
         ),
         ("task =", "depth = 0; task =", "a number from 1 to"),
         ("task =", "batch = 0; task =", "1 to 10000 files"),
@@ -173,30 +193,93 @@ fn rule_error_names_place_and_reason() {
     assert!(refused(&" ".repeat(MAX_RULE_BYTES + 1)).contains("too long"));
 }
 
+fn conditions(text: &str) -> RuleConditions {
+    let text = RULE.replace("task =", &format!("where = \"{text}\"; task ="));
+    Rule::read("r.conf", &text).unwrap().conditions
+}
+
 #[test]
 fn rule_conditions_check_size_owner_type_and_attributes() {
-    let with = |conditions: &str| {
-        let text = RULE.replace("task =", &format!("where = {{ {conditions} }}; task ="));
-        Rule::read("r.conf", &text).unwrap().conditions
-    };
-    let sizes = with("size = \"1kB..2kB\";");
-    assert!(sizes.fit("/a", 1000, 1) && sizes.fit("/a", 2000, 1));
-    assert!(!sizes.fit("/a", 999, 1) && !sizes.fit("/a", 2001, 1));
-    let owners = with("owner = [ 7, 8 ];");
-    assert!(owners.fit("/a", 1, 8) && !owners.fit("/a", 1, 9));
-    let kinds = with("type = [ \"image/*\", \"application/netcdf\" ];");
-    assert!(kinds.fit("/a.PNG", 1, 1) && kinds.fit("/a.nc", 1, 1) && !kinds.fit("/a.txt", 1, 1));
-    let attributes = with("xattr = [ \"user.project=tide*\", \"user.checked\" ];");
-    let look = |checked: bool| {
-        attributes.fit_xattrs(|name| {
+    let fits = |text: &str, path: &str, size: u64, uid: u32| {
+        let look = |name: &str| {
             let value = match name {
-                "user.project" => Some(b"tidemill".to_vec()),
-                _ => checked.then(Vec::new),
+                "user.project" => Some(b"tidemill/a".to_vec()),
+                "user.checked" => (size > 1).then(Vec::new),
+                "user.level" => Some(b"3".to_vec()),
+                _ => None,
             };
             Ok::<_, ()>(value)
-        })
+        };
+        conditions(text).fit((path, size, uid), look).unwrap()
     };
-    assert_eq!((look(true), look(false)), (Ok(true), Ok(false)));
+    for (text, path, size, uid, fit) in [
+        ("size >= 1kB and size <= 2kB", "/a", 1000, 1, true),
+        ("size >= 1kB and size <= 2kB", "/a", 2000, 1, true),
+        ("size >= 1kB and size <= 2kB", "/a", 999, 1, false),
+        ("size >= 1kB and size <= 2kB", "/a", 2001, 1, false),
+        ("size < 1MiB", "/a", 1 << 20, 1, false),
+        ("owner = 7 or owner = 8", "/a", 1, 8, true),
+        ("owner = 7 or owner = 8", "/a", 1, 9, false),
+        ("owner != 7", "/a", 1, 9, true),
+        ("owner = alice", "/a", 1, 9, false),
+        (
+            "type = image/* or type = application/netcdf",
+            "/a.PNG",
+            1,
+            1,
+            true,
+        ),
+        (
+            "type = image/* or type = application/netcdf",
+            "/a.nc",
+            1,
+            1,
+            true,
+        ),
+        (
+            "type = image/* or type = application/netcdf",
+            "/a.txt",
+            1,
+            1,
+            false,
+        ),
+        ("type ~ ^image/", "/a.png", 1, 1, true),
+        (
+            "user.project = 'tide*' and user.checked = *",
+            "/a",
+            2,
+            1,
+            true,
+        ),
+        (
+            "user.project = 'tide*' and user.checked = *",
+            "/a",
+            1,
+            1,
+            false,
+        ),
+        ("not (user.project = tide or size > 5)", "/a", 1, 1, true),
+        ("user.level > 2 and user.level <= 3.0", "/a", 1, 1, true),
+        ("user.none != a", "/a", 1, 1, false),
+        ("not user.none = a", "/a", 1, 1, true),
+    ] {
+        assert_eq!(
+            fits(text, path, size, uid),
+            fit,
+            "{text} {path} {size} {uid}"
+        );
+    }
+}
+
+#[test]
+fn rule_conditions_find_users_by_name() {
+    let mut found = conditions("owner = alice or owner = 7 or owner = nobody");
+    let find = |user: &str| (user == "alice").then_some(5);
+    assert_eq!(found.find_users(find), ["nobody"]);
+    for (uid, fit) in [(5, true), (7, true), (8, false)] {
+        let look = |_: &str| Ok::<_, ()>(None);
+        assert_eq!(found.fit(("/a", 1, uid), look), Ok(fit), "{uid}");
+    }
 }
 
 #[test]
@@ -465,7 +548,7 @@ fn content_head_determines_type_of_file() {
         (b"\xff", "application/octet-stream"),
         (b"", "application/x-empty"),
     ];
-    let text = "name = \"c\"; workdir = \"/w\"; pattern = \"*\"; where = { content = [ \"application/x-hdf*\", \"text/*\" ]; }; \
+    let text = "name = \"c\"; workdir = \"/w\"; pattern = \"*\"; where = \"content = application/x-hdf* or content = text/*\"; \
                 task = { kernel = \"max\"; output = [ \"${stem}.max\" ]; };";
     let conditions = Rule::read("c", text).unwrap().conditions;
     assert!(conditions.look_inside());

@@ -1,15 +1,17 @@
-//! Conditions on a value, such as `1 < x <= 5 || x == 9`: a condition is parsed once, and converted to the set of values that fulfil it,
-//! which consists of a few ranges.
+//! Conditions on a value, such as `1 < x and x <= 5 or x = 9`: a condition is parsed once, and converted to the set of values that fulfil
+//! it, which consists of a few ranges.
 //!
-//! `x` is the value. It is compared (`<`, `<=`, `>`, `>=`, `==`, `!=`, in chains too) with decimal numbers. Comparisons are joined by
-//! parentheses, `!`, `&&` and `||`, in the order from strong to weak binding. Numbers are rounded to the type of the values if that is a
-//! float. NaN fulfils no comparison except `!=`.
+//! The grammar is that of [`tidemill_core::condition`]. The only name is `x`, the value. It is compared with decimal numbers, on either
+//! side. Numbers are rounded to the type of the values if that is a float. NaN fulfils no comparison except `!=`.
 
 use crate::loops::number::Number;
 use crate::loops::pick::ValueRange;
+use tidemill_core::condition::{
+    self, CompareOperator, Comparison, Condition, ConditionError, Operand, Tree,
+};
 
-/// Maximum depth of nested parentheses and negations.
-const DEPTH_MAX: usize = 100;
+/// Name of the value.
+const VALUE: &str = "x";
 
 /// Set of values: ranges that do not overlap, in order, and whether NaN is in the set.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,192 +97,86 @@ impl<T: Number> Set<T> {
     }
 }
 
-/// Comparison of a value with a number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ValueComparison {
-    Less,
-    LessOrEqual,
-    Greater,
-    GreaterOrEqual,
-    Equal,
-    Unequal,
-}
-
-impl ValueComparison {
-    /// Returns the comparison with its sides swapped.
-    fn swapped(self) -> Self {
-        match self {
-            Self::Less => Self::Greater,
-            Self::LessOrEqual => Self::GreaterOrEqual,
-            Self::Greater => Self::Less,
-            Self::GreaterOrEqual => Self::LessOrEqual,
-            same => same,
-        }
+/// Returns the values for which the comparison with a decimal number is true; `None` if the text is no number.
+pub(crate) fn compared<T: Number>(comparison: CompareOperator, number: &str) -> Option<Set<T>> {
+    use CompareOperator::{AtLeast, AtMost, Equal, Greater, Less, Matches, Unequal};
+    let wide: f64 = number.parse().ok()?;
+    if wide.is_nan() {
+        let none = Set::none();
+        return Some(if comparison == Unequal {
+            none.not()
+        } else {
+            none
+        });
     }
-
-    /// Returns the values for which the comparison with a decimal number is true; `None` if the text is no number.
-    pub(crate) fn set<T: Number>(self, number: &str) -> Option<Set<T>> {
-        let wide: f64 = number.parse().ok()?;
-        if wide.is_nan() {
-            let none = Set::none();
-            return Some(if self == Self::Unequal {
-                none.not()
-            } else {
-                none
-            });
-        }
-        // Nearest values on either side; both are the number itself if the type can represent it.
-        let (up, down) = match T::parse(number) {
-            Some(value) => (Some(value), Some(value)),
-            None => (T::bound(wide, true), T::bound(wide, false)),
-        };
-        let exact = up.filter(|value| Some(*value) == down);
-        let all = ValueRange::<T>::all();
-        Some(match self {
-            Self::GreaterOrEqual => Set::range(up, Some(all.to)),
-            Self::LessOrEqual => Set::range(Some(all.from), down),
-            Self::Less => Self::GreaterOrEqual
-                .set::<T>(number)?
-                .not()
-                .and(&Set::range(Some(all.from), Some(all.to))),
-            Self::Greater => Self::LessOrEqual
-                .set::<T>(number)?
-                .not()
-                .and(&Set::range(Some(all.from), Some(all.to))),
-            Self::Equal => Set::range(exact, exact),
-            Self::Unequal => Set::range(exact, exact).not(),
-        })
-    }
-}
-
-/// Parses a condition; the error describes its fault.
-pub(crate) fn parse<T: Number>(text: &str) -> Result<Set<T>, String> {
-    let mut reader = ExpressionParser {
-        rest: text,
-        depth: 0,
+    // Nearest values on either side; both are the number itself if the type can represent it.
+    let (up, down) = match T::parse(number) {
+        Some(value) => (Some(value), Some(value)),
+        None => (T::bound(wide, true), T::bound(wide, false)),
     };
-    let set = reader.or()?;
-    reader.space();
-    if reader.rest.is_empty() {
-        Ok(set)
-    } else {
-        Err(format!("{:?} was not expected", reader.rest))
-    }
+    let exact = up.filter(|value| Some(*value) == down);
+    let all = ValueRange::<T>::all();
+    let numbers = Set::range(Some(all.from), Some(all.to));
+    Some(match comparison {
+        AtLeast => Set::range(up, Some(all.to)),
+        AtMost => Set::range(Some(all.from), down),
+        Less => compared::<T>(AtLeast, number)?.not().and(&numbers),
+        Greater => compared::<T>(AtMost, number)?.not().and(&numbers),
+        Equal => Set::range(exact, exact),
+        Unequal => Set::range(exact, exact).not(),
+        Matches => return None,
+    })
 }
 
-struct ExpressionParser<'a> {
-    rest: &'a str,
-    depth: usize,
+/// Parses a condition.
+pub(crate) fn parse<T: Number>(text: &str) -> Result<Set<T>, ConditionError> {
+    set(&condition::parse(text)?)
 }
 
-/// Side of a comparison.
-enum ComparisonSide<'a> {
-    Value,
-    Number(&'a str),
-}
-
-impl<'a> ExpressionParser<'a> {
-    fn space(&mut self) {
-        self.rest = self.rest.trim_start();
-    }
-
-    fn eat(&mut self, word: &str) -> bool {
-        self.space();
-        let rest = self.rest.strip_prefix(word);
-        self.rest = rest.unwrap_or(self.rest);
-        rest.is_some()
-    }
-
-    fn or<T: Number>(&mut self) -> Result<Set<T>, String> {
-        let mut set = self.and()?;
-        while self.eat("||") {
-            set = set.or(&self.and()?);
-        }
-        Ok(set)
-    }
-
-    fn and<T: Number>(&mut self) -> Result<Set<T>, String> {
-        let mut set = self.not()?;
-        while self.eat("&&") {
-            set = set.and(&self.not()?);
-        }
-        Ok(set)
-    }
-
-    fn not<T: Number>(&mut self) -> Result<Set<T>, String> {
-        self.depth += 1;
-        if self.depth > DEPTH_MAX {
-            return Err(format!("more than {DEPTH_MAX} nested parentheses"));
-        }
-        let set = if self.eat("!") {
-            self.not()?.not()
-        } else if self.eat("(") {
-            let set = self.or()?;
-            if !self.eat(")") {
-                return Err("a parenthesis is not closed".to_owned());
-            }
-            set
-        } else {
-            self.chain()?
-        };
-        self.depth -= 1;
-        Ok(set)
-    }
-
-    /// Parses comparisons, each joined with the next.
-    fn chain<T: Number>(&mut self) -> Result<Set<T>, String> {
-        let mut left = self.side()?;
-        let mut set: Option<Set<T>> = None;
-        while let Some(comparison) = self.comparison() {
-            let right = self.side()?;
-            let (comparison, number) = match (&left, &right) {
-                (ComparisonSide::Value, ComparisonSide::Number(number)) => (comparison, number),
-                (ComparisonSide::Number(number), ComparisonSide::Value) => {
-                    (comparison.swapped(), number)
-                }
-                _ => {
-                    return Err(
-                        "a comparison needs x on one side and a number on the other".to_owned()
-                    );
-                }
-            };
-            let found = comparison.set::<T>(number);
-            let found = found.ok_or_else(|| format!("{number:?} is no number"))?;
-            set = Some(set.map_or_else(|| found.clone(), |set| set.and(&found)));
-            left = right;
-        }
-        set.ok_or_else(|| format!("a comparison was expected before {:?}", self.rest))
-    }
-
-    fn comparison(&mut self) -> Option<ValueComparison> {
-        let known = [
-            ("<=", ValueComparison::LessOrEqual),
-            (">=", ValueComparison::GreaterOrEqual),
-            ("==", ValueComparison::Equal),
-            ("!=", ValueComparison::Unequal),
-            ("<", ValueComparison::Less),
-            (">", ValueComparison::Greater),
-        ];
-        known
+fn set<T: Number>(condition: &Condition) -> Result<Set<T>, ConditionError> {
+    let sets = |trees: &[Condition]| -> Result<Vec<Set<T>>, ConditionError> {
+        trees.iter().map(set).collect()
+    };
+    Ok(match condition {
+        Tree::All(trees) => sets(trees)?
             .into_iter()
-            .find(|(word, _)| self.eat(word))
-            .map(|(_, comparison)| comparison)
-    }
+            .reduce(|all, next| all.and(&next))
+            .unwrap_or_else(|| Set::none().not()),
+        Tree::Any(trees) => sets(trees)?
+            .into_iter()
+            .reduce(|all, next| all.or(&next))
+            .unwrap_or_else(Set::none),
+        Tree::Not(tree) => set(tree)?.not(),
+        Tree::Test(comparison) => of_comparison(comparison)?,
+    })
+}
 
-    fn side(&mut self) -> Result<ComparisonSide<'a>, String> {
-        self.space();
-        let is_end = |at: char| at.is_whitespace() || "<>=!&|()".contains(at);
-        let end = self.rest.find(is_end).unwrap_or(self.rest.len());
-        let (word, rest) = self.rest.split_at(end);
-        if word.is_empty() {
-            return Err(format!("x or a number was expected before {:?}", self.rest));
+fn of_comparison<T: Number>(comparison: &Comparison) -> Result<Set<T>, ConditionError> {
+    let Comparison {
+        left,
+        operator,
+        right,
+    } = comparison;
+    let is_value = |side: &Operand| side.quote.is_none() && side.text == VALUE;
+    let wrong = |side: &Operand, what: String| Err(ConditionError::new(side.span.start, what));
+    let (operator, number) = match (is_value(left), is_value(right)) {
+        (true, false) => (*operator, right),
+        (false, true) => (operator.swapped(), left),
+        _ => {
+            let what = format!("a comparison needs {VALUE} on one side and a number on the other");
+            return wrong(left, what);
         }
-        self.rest = rest;
-        Ok(if word == "x" {
-            ComparisonSide::Value
-        } else {
-            ComparisonSide::Number(word)
-        })
+    };
+    if operator == CompareOperator::Matches {
+        let what = format!("{VALUE} is a number: it is compared by one of = != < <= > >=");
+        return wrong(left, what);
+    }
+    match compared(operator, &number.text) {
+        Some(set) => Ok(set),
+        None => wrong(
+            number,
+            format!("{number} is not a number, and the only name is {VALUE}"),
+        ),
     }
 }
 
@@ -299,25 +195,21 @@ mod tests {
                 vec![3.0, -1.0, f64::NAN],
             ),
             (
-                "1 < x <= 5 || x == 9",
+                "1 < x and x <= 5 or x = 9",
                 vec![1.5, 5.0, 9.0],
                 vec![1.0, 6.0, f64::NAN],
             ),
-            ("!(x > 3)", vec![3.0, f64::NAN], vec![4.0]),
-            (
-                "x != x0 || x < 1".trim_start_matches("x != x0 || "),
-                vec![0.0],
-                vec![1.0, f64::NAN],
-            ),
+            ("not (x > 3)", vec![3.0, f64::NAN], vec![4.0]),
+            ("x < 1", vec![0.0], vec![1.0, f64::NAN]),
             ("x != 2", vec![1.0, f64::NAN, -0.0], vec![2.0]),
             ("x >= 0", vec![0.0, -0.0], vec![-1e-300]),
             ("x < 0", vec![-5e-324], vec![0.0, -0.0]),
             (
-                "x==inf||!(x<1||x>=2)&&x!=1.5",
+                "x=inf or not (x<1 or x>=2) and x!=1.5",
                 vec![f64::INFINITY, 1.0, f64::NAN],
                 vec![1.5, 2.0, 0.0],
             ),
-            ("x == nan", vec![], vec![f64::NAN, 0.0]),
+            ("x = nan", vec![], vec![f64::NAN, 0.0]),
             ("x <= inf", vec![f64::NEG_INFINITY, 1.0], vec![f64::NAN]),
         ] {
             within
@@ -333,9 +225,9 @@ mod tests {
             ("x >= -1", vec![0, 255], vec![]),
             ("x < 1e9", vec![0, 255], vec![]),
             ("x > 255", vec![], vec![0, 255]),
-            ("x == 2.5", vec![], vec![2, 3]),
-            ("x != 2.5 && x <= 2e0", vec![2, 0], vec![3]),
-            ("!(x != 7)", vec![7], vec![6, 8]),
+            ("x = 2.5", vec![], vec![2, 3]),
+            ("x != 2.5 and x <= 2e0", vec![2, 0], vec![3]),
+            ("not (x != 7)", vec![7], vec![6, 8]),
         ] {
             let set = parse::<u8>(text).unwrap();
             within
@@ -361,15 +253,22 @@ mod tests {
     fn invalid_condition_reports_reason() {
         for (text, words) in [
             ("", "expected"),
-            ("x", "expected"),
-            ("x >", "expected"),
-            ("x > y", "no number"),
+            ("x", "is missing"),
+            ("x >", "needs a value"),
+            ("x > y", "at character 5: y is not a number"),
+            ("y > 1", "x on one side"),
+            ("x ~ 1", "one of = != <"),
             ("1 < 2", "x on one side"),
-            ("(x > 1", "not closed"),
-            ("x > 1 )", "was not expected"),
-            ("x = 1", "expected"),
+            ("(x > 1", "never closed"),
+            ("x > 1 )", "has no '('"),
+            ("x == 1", "write = instead"),
+            (
+                "x > 1 && x < 3",
+                "at character 7: '&&' is not an operator of conditions: write and instead",
+            ),
+            ("0 < x < 3", "write 0 < x and x < …"),
         ] {
-            let error = parse::<f64>(text).unwrap_err();
+            let error = parse::<f64>(text).unwrap_err().to_string();
             assert!(error.contains(words), "{text}: {error}");
         }
         assert!(parse::<f64>(&"(".repeat(100_000)).is_err());
@@ -377,7 +276,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_condition_text_is_parsed_or_refused(text in "[x0-9.<>=!&|() eninf-]{0,40}") {
+        fn any_condition_text_is_parsed_or_refused(text in "([x0-9.<>=!&|() eninf-]|and|or|not){0,40}") {
             let _ = parse::<f64>(&text);
             let _ = parse::<i8>(&text);
         }

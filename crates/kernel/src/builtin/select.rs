@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use serde::{Deserialize, Serialize};
 
 use super::BuiltinError;
-use super::expression::{self, Set, ValueComparison};
+use super::expression::{self, Set};
 use super::table::{
     BuiltinKernel, FoldInput, KernelArgument, KernelConstructor, KernelOptions, ReadyKernel,
 };
@@ -17,13 +17,14 @@ use crate::loops::number::Number;
 use crate::loops::pick::{self, ValueRange};
 use crate::loops::simd::Level;
 use crate::loops::swap;
+use tidemill_core::condition::CompareOperator;
 
 const FILTER: &[KernelArgument] = &[
     KernelArgument {
         key: "where",
         values: "CONDITION",
         default: "",
-        help: "condition, such as x > 3 && x != 5 || 10 <= x < 20; x is the value",
+        help: "condition, such as x > 3 and x != 5 or x = 9; x is the value",
     },
     KernelArgument {
         key: "above",
@@ -165,13 +166,13 @@ fn set<T: Number>(options: &KernelOptions) -> Result<Set<T>, BuiltinError> {
         })?);
     }
     for (key, comparison) in [
-        ("above", ValueComparison::Greater),
-        ("below", ValueComparison::Less),
-        ("from", ValueComparison::GreaterOrEqual),
-        ("to", ValueComparison::LessOrEqual),
+        ("above", CompareOperator::Greater),
+        ("below", CompareOperator::Less),
+        ("from", CompareOperator::AtLeast),
+        ("to", CompareOperator::AtMost),
     ] {
         if let Some(text) = options.text(key) {
-            let set = comparison.set(text);
+            let set = expression::compared(comparison, text);
             add(set.ok_or_else(|| options.wrong(key, text, "a number"))?);
         }
     }

@@ -1,9 +1,10 @@
 //! Parser of numbers with units in platform and costs files: `15`, `15 ms`, `550 MB/s`, `1.5 GiB`.
 //!
-//! Units of bytes, rates and powers are those of [`crate::units`].
+//! The units are those of [`tidemill_core::quantity`] and [`crate::units`].
 
 use super::error::FileProblem;
-use crate::units::{Bytes, BytesPerSecond, Quantity, Unit, Watts};
+use crate::units::{Quantity, Watts};
+use tidemill_core::quantity::{self, BYTES, RATES, TIMES, Unit, unit};
 use tidemill_core::time::Span;
 
 /// Kind of a number, which determines its possible units and its default unit.
@@ -36,27 +37,28 @@ impl QuantityKind {
         }
     }
 
-    /// Returns the units with their values in nanoseconds, bytes, bytes per second or watts.
-    fn units(self) -> Vec<(&'static str, f64)> {
-        let of = |units: &'static [Unit]| units.iter().map(|unit| (unit.name, unit.factor));
+    /// Returns the units.
+    fn units(self) -> &'static [Unit] {
         match self {
-            Self::Bandwidth => of(BytesPerSecond::UNITS).collect(),
-            Self::Latency => vec![("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)],
-            Self::Duration => vec![
-                ("ns", 1.0),
-                ("us", 1e3),
-                ("ms", 1e6),
-                ("s", 1e9),
-                ("m", 60e9),
-                ("h", 3600e9),
-                ("d", 86_400e9),
-            ],
-            Self::Size => of(Bytes::UNITS).collect(),
-            Self::Power => of(Watts::UNITS).collect(),
-            Self::Factor => vec![("", 1.0)],
+            Self::Bandwidth => RATES,
+            Self::Latency | Self::Duration => TIMES,
+            Self::Size => BYTES,
+            Self::Power => Watts::UNITS,
+            Self::Factor => FACTORS,
+        }
+    }
+
+    /// Returns the number by which factors of units are multiplied: times are in nanoseconds.
+    fn scale(self) -> f64 {
+        match self {
+            Self::Latency | Self::Duration => 1e9,
+            _ => 1.0,
         }
     }
 }
+
+/// Plain numbers have no unit.
+const FACTORS: &[Unit] = &[unit("", 1.0)];
 
 /// Largest accepted number, in the base unit: half of the range of 64 bits, so that sums of two fit.
 const MAX: f64 = 9.2e18;
@@ -64,29 +66,19 @@ const MAX: f64 = 9.2e18;
 /// Parses a number with a unit into the base unit of its kind. `what` is the name used in errors.
 pub(super) fn read(what: &str, text: &str, kind: QuantityKind) -> Result<f64, FileProblem> {
     let text = text.trim();
-    let end = text
-        .find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-' | '+' | '_')))
-        .unwrap_or(text.len());
-    // An exponent is part of the number, but no unit begins with an `e`.
-    let end = exponent_end(text, end);
-    let (number, unit) = text.split_at(end);
-    let number: f64 = number
-        .replace('_', "")
-        .parse()
-        .map_err(|_| FileProblem::Number {
-            what: what.to_owned(),
-            text: text.to_owned(),
-        })?;
-    let unit = unit.trim();
-    let units = kind.units();
+    let (number, unit) = quantity::split(text);
+    let number: f64 = number.parse().map_err(|_| FileProblem::Number {
+        what: what.to_owned(),
+        text: text.to_owned(),
+    })?;
     let wanted = if unit.is_empty() { kind.usual() } else { unit };
-    let known = units.iter().find(|(name, _)| *name == wanted);
-    let (_, factor) = known.ok_or_else(|| FileProblem::Unit {
+    let known = quantity::find(kind.units(), wanted);
+    let known = known.ok_or_else(|| FileProblem::Unit {
         what: what.to_owned(),
         unit: unit.to_owned(),
-        known: units.iter().map(|(name, _)| *name).collect(),
+        known: quantity::known(kind.units()),
     })?;
-    let value = number * factor;
+    let value = number * (known.factor * kind.scale());
     if value < 0.0 {
         return Err(FileProblem::Negative {
             what: what.to_owned(),
@@ -100,21 +92,6 @@ pub(super) fn read(what: &str, text: &str, kind: QuantityKind) -> Result<f64, Fi
         });
     }
     Ok(value)
-}
-
-fn exponent_end(text: &str, end: usize) -> usize {
-    let Some(rest) = text[end..].strip_prefix(['e', 'E']) else {
-        return end;
-    };
-    let sign = usize::from(rest.starts_with(['-', '+']));
-    let digits = rest[sign..]
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(rest.len() - sign);
-    if digits == 0 {
-        end
-    } else {
-        end + 1 + sign + digits
-    }
 }
 
 /// Parses a number that must not be zero.
@@ -171,7 +148,12 @@ mod tests {
             value("1 Gbit/s", QuantityKind::Bandwidth),
             Some(125_000_000)
         );
-        assert_eq!(value("1_000", QuantityKind::Size), Some(1000));
+        assert_eq!(value("1 ns", QuantityKind::Latency), Some(1));
+        assert_eq!(value("7 us", QuantityKind::Duration), Some(7_000));
+        assert_eq!(
+            value("2 min", QuantityKind::Duration),
+            value("2 m", QuantityKind::Duration)
+        );
     }
 
     #[test]
@@ -180,6 +162,7 @@ mod tests {
             ("", "not a number"),
             ("fast", "not a number"),
             ("1..2", "not a number"),
+            ("1_000", "can't be measured in `_000`"),
             ("1e999", "not a number"),
             ("5 MB", "B/s, kB/s, MB/s"),
             ("-5", "negative"),

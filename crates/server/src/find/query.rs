@@ -5,10 +5,13 @@ use crate::names::Fault;
 use crate::names::lineage::{WalkDirection, versions_of, walk};
 use crate::names::transaction::Tx;
 use crate::names::vnode::Caller;
+use rusqlite::functions::FunctionFlags;
 use rusqlite::types::Value as Sql;
 use rusqlite::{Connection, params_from_iter};
 use tidemill_client::users;
-use tidemill_core::find::{CompareOperator, ComparedValue, Expr, SearchTime, Test};
+use tidemill_core::calendar::CalendarTime;
+use tidemill_core::condition::{CompareOperator, ComparedValue};
+use tidemill_core::find::{Expr, Test, WantedName};
 use tidemill_wire::v1::Kind;
 
 /// Maximum number of distinct values for which a regular expression or comparison is evaluated.
@@ -18,6 +21,8 @@ const TRIED_MAX: i64 = 1_000_000;
 pub(super) struct InodeQuery {
     sql: String,
     values: Vec<Sql>,
+    /// Number of functions for names.
+    names: usize,
 }
 
 impl InodeQuery {
@@ -25,6 +30,7 @@ impl InodeQuery {
         let mut query = Self {
             sql: String::new(),
             values: Vec::new(),
+            names: 0,
         };
         let kind = query.value(i64::from(Kind::File as i32));
         let condition = query.expr(tx, viewer, expr)?;
@@ -92,7 +98,7 @@ impl InodeQuery {
                 compare,
                 value,
             } => self.attribute(tx.db, name, *compare, value),
-            Test::Name { compare, text } => Ok(self.name(*compare, text)),
+            Test::Name { equal, wanted } => self.name(tx.db, *equal, wanted),
             Test::Size { compare, bytes } => {
                 let bytes = self.value(i64::try_from(*bytes).unwrap_or(i64::MAX));
                 Ok(format!("i.size {} {bytes}", compare.sign()))
@@ -102,11 +108,12 @@ impl InodeQuery {
                 let (from, to) = (self.value(from), self.value(to));
                 Ok(reach(*compare, ("i.mtime", "i.mtime"), (&from, &to)))
             }
-            Test::Owner { user } => {
+            Test::Owner { equal, user } => {
                 let unknown = || Fault::NotFound(format!("user {user}"));
                 let uid = users::uid(user).ok_or_else(unknown)?;
                 let uid = self.value(i64::from(uid));
-                Ok(format!("i.uid = {uid}"))
+                let sign = if *equal { "=" } else { "!=" };
+                Ok(format!("i.uid {sign} {uid}"))
             }
             Test::MadeBy { name } => Ok(self.made_by(viewer, name)),
             Test::From { path } => self.made_of(tx, path),
@@ -172,7 +179,7 @@ impl InodeQuery {
         name: &str,
         compare: CompareOperator,
         number: Option<f64>,
-        moment: Option<SearchTime>,
+        moment: Option<CalendarTime>,
     ) -> String {
         let name = self.value(name.to_owned());
         let mut ways = Vec::new();
@@ -226,13 +233,30 @@ impl InodeQuery {
         Ok(format!("i.ino IN ({})", self.list(&fits)))
     }
 
-    fn name(&mut self, compare: CompareOperator, text: &str) -> String {
-        let text = self.value(text.to_owned());
-        let fits = match compare {
-            CompareOperator::Matches => format!("CAST(name AS TEXT) GLOB {text}"),
-            _ => format!("CAST(name AS TEXT) {} {text}", compare.sign()),
+    /// Returns the condition for names. Patterns and regular expressions become functions of the connection, which later queries replace.
+    fn name(&mut self, db: &Connection, equal: bool, wanted: &WantedName) -> Result<String, Fault> {
+        let fits = match wanted {
+            WantedName::Exact(name) => {
+                let name = self.value(name.clone());
+                format!("CAST(name AS TEXT) = {name}")
+            }
+            _ => {
+                self.names += 1;
+                let function = format!("find_name_{}", self.names);
+                let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC;
+                let wanted = wanted.clone();
+                db.create_scalar_function(function.as_str(), 1, flags, move |context| {
+                    let name = context.get_raw(0).as_bytes().unwrap_or_default();
+                    let name = String::from_utf8_lossy(name);
+                    Ok(wanted.fits(&name))
+                })?;
+                format!("{function}(name)")
+            }
         };
-        format!("i.ino IN (SELECT ino FROM dirent WHERE {fits})")
+        let not = if equal { "" } else { "NOT " };
+        Ok(format!(
+            "i.ino IN (SELECT ino FROM dirent WHERE {not}{fits})"
+        ))
     }
 
     /// Returns the SQL condition for files made by one of the viewer's own tasks with this name, or with this kernel, job or rule; or by a

@@ -2,7 +2,7 @@
 //! coordinates, only the first and last values are examined, since CF requires an order (CF conventions, section 1.3).
 
 use super::facts::CoordinateRange;
-use tidemill_core::find::place_in_time;
+use tidemill_core::calendar::place_in_time;
 use tidemill_format::time::{DateTime, Units};
 use tidemill_format::{
     DataKind, DataType, Endian, ExactNumber, FileSpan as Bytes, Filter, Format, Header, IndexRange,

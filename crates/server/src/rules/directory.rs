@@ -1,7 +1,7 @@
 //! Rules of directories: the attribute `user.tidemill.rule` of a directory, whose value is the text of a rule for the files below the
 //! directory. Changes of the attribute are written to the tables of rules.
 
-use super::{RULES_EACH_MAX, RULES_MAX, StoredRule, store};
+use super::{RULES_EACH_MAX, RULES_MAX, StoredRule, check_users, store};
 use crate::names::attribute::DIRECTORY_RULE;
 use crate::names::transaction::{Tx, shown};
 use crate::names::vnode::InodeRecord;
@@ -32,7 +32,8 @@ impl Tx<'_> {
         let source = format!("{path}:user.tidemill.rule");
         let text = String::from_utf8_lossy(value).into_owned();
         let rule = Rule::read_of_directory(&source, &text, path, &name_of(directory.ino));
-        let rule = rule.map_err(|error| Fault::BadRule(error.to_string()))?;
+        let mut rule = rule.map_err(|error| Fault::BadRule(error.to_string()))?;
+        check_users(&source, &mut rule).map_err(Fault::BadRule)?;
         let all = self.shared.rules.all();
         let before = all.iter().find(|kept| kept.directory == directory.ino);
         let uid = self.caller.uid;

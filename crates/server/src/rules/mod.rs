@@ -32,6 +32,7 @@ use parking_lot::RwLock;
 use rusqlite::{Connection, params};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tidemill_client::users;
 use tidemill_core::rule::Rule;
 use tidemill_core::rule::hook::InputAction;
 use tokio::sync::Notify;
@@ -63,7 +64,18 @@ pub(crate) enum MatchState {
     Other = 7,
 }
 
-/// Returns the number of rules with failed runs, and the total number of failed runs.
+/// Looks up the users in a rule's conditions. Returns an error if a user does not exist.
+fn check_users(source: &str, rule: &mut Rule) -> Result<(), String> {
+    let unknown = rule.conditions.find_users(users::uid);
+    match unknown.first() {
+        Some(user) => Err(format!(
+            "{source}: setting \"where\": user {user} does not exist; write the name or number of a user of the server's host"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Returns the number of rules with failed runs, and the number of these runs.
 pub(crate) fn failed(db: &Connection, rules: &Rules) -> Result<(u64, u64), Fault> {
     let sql = "SELECT count(*) FROM rule_run WHERE rule = ?1 AND state = ?2";
     let mut count = db.prepare_cached(sql)?;

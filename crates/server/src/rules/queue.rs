@@ -175,11 +175,8 @@ impl Tx<'_> {
 
     /// Whether a version fulfils a rule's conditions, and whether the rule may see the version.
     fn fits(&self, kept: &StoredRule, vnode: &InodeRecord, path: &str) -> Result<bool, Fault> {
-        let conditions = &kept.rule.conditions;
-        if !conditions.fit(path, vnode.size, vnode.uid) {
-            return Ok(false);
-        }
-        let fit = conditions.fit_xattrs(|name| {
+        let version = (path, vnode.size, vnode.uid);
+        let fit = kept.rule.conditions.fit(version, |name| {
             let sql = "SELECT value FROM xattr WHERE ino = ?1 AND name = ?2";
             let key = params![vnode.ino.cast_signed(), name.as_bytes()];
             one(self.db, sql, key, |row| row.get(0))

@@ -1,7 +1,9 @@
 //! gRPC service of rules. This module writes the tables of rules and wakes the driver in `server/src/rules/driver.rs`.
 
 use super::driver::RuleRunner;
-use super::{MatchState, RULES_EACH_MAX, RULES_MAX, StoredRule, batches, directory, store, walk};
+use super::{
+    MatchState, RULES_EACH_MAX, RULES_MAX, StoredRule, batches, check_users, directory, store, walk,
+};
 use crate::access::Access;
 use crate::attached;
 use crate::clock;
@@ -139,10 +141,13 @@ impl RuleService {
     fn read(&self, from: &str, text: &mut String) -> Result<Result<Rule, String>, Status> {
         let plain = attached::plain(self.names(), text);
         plain.map_err(|fault| refused(&fault))?;
-        let rule = match Rule::read(source(from), text) {
+        let mut rule = match Rule::read(source(from), text) {
             Ok(rule) => rule,
             Err(errors) => return Ok(Err(errors.to_string())),
         };
+        if let Err(unknown) = check_users(source(from), &mut rule) {
+            return Ok(Err(unknown));
+        }
         let directory = format!("{}/", rule.directory().trim_end_matches('/'));
         let refusal = attached::refusal(self.names(), std::iter::once(directory.as_str()));
         Ok(match refusal.map_err(|fault| refused(&fault))? {

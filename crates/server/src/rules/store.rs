@@ -7,6 +7,7 @@ use crate::names::transaction::path_of;
 use crate::names::{Caller, Fault, ids};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::sync::Arc;
+use tidemill_client::users;
 use tidemill_core::rule::Rule;
 use tidemill_wire::v1;
 
@@ -83,7 +84,10 @@ fn read(
         None => Rule::read(source, text),
         Some((ino, path)) => Rule::read_of_directory(source, text, path, &directory::name_of(ino)),
     };
-    rule.map_err(|error| error.to_string())
+    let mut rule = rule.map_err(|error| error.to_string())?;
+    // Versions of users who do not exist any more trigger nothing.
+    rule.conditions.find_users(users::uid);
+    Ok(rule)
 }
 
 /// Stores a rule, which is new or replaces the rule with the number `before`. The replaced rule's number and log are kept.

@@ -1,7 +1,7 @@
 //! Conditions of a search through recorded tasks and files.
 
 use std::ffi::OsString;
-use tidemill_core::display::day_of;
+use tidemill_core::calendar::{CalendarTime, CalendarUnit};
 use tidemill_wire::v1;
 
 /// Nanoseconds of a second.
@@ -63,43 +63,20 @@ fn day(text: &str) -> Result<Day, String> {
     {
         return Ok(Day::OfWeek(number));
     }
-    let date = text
-        .split_once('T')
-        .is_none()
-        .then(|| time(text).ok())
-        .flatten();
+    let date = CalendarTime::read(text).filter(|date| date.unit() == CalendarUnit::Day);
+    let date = date.and_then(|_| time(text).ok());
     date.map(Day::Date).ok_or_else(|| {
         format!("`{text}` is neither a weekday, such as `monday`, nor a date, such as 2026-07-27")
     })
 }
 
-/// Nanoseconds since the Unix epoch.
+/// Returns a day or time of day in nanoseconds since the Unix epoch.
 fn time(text: &str) -> Result<i64, String> {
-    let wrong =
-        || format!("`{text}` is not a time in UTC, such as 2026-07-27 or 2026-07-27T18:30:00");
-    let (date, clock) = text.split_once('T').unwrap_or((text, "0:0:0"));
-    let numbers = |text: &str, between: char| -> Option<Vec<i64>> {
-        let part = |part: &str| part.parse().ok().filter(|number| *number >= 0);
-        text.split(between).map(part).collect()
-    };
-    let clock = clock.strip_suffix('Z').unwrap_or(clock);
-    let (Some(date), Some(clock)) = (numbers(date, '-'), numbers(clock, ':')) else {
-        return Err(wrong());
-    };
-    let (
-        &[year @ 1970..=2200, month @ 1..=12, day @ 1..=31],
-        &[hour @ 0..24, minute @ 0..60, ref second @ ..],
-    ) = (date.as_slice(), clock.as_slice())
-    else {
-        return Err(wrong());
-    };
-    let second = match second {
-        [] => 0,
-        [second @ 0..60] => *second,
-        _ => return Err(wrong()),
-    };
-    let seconds = ((day_of(year, month, day) * 24 + hour) * 60 + minute) * 60 + second;
-    Ok(seconds * SECOND_NS)
+    let found = CalendarTime::read(text).filter(|time| time.unit() >= CalendarUnit::Day);
+    let begin = found.map(|time| time.nanos().0).filter(|begin| *begin >= 0);
+    begin.ok_or_else(|| {
+        format!("`{text}` is not a time in UTC, such as 2026-07-27 or 2026-07-27T18:30:00")
+    })
 }
 
 fn annotation(text: &str) -> Result<v1::AnnotationSearch, String> {

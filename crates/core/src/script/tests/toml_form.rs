@@ -82,10 +82,10 @@ fn toml_job_has_the_tree_of_libconfig() {
 #[test]
 fn toml_rule_has_the_tree_of_libconfig() {
     let group = read(
-        "[job]\nname = 'a'\n[on]\nfiles = '(?<n>\\d+)/*.nc'\nevent = 'writing'\nwhere = { size = '1MB..' }\ndepth = 2\n\
+        "[job]\nname = 'a'\n[on]\nfiles = '(?<n>\\d+)/*.nc'\nevent = 'writing'\nwhere = 'size >= 1MB'\ndepth = 2\n\
          [task]\nkernel = 'max'\noutput = ['${n}']\n",
     );
-    let same = r#"name = "a"; pattern = "(?<n>\d+)/*.nc"; when = "streaming"; where = { size = "1MB.."; }; depth = 2;
+    let same = r#"name = "a"; pattern = "(?<n>\d+)/*.nc"; when = "streaming"; where = "size >= 1MB"; depth = 2;
         task = { kernel = "max"; output = [ "${n}" ]; };"#;
     assert_eq!(plain(group), plain(read(same)));
     let one = "[job]\n[on]\nfiles = 'a'\n[[task]]\nkernel = 'max'";

@@ -36,7 +36,7 @@ proptest! {
             ("histogram", vec!["from=-5", "to=7.5", "bins=7"]),
             ("histogram", vec!["dtype=u8", "from=3", "to=250", "bins=31", "out=f64", "missing=0"]),
             ("filter", vec!["show=count", "above=2"]),
-            ("filter", vec!["show=count", "where=!(x<3) && x!=5", "missing=7"]),
+            ("filter", vec!["show=count", "where=not (x<3) and x!=5", "missing=7"]),
             ("filter", vec!["show=count", "dtype=i32", "order=big", "from=0"]),
             ("topk", vec!["k=7"]),
             ("topk", vec!["k=3", "by=smallest", "missing=-9"]),

@@ -89,7 +89,7 @@ proptest! {
     ) {
         let wanted: Vec<f64> = values.iter().copied().filter(|value| *value > 1.0 || *value < -2.0).collect();
         let input = doubles(&values);
-        let condition = "where=x > 1 || x < -2";
+        let condition = "where=x > 1 or x < -2";
         prop_assert_eq!(stream("filter", &[condition], &input, piece), doubles(&wanted));
         let big = |values: &[f64]| values.iter().flat_map(|value| value.to_be_bytes()).collect::<Vec<u8>>();
         prop_assert_eq!(stream("filter", &[condition, "order=big"], &big(&values), piece), big(&wanted));
@@ -230,7 +230,7 @@ fn wrong_pick_arguments_report_reason() {
     let one = [doubles(&[1.0])];
     for (name, args, words) in [
         ("filter", vec![], "filter needs where="),
-        ("filter", vec!["where=x >"], "expected"),
+        ("filter", vec!["where=x >"], "needs a value"),
         ("filter", vec!["above=high"], "a number"),
         ("histogram", vec!["bins=0"], "1 to 16777216"),
         ("histogram", vec!["from=2", "to=1"], "above from=2"),

@@ -33,9 +33,12 @@ package: build
 demo: setup
 	scripts/demo.sh
 
-# `cargo install --locked mdbook` installs mdbook.
+# `cargo install --locked mdbook` installs mdbook. The pages of docs/reference are written by the program and from the protocols.
 book:
+	cargo run --quiet --locked -p tidemill-cli -- --quiet man --format markdown docs/reference
+	scripts/api_reference.py docs/reference/api.md
 	mdbook build
+	scripts/book_links.py target/book
 
 test: setup unit e2e faults conformance
 

@@ -173,12 +173,15 @@ def check_links(found):
                 continue
             path, _, heading = target.partition("#")
             page = os.path.normpath(os.path.join(os.path.dirname(name), path)) if path else name
+            # `make book` writes these pages.
+            if page.startswith("docs/reference/"):
+                continue
             if not os.path.exists(os.path.join(ROOT, page)) or heading and heading not in anchors.get(page, {heading}):
                 found["links"].append(f"{name}: {target}")
     summary = read("docs/SUMMARY.md")
     for name in pages:
         page = os.path.relpath(name, "docs")
-        if name.startswith("docs/") and page != "SUMMARY.md" and not page.startswith("decisions/0") and f"]({page})" not in summary:
+        if name.startswith("docs/") and page != "SUMMARY.md" and f"]({page})" not in summary:
             found["links"].append(f"docs/SUMMARY.md: no line for {page}")
 
 

@@ -130,6 +130,7 @@ fn writers_wait_for_space_in_burst_tier_and_lose_nothing() {
     cluster.run(&["stage", "out", "/", "--wait"]);
     let health = cluster.json(&["cluster", "health"]);
     assert_eq!(health["lost"], 0, "{health}");
+    assert_eq!(health["unavailable"], 0, "{health}");
 }
 
 /// No node stores, the tier is full, and programs write more at once than fits. Only creators of files wait, until
@@ -180,7 +181,7 @@ fn staged_files_survive_lost_burst_node_rest_is_listed() {
     assert_eq!(cluster.sh("cat kept").trim(), "kept");
     assert!(!cluster.run(&["cat", "/lost"]).ok);
     wait("the lost file is named, and no other", || {
-        cluster.json(&["status"])["replicas"]["lost_paths"] == serde_json::json!(["/lost"])
+        cluster.json(&["status"])["replicas"]["unavailable_paths"] == serde_json::json!(["/lost"])
     });
     // New files are stored on nodes of the capacity tier from then on.
     cluster.sh("echo new > new");
@@ -428,8 +429,8 @@ fn stage_in_copies_stored_files_to_burst_tier_for_readers() {
     cluster.run(&["stage", "out", "/", "--wait"]);
     let health = cluster.json(&["cluster", "health"]);
     assert_eq!(
-        (&health["lost"], &health["short"]),
-        (&0.into(), &0.into()),
+        [&health["lost"], &health["unavailable"], &health["short"]],
+        [0, 0, 0],
         "{health}"
     );
     let check = cluster.run(&["cluster", "fsck"]);

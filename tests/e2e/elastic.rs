@@ -174,7 +174,11 @@ fn node_that_never_resumes_is_reported_suspended_is_not() {
         },
     );
     let replicas = &cluster.json(&["status"])["replicas"];
-    assert_eq!(replicas["lost_nodes"], serde_json::json!([]), "{replicas}");
+    assert_eq!(
+        replicas["failed_nodes"],
+        serde_json::json!([]),
+        "{replicas}"
+    );
     assert_eq!(cluster.sh("cat f"), "text\n");
     assert!(is_suspended(&cluster, 0), "there is a replica on the other");
     cluster.kill_node(0);
@@ -199,7 +203,7 @@ fn node_that_never_resumes_is_reported_suspended_is_not() {
     wait("it counts as offline", || !is_suspended(&cluster, 0));
     assert_eq!(cluster.sh("cat f"), "text\n");
     wait("its replicas are reported as missing", || {
-        cluster.json(&["status"])["replicas"]["lost_nodes"] == serde_json::json!([0])
+        cluster.json(&["status"])["replicas"]["failed_nodes"] == serde_json::json!([0])
     });
     cluster.start_node(0);
     cluster.wait_for_nodes(2);

@@ -480,6 +480,7 @@ fn lagging_maps_run_after_close_and_lose_nothing() {
     assert_eq!(show(&cluster, "sums")["hook"]["behind"]["files"], 0);
     let health = cluster.json(&["cluster", "health"]);
     assert_eq!(health["lost"], 0, "{health}");
+    assert_eq!(health["unavailable"], 0, "{health}");
 }
 
 /// Maps that began with a file end when the file is abandoned, although their hook is removed. Maps of other files

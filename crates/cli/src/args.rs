@@ -15,8 +15,6 @@ const START: &str = "Start here:
   tidemill lineage show /mosaic.fits     show the origin of a file
   tidemill down                      stop everything
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the cluster is degraded (cluster health), 4 files are unavailable (cluster
-health), 5 the cluster can't be reached, 6 the node was removed from the cluster (node run).
 Settings of daemons can also be set in tidemill.toml and by the environment: `tidemill config show --all`.";
 
 /// Version of this program, with its commit and its features.
@@ -32,7 +30,7 @@ pub(crate) const VERSION: &str = concat!(
 const GLOBAL: &str = "Flags of every command (--server, --json, --quiet and more): tidemill --help";
 
 /// Groups of commands in the main help, with the names of their commands. Each command is in one group.
-const GROUPS: [(&str, &[&str]); 6] = [
+pub(crate) const GROUPS: [(&str, &[&str]); 6] = [
     ("Start", &["up", "down", "status", "doctor"]),
     (
         "Files",
@@ -170,7 +168,8 @@ pub(crate) fn command_line() -> clap::Command {
         .disable_help_flag(true)
         .help_template("{options}")
         .render_help();
-    let whole = format!("Flags of every command:\n{flags}\n\n{START}");
+    let exits = crate::exit::help();
+    let whole = format!("Flags of every command:\n{flags}\n\n{exits}\n{START}");
     let line = with_help_once(Cli::command()).after_help(whole);
     let template = main_help(&line);
     line.help_template(template)

@@ -8,29 +8,24 @@ mod calibration;
 mod command;
 mod config;
 mod context;
+mod exit;
 mod files;
 mod format;
 mod output;
 mod process;
 mod progress;
+mod reference;
 mod trace;
 
 use args::Cli;
 use clap::FromArgMatches;
 use config::ConfigFile;
 use context::CommandContext;
+pub(crate) use exit::FAILED;
+use exit::{GONE, UNREACHABLE};
 use std::path::Path;
 use std::process::ExitCode;
 use tidemill_wire::condition;
-
-/// Exit code if the command ran, but its job or check failed.
-pub(crate) const FAILED: u8 = 1;
-
-/// Exit code if the cluster can't be reached.
-const UNREACHABLE: u8 = 5;
-
-/// Exit code if the node was removed from the cluster: a restart has no use.
-const GONE: u8 = 6;
 
 /// State of a server that can't be reached.
 const OFFLINE: &str = "server-offline";

@@ -67,12 +67,12 @@ pub enum ReplicaState {
     /// The replica is complete and stored on a node of the burst tier. It does not count as one of the wanted replicas and stays until its
     /// space is needed.
     Burst,
-    /// The node has been offline for longer than the cluster waits.
-    Lost,
+    /// The node was declared failed: it has been offline for longer than the cluster waits.
+    Failed,
     /// The replica is complete and is to be removed as soon as there are enough other replicas.
     Leaving,
-    /// The replica is to be removed like `Leaving`, and its node has been offline for longer than the cluster waits.
-    LostLeaving,
+    /// The replica is to be removed like `Leaving`, and its node was declared failed.
+    FailedLeaving,
     /// The replica is about to be removed.
     Going,
     /// The content of the replica differs from the sealed content.
@@ -189,8 +189,8 @@ impl ReplicaSet {
     pub fn can_wait(&self) -> bool {
         let old = [
             ReplicaState::Leaving,
-            ReplicaState::LostLeaving,
-            ReplicaState::Lost,
+            ReplicaState::FailedLeaving,
+            ReplicaState::Failed,
         ];
         self.target.is_some() || self.of(&old).next().is_some()
     }
@@ -256,7 +256,7 @@ impl ReplicaSet {
     /// Returns the next step if no other replica is to be made now. `up` lists the nodes that are online and have current replicas.
     fn settled(&self, up: &[&OnlineNode]) -> Option<ReplicaStep> {
         let leaving: Vec<NodeId> = self
-            .of(&[ReplicaState::Leaving, ReplicaState::LostLeaving])
+            .of(&[ReplicaState::Leaving, ReplicaState::FailedLeaving])
             .collect();
         // Replicas that are to be removed are removed even if there are too few nodes for the wanted number of replicas.
         if up.len() >= self.enough() && !leaving.is_empty() {
@@ -375,7 +375,7 @@ impl ReplicaSet {
 
 #[cfg(test)]
 mod tests {
-    use super::ReplicaState::{Coming, Corrupt, Current, Going, Leaving, Lost, LostLeaving};
+    use super::ReplicaState::{Coming, Corrupt, Current, Failed, FailedLeaving, Going, Leaving};
     use super::*;
 
     const MUCH: u64 = 1 << 40;
@@ -499,13 +499,13 @@ mod tests {
     fn lost_replica_is_recreated_from_remaining_replicas() {
         let mut left = sites(&["a", "b", "c"]);
         left.remove(0);
-        let lost = kept(2, &[(0, Lost), (1, Current)]);
+        let lost = kept(2, &[(0, Failed), (1, Current)]);
         assert_eq!(made(lost.next(&left)), (1, 2));
         // A node that is only temporarily offline is waited for.
         let offline = kept(2, &[(0, Current), (1, Current)]);
         assert_eq!(offline.next(&left), ReplicaStep::Enough);
-        assert_eq!(kept(2, &[(0, Lost)]).next(&left), ReplicaStep::NoSource);
-        let under_way = kept(2, &[(0, Lost), (1, Current), (2, Coming)]);
+        assert_eq!(kept(2, &[(0, Failed)]).next(&left), ReplicaStep::NoSource);
+        let under_way = kept(2, &[(0, Failed), (1, Current), (2, Coming)]);
         assert_eq!(under_way.next(&left), ReplicaStep::Wait);
     }
 
@@ -535,7 +535,7 @@ mod tests {
         assert_eq!(made(three.next(&all)), (1, 0));
         // Nothing can be done for the only replica.
         assert_eq!(kept(1, &[(0, Corrupt)]).next(&all), ReplicaStep::NoSource);
-        let gone = kept(2, &[(0, Corrupt), (1, Lost)]);
+        let gone = kept(2, &[(0, Corrupt), (1, Failed)]);
         assert_eq!(gone.next(&all), ReplicaStep::NoSource);
     }
 
@@ -611,13 +611,13 @@ mod tests {
     #[test]
     fn leaving_replica_on_lost_node_is_recreated_from_others() {
         let left = &sites(&["a", "b", "c"])[1..];
-        let two = kept(2, &[(0, LostLeaving), (1, Current)]);
+        let two = kept(2, &[(0, FailedLeaving), (1, Current)]);
         assert_eq!((two.has(), two.only_migrates()), (1, false));
         assert_eq!(made(two.next(left)), (1, 2));
-        let two = kept(2, &[(0, LostLeaving), (1, Current), (2, Current)]);
+        let two = kept(2, &[(0, FailedLeaving), (1, Current), (2, Current)]);
         assert_eq!(two.next(left), removed(&[0], 1));
         assert_eq!(
-            kept(1, &[(0, LostLeaving)]).next(left),
+            kept(1, &[(0, FailedLeaving)]).next(left),
             ReplicaStep::NoSource
         );
     }

@@ -16,4 +16,5 @@ pub mod session;
 pub mod stores;
 
 pub use error::Error;
+pub use fs::control::entries::{ControlEntry, ENTRIES as CONTROL_ENTRIES};
 pub use session::{MountConfig, MountSession, mount};

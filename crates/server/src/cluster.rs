@@ -728,7 +728,7 @@ impl Cluster {
             let slot = |slot: &NodeSlot| slot.epoch == epoch;
             let is_suspended = cluster.shared.suspensions.is_suspended(node);
             if !is_suspended && cluster.slots.lock().get(&node).is_some_and(slot) {
-                tracing::warn!(node, "node is lost; its labels are rescheduled");
+                tracing::warn!(node, "node is offline; its labels are rescheduled");
                 cluster.report(DriverReport::Down { node });
             }
         });

@@ -142,7 +142,7 @@ impl v1::cluster_server::Cluster for ClusterService {
             .read(replicas::health)
             .map_err(|fault| refused(&fault))?;
         if !peer.administrator {
-            replicas.lost_paths.clear();
+            replicas.unavailable_paths.clear();
         }
         let conditions = self.conditions.clone();
         let conditions = tokio::task::spawn_blocking(move || conditions.now()).await;

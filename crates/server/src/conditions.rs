@@ -99,7 +99,7 @@ impl ConditionService {
                 let cause = "the database was recovered, and not all of its content was found";
                 found.push(condition::REBUILT_INCOMPLETE.of(None, cause));
             }
-            Ok(replicas::health(db)?.lost_nodes)
+            Ok(replicas::health(db)?.failed_nodes)
         })?;
         found.extend(self.cluster.conditions(&failed_nodes));
         for one in self.orphaned_versions.unsealed()? {
@@ -134,14 +134,14 @@ impl ConditionService {
             return Ok(());
         }
         let counts = health::counted(db, clock::now_ns())?;
-        if counts.hopeless > 0 {
+        if counts.all_corrupt > 0 {
             let cause = format!(
                 "{} files are corrupt and have no other replica",
-                counts.hopeless
+                counts.all_corrupt
             );
             found.push(condition::DATA_LOST.of(None, cause));
         }
-        if counts.corrupt > counts.hopeless {
+        if counts.corrupt > counts.all_corrupt {
             let cause = format!("{} replicas are corrupt", counts.corrupt);
             found.push(condition::FILES_CORRUPT.of(None, cause));
         }

@@ -169,15 +169,20 @@ fn show(
     known: &AnsweringNodes,
 ) -> Result<v1::HealthReply, Fault> {
     let mut reply = counted(db, clock::now_ns())?;
-    reply.lost =
-        unavailable(db, &known.presence, &known.removed)? + lost_for_good(db, &known.removed)?;
+    reply.unavailable = unavailable(db, &known.presence, &known.removed)?;
+    reply.lost = lost_for_good(db, &known.removed)?;
     reply.bytes_per_sec = shared.copied_bytes_per_sec().unwrap_or(0);
     reply.scrubs = scrub::list(db, None)?;
     let mut nodes = db.prepare_cached("SELECT node FROM lost WHERE back = 0")?;
     let nodes = nodes.query_map([], |row| row.get(0))?;
-    reply.lost_nodes = nodes.collect::<Result<_, _>>()?;
-    let lists: [(&str, &AilingQuery<'_>); 3] = [
-        ("lost", &|after, limit| lost(db, known, after, limit)),
+    reply.failed_nodes = nodes.collect::<Result<_, _>>()?;
+    let lists: [(&str, &AilingQuery<'_>); 4] = [
+        ("lost", &|after, limit| {
+            without_replica(db, known, true, (after, limit))
+        }),
+        ("unavailable", &|after, limit| {
+            without_replica(db, known, false, (after, limit))
+        }),
         ("corrupt", &|after, limit| corrupt(db, after, limit)),
         ("short", &|after, limit| short(db, after, limit)),
     ];
@@ -290,7 +295,7 @@ pub(crate) fn counted(db: &Connection, now: i64) -> Result<v1::HealthReply, Faul
              AND at > {now} AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = short.object AND state = {COMING})"
         ))?,
         corrupt: count("SELECT count(*) FROM corruption")?,
-        hopeless: count(&format!(
+        all_corrupt: count(&format!(
             "SELECT count(*) FROM held WHERE object IN (SELECT object FROM corruption) AND {GOOD} < 1"
         ))?,
         repairing: count(&format!(
@@ -334,26 +339,32 @@ fn ailing(
 const HOLDERS: &str = "(held.node || coalesce((SELECT ',' || group_concat(node) FROM replica \
      WHERE replica.object = held.object), ''))";
 
-fn lost(
+/// Returns the files that are only on removed nodes, or with `removed` unset on nodes that do not answer.
+fn without_replica(
     db: &Connection,
     known: &AnsweringNodes,
-    after: u64,
-    limit: u32,
+    removed: bool,
+    (after, limit): (u64, u32),
 ) -> Result<Vec<v1::Ailing>, Fault> {
-    let on_removed = only_on_removed(&known.removed);
-    let mut reached = known.presence.present.clone();
-    reached.extend(&known.removed);
-    let lost = match may_be_offline(db, &known.presence)? {
-        true => format!("({} OR {on_removed})", nowhere(&reached)),
-        false if known.removed.is_empty() => return Ok(Vec::new()),
-        false => on_removed.clone(),
+    let (kind, what, condition) = match removed {
+        true if known.removed.is_empty() => return Ok(Vec::new()),
+        true => (
+            "lost",
+            "its nodes were removed from the cluster",
+            only_on_removed(&known.removed),
+        ),
+        false if !may_be_offline(db, &known.presence)? => return Ok(Vec::new()),
+        false => {
+            let mut reached = known.presence.present.clone();
+            reached.extend(&known.removed);
+            ("unavailable", "its nodes do not answer", nowhere(&reached))
+        }
     };
     let sql = format!(
-        "SELECT object, path, size, {HOLDERS}, iif({on_removed}, 'its nodes were removed from the cluster', \
-         'its nodes do not answer'), 0 FROM held \
-         WHERE object > ?1 AND removed = 0 AND {lost} ORDER BY object LIMIT ?2"
+        "SELECT object, path, size, {HOLDERS}, '{what}', 0 FROM held \
+         WHERE object > ?1 AND removed = 0 AND {condition} ORDER BY object LIMIT ?2"
     );
-    ailing(db, "lost", &sql, after, limit)
+    ailing(db, kind, &sql, after, limit)
 }
 
 fn corrupt(db: &Connection, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {

@@ -272,16 +272,16 @@ pub(crate) fn health(db: &Connection) -> Result<v1::ReplicaHealth, Fault> {
     };
     let sql = "SELECT DISTINCT path FROM short CROSS JOIN held ON held.object = short.object WHERE has = 0 ORDER BY short.object LIMIT ?1";
     let mut statement = db.prepare_cached(sql)?;
-    let lost_paths = statement.query_map([LOST_NAMED_MAX], |row| row.get(0))?;
+    let unavailable_paths = statement.query_map([LOST_NAMED_MAX], |row| row.get(0))?;
     let mut nodes = db.prepare_cached("SELECT node FROM lost WHERE back = 0")?;
-    let lost_nodes = nodes.query_map([], |row| row.get(0))?;
+    let failed_nodes = nodes.query_map([], |row| row.get(0))?;
     Ok(v1::ReplicaHealth {
         short: count(&format!(
             "SELECT count(*) FROM short WHERE has < {REPLICAS_MAX}"
         ))?,
-        lost: count("SELECT count(*) FROM short WHERE has = 0")?,
-        lost_paths: lost_paths.collect::<Result<_, _>>()?,
-        lost_nodes: lost_nodes.collect::<Result<_, _>>()?,
+        unavailable: count("SELECT count(*) FROM short WHERE has = 0")?,
+        unavailable_paths: unavailable_paths.collect::<Result<_, _>>()?,
+        failed_nodes: failed_nodes.collect::<Result<_, _>>()?,
         corrupt: count("SELECT count(*) FROM corruption")?,
     })
 }
@@ -406,8 +406,8 @@ pub(crate) fn short(
         let leaves = of.is_some() || absent.emptied.contains(&node.0);
         *state = match (leaves, absent.lost.contains(&node.0), *state) {
             (true, false, ReplicaState::Current) => ReplicaState::Leaving,
-            (true, true, _) => ReplicaState::LostLeaving,
-            (false, true, _) => ReplicaState::Lost,
+            (true, true, _) => ReplicaState::FailedLeaving,
+            (false, true, _) => ReplicaState::Failed,
             (false, false, ReplicaState::Current) if absent.bursts.contains(&node.0) => {
                 ReplicaState::Burst
             }

@@ -7,10 +7,10 @@ use crate::v1;
 
 /// Exit code of `tidemill cluster health` for a state that affects no access to files.
 const NOTICE: u32 = 0;
-/// For a state in which all files can be read, but a daemon of the cluster or a replica is missing.
-const DEGRADED: u32 = 3;
-/// For a state in which files cannot be read.
-const UNAVAILABLE: u32 = 4;
+/// Exit code for a state in which all files can be read, but a daemon of the cluster or a replica is missing.
+pub const DEGRADED: u32 = 3;
+/// Exit code for a state in which files cannot be read.
+pub const UNAVAILABLE: u32 = 4;
 
 /// Key of the metadata of a gRPC status with the name of the state that is the reason of the refusal.
 pub const METADATA: &str = "tidemill-state";
@@ -47,10 +47,10 @@ kinds! {
     NO_NODE = "no-node", DEGRADED, "start one with `tidemill node run`";
     /// A node has no connection to the server.
     NODE_OFFLINE = "node-offline", DEGRADED,
-        "start it; if its host is lost, `tidemill node drain`, then `remove`";
+        "start it; if its host never returns, `tidemill node drain`, then `remove`";
     /// A node has no connection for longer than `--repair-after`.
     NODE_FAILED = "node-failed", DEGRADED,
-        "start it; if its host is lost, `tidemill node drain`, then `remove`";
+        "start it; if its host never returns, `tidemill node drain`, then `remove`";
     /// A node is connected and sends no messages.
     NODE_SILENT = "node-silent", DEGRADED, "look at its process, its disk and its host; restart it";
     /// A suspended node does not resume.

@@ -249,12 +249,12 @@ impl ClusterView {
         let Some(replicas) = &self.status.replicas else {
             return Ok(());
         };
-        let lost = replicas.lost_nodes.len() as u64;
+        let failed = replicas.failed_nodes.len() as u64;
         let printed = [
-            (replicas.lost, "file", "unavailable"),
+            (replicas.unavailable, "file", "unavailable or lost"),
             (replicas.corrupt, "corrupt replica", ""),
             (replicas.short, "file", "with fewer replicas than wanted"),
-            (lost, "node", "declared failed"),
+            (failed, "node", "declared failed"),
         ];
         let printed = printed.into_iter().filter(|(count, ..)| *count > 0);
         let printed = printed.map(|(count, noun, what)| {
@@ -358,10 +358,10 @@ fn health_word(status: &v1::StatusReply) -> &'static str {
     let replicas = status.replicas.clone().unwrap_or_default();
     let view = HealthView {
         health: v1::HealthReply {
-            lost: replicas.lost,
+            unavailable: replicas.unavailable,
             short: replicas.short,
             corrupt: replicas.corrupt,
-            lost_nodes: replicas.lost_nodes,
+            failed_nodes: replicas.failed_nodes,
             ..v1::HealthReply::default()
         },
         nodes: Vec::new(),
@@ -372,12 +372,12 @@ fn health_word(status: &v1::StatusReply) -> &'static str {
 
 fn replicas_json(replicas: Option<&v1::ReplicaHealth>) -> Value {
     let replicas = replicas.cloned().unwrap_or_default();
-    let paths = replicas.lost_paths.iter();
+    let paths = replicas.unavailable_paths.iter();
     json!({
         "short": replicas.short,
-        "lost": replicas.lost,
-        "lost_paths": paths.map(|path| tidemill_core::display::escaped(path)).collect::<Vec<_>>(),
-        "lost_nodes": replicas.lost_nodes,
+        "unavailable": replicas.unavailable,
+        "unavailable_paths": paths.map(|path| tidemill_core::display::escaped(path)).collect::<Vec<_>>(),
+        "failed_nodes": replicas.failed_nodes,
         "corrupt": replicas.corrupt,
     })
 }

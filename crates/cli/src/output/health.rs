@@ -22,7 +22,7 @@ impl HealthView {
     pub(crate) fn exit(&self) -> u8 {
         match self.word() {
             "well" => 0,
-            "lost" => 4,
+            "lost" | "unavailable" => 4,
             _ => 3,
         }
     }
@@ -35,9 +35,15 @@ impl HealthView {
             .conditions
             .iter()
             .all(|one| one.exit == 0 || is_repairing(one));
-        if health.lost + health.hopeless > 0 || worst >= Some(4) {
+        let is_lost = self
+            .conditions
+            .iter()
+            .any(|one| one.name == condition::DATA_LOST.name);
+        if health.lost + health.all_corrupt > 0 || is_lost {
             "lost"
-        } else if !health.lost_nodes.is_empty() || self.has_no_space() || !only_replicas {
+        } else if health.unavailable > 0 || worst >= Some(4) {
+            "unavailable"
+        } else if !health.failed_nodes.is_empty() || self.has_no_space() || !only_replicas {
             "degraded"
         } else if health.short + health.corrupt + health.repairing > 0 {
             "repairing"
@@ -150,23 +156,28 @@ impl View for HealthView {
                 "degraded: all files are available, and missing replicas are being made; something needs an administrator"
             }
             "degraded" => "degraded: all files are available, but something needs an administrator",
-            _ => "some files are unavailable",
+            "unavailable" => "some files are unavailable until their nodes answer",
+            _ => "some files are lost: no intact replica remains",
         };
         writeln!(out, "health    {printed}")?;
         conditions_text(&self.conditions, out)?;
         if health.lost > 0 {
             let files = format::count(health.lost, "file");
-            writeln!(out, "lost      {files} that no online node has")?;
+            writeln!(out, "lost      {files} that only removed nodes had")?;
+        }
+        if health.unavailable > 0 {
+            let files = format::count(health.unavailable, "file");
+            writeln!(out, "unavailable {files} that no online node has")?;
         }
         if health.corrupt > 0 {
             let replicas = format::count(health.corrupt, "corrupt file");
             writeln!(
                 out,
                 "corrupt   {replicas}, {} of which there is no other replica",
-                health.hopeless
+                health.all_corrupt
             )?;
         }
-        if health.hopeless > 0 {
+        if health.all_corrupt > 0 {
             writeln!(
                 out,
                 "          `tidemill get --corrupt PATH LOCAL` gets such bytes as they are; a new version, or `tidemill rm`, resolves the fault"
@@ -187,12 +198,13 @@ impl View for HealthView {
             "resting": health.resting,
             "short": health.short,
             "lost": health.lost,
+            "unavailable": health.unavailable,
             "corrupt": health.corrupt,
-            "hopeless": health.hopeless,
+            "all_corrupt": health.all_corrupt,
             "repairing": health.repairing,
             "bytes_left": health.bytes_left,
             "left_ns": self.left_ns(),
-            "lost_nodes": health.lost_nodes,
+            "failed_nodes": health.failed_nodes,
             "troubled": self.troubled().map(troubled_json).collect::<Vec<_>>(),
             "scrubs": health.scrubs.iter().map(scrub_json).collect::<Vec<_>>(),
             "files": health.ailing.iter().map(ailing_json).collect::<Vec<_>>(),
@@ -300,7 +312,7 @@ mod tests {
     #[test]
     fn missing_node_degrades_health() {
         let (exit, word, text) = printed(v1::HealthReply {
-            lost_nodes: vec![3],
+            failed_nodes: vec![3],
             ..v1::HealthReply::default()
         });
         assert_eq!((exit, word), (3, "degraded"), "{text}");
@@ -308,11 +320,11 @@ mod tests {
         let (exit, word, _) = printed(v1::HealthReply::default());
         assert_eq!((exit, word), (0, "well"));
         let (exit, word, _) = printed(v1::HealthReply {
-            lost: 1,
-            lost_nodes: vec![3],
+            unavailable: 1,
+            failed_nodes: vec![3],
             ..v1::HealthReply::default()
         });
-        assert_eq!((exit, word), (4, "lost"));
+        assert_eq!((exit, word), (4, "unavailable"));
     }
 
     #[test]
@@ -350,7 +362,9 @@ mod tests {
         assert_eq!(states(&[condition::RULE_FAILED]), (0, "well"));
         assert_eq!(states(&[condition::STORE_OFFLINE]), (3, "degraded"));
         let both = [condition::DATA_UNAVAILABLE, condition::NODE_OFFLINE];
-        assert_eq!(states(&both), (4, "lost"));
+        assert_eq!(states(&both), (4, "unavailable"));
+        let lost = [condition::DATA_UNAVAILABLE, condition::DATA_LOST];
+        assert_eq!(states(&lost), (4, "lost"));
     }
 
     #[test]

@@ -16,11 +16,15 @@ type Row = (&'static str, &'static str, &'static str);
 
 /// Settings of `[job]` only.
 const JOB: [Row; 8] = [
-    ("name", "text", "Name of the job or rule, without slashes"),
+    (
+        "name",
+        "text",
+        "Name of the job or rule, without slashes; a job needs it",
+    ),
     (
         "workdir",
         "text",
-        "Absolute path in the cluster to which all names are relative",
+        "Absolute path in the cluster to which all names are relative; a job needs it",
     ),
     (
         "policy",
@@ -90,7 +94,7 @@ const TASK: [Row; 19] = [
     (
         "name",
         "text",
-        "Name of the task, unique in the job; not in rules",
+        "Name of the task, without slashes, unique in the job; a job needs it, and a rule has none",
     ),
     (
         "foreach",
@@ -105,7 +109,7 @@ const TASK: [Row; 19] = [
     (
         "layout",
         "text",
-        "Layout of the output: same stripes the output as the first input",
+        "Layout of the output: same stripes the output as the first input [default: one object]",
     ),
     (
         "variable",
@@ -141,17 +145,29 @@ const TASK: [Row; 19] = [
     (
         "input",
         "inputs",
-        "Files and directories that the task reads",
+        "Files and directories that the task reads, up to 100 000",
     ),
     (
         "output",
         "texts",
-        "Files and directories that the task writes",
+        "Files, and directories with a slash at the end, that the task writes, 1 to 10 000",
     ),
-    ("args", "args", "Arguments of the kernel"),
+    (
+        "args",
+        "args",
+        "Arguments of the kernel, up to 10 000 of 128 KiB each",
+    ),
     ("type", "kernel", "Source of the kernel [default: detected]"),
-    ("stdin", "text", "Input that becomes standard input"),
-    ("stdout", "text", "Output that takes standard output"),
+    (
+        "stdin",
+        "text",
+        "Input that becomes standard input [default: nothing]",
+    ),
+    (
+        "stdout",
+        "text",
+        "Output that takes standard output [default: the log of the task]",
+    ),
     (
         "streaming",
         "streaming",

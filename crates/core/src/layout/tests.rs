@@ -366,7 +366,7 @@ fn bytes_by_node_count_every_readable_replica() {
     assert_eq!(of(&first), [(1, 100), (7, 100)]);
     assert_eq!(of(&Selection::part(1)), [(2, 4096)]);
     assert!(layout.is_readable());
-    layout.parts_mut()[1].replicas[0].state = ReplicaState::Lost;
+    layout.parts_mut()[1].replicas[0].state = ReplicaState::Failed;
     assert!(!layout.is_readable());
 }
 

@@ -61,7 +61,7 @@ pub(crate) enum NodeRefusal {
     NotEmptied(u32),
     #[error(
         "node {node} still has {files} files, such as {names}: empty it with `tidemill node drain {node}` \
-         first, or, if it is lost for good, abandon the files that no other node has with --lose --yes"
+         first, or, if it never returns, abandon the files that no other node has with --lose --yes"
     )]
     HasFiles {
         node: u32,
@@ -69,7 +69,7 @@ pub(crate) enum NodeRefusal {
         names: String,
     },
     #[error(
-        "node {0} is still in use: {1}; wait, or, if it is lost for good, stop it and then remove it"
+        "node {0} is still in use: {1}; wait, or, if it never returns, stop it and then remove it"
     )]
     InUse(u32, String),
     #[error(

@@ -1,6 +1,7 @@
 //! Attributes of inodes: mode, owner, times and extended attributes; and the statistics of the cluster's space.
 
 use super::fault::Fault;
+use super::known_attributes::is_computed;
 use super::parts::Striping;
 use super::transaction::{Change, NAME_MAX, Tx, shown};
 use super::vnode::{InodeRecord, SETGID, SETUID};
@@ -27,30 +28,20 @@ pub(crate) const DIRECTORY_DURABLE: &[u8] = b"user.tidemill.durable";
 /// Attribute of a file, or of a directory for all files below it: whether readers of an unsealed version wait for further bytes, `1` or
 /// `0`.
 pub(crate) const WAIT: &[u8] = b"user.tidemill.wait";
-/// Attributes whose values the cluster computes.
-const VIRTUAL: [&[u8]; 5] = [
-    b"user.tidemill.layout",
-    b"user.tidemill.lineage",
-    b"user.tidemill.object",
-    b"user.tidemill.version",
-    b"user.tidemill.task",
-];
-/// Prefix of attributes that only root may see and set.
+/// Attribute of a file: the places of its bytes.
+pub(super) const LAYOUT: &[u8] = b"user.tidemill.layout";
+/// Attribute of a file: the origin of its version.
+pub(super) const LINEAGE: &[u8] = b"user.tidemill.lineage";
+/// Attribute of a file: the object of its version.
+pub(super) const OBJECT: &[u8] = b"user.tidemill.object";
+/// Attribute of a file: the number of its version.
+pub(super) const VERSION: &[u8] = b"user.tidemill.version";
+/// Attribute of a file: the task that wrote its version.
+pub(super) const TASK: &[u8] = b"user.tidemill.task";
+/// Prefix of attributes that only root sees and sets.
 const TRUSTED: &[u8] = b"trusted.";
 /// Maximum length of the value of an extended attribute, in bytes.
 const VALUE_MAX: usize = 65_536;
-
-fn is_virtual(vnode: &InodeRecord, name: &[u8]) -> bool {
-    let of_directories = [
-        DIRECTORY_DURABLE,
-        DIRECTORY_NODE,
-        DIRECTORY_REPLICAS,
-        DIRECTORY_STRIPES,
-        DIRECTORY_TIER,
-        DIRECTORY_RULE,
-    ];
-    VIRTUAL.contains(&name) || (of_directories.contains(&name) && !vnode.is_dir())
-}
 
 impl Tx<'_> {
     pub(crate) fn get_attr(&self, op: &v1::GetAttr) -> Result<Answer, Fault> {
@@ -129,7 +120,7 @@ impl Tx<'_> {
     pub(crate) fn get_xattr(&self, op: &v1::GetXattr) -> Result<Answer, Fault> {
         let vnode = self.reach(op.ino)?;
         self.need_read(&vnode)?;
-        let value = if is_virtual(&vnode, &op.name) {
+        let value = if is_computed(&op.name, vnode.is_dir()) {
             self.answered(&vnode, &op.name)?
         } else {
             self.check_namespace(&op.name, false)?;
@@ -155,8 +146,8 @@ impl Tx<'_> {
         }
         let number = |value: u64| Some(value.to_string().into_bytes());
         Ok(match name {
-            b"user.tidemill.version" => number(vnode.version),
-            b"user.tidemill.object" if vnode.object != 0 => number(vnode.object),
+            VERSION => number(vnode.version),
+            OBJECT if vnode.object != 0 => number(vnode.object),
             DIRECTORY_NODE => vnode.node().and_then(|node| number(u64::from(node))),
             DIRECTORY_REPLICAS if vnode.object != 0 => {
                 let (wanted, _) = self.replicas_of(vnode.object)?;
@@ -167,9 +158,9 @@ impl Tx<'_> {
                 if memory { "memory" } else { "disk" }.into()
             }),
             DIRECTORY_STRIPES => self.stripes_of(vnode)?.map(String::into_bytes),
-            b"user.tidemill.layout" => Some(self.layout(vnode)?.into_bytes()),
-            b"user.tidemill.task" => self.task_of(vnode.object)?.and_then(number),
-            b"user.tidemill.lineage" if vnode.object != 0 => {
+            LAYOUT => Some(self.layout(vnode)?.into_bytes()),
+            TASK => self.task_of(vnode.object)?.and_then(number),
+            LINEAGE if vnode.object != 0 => {
                 Some(crate::lineage::summary(self, vnode.object)?.into_bytes())
             }
             _ => None,
@@ -274,7 +265,7 @@ impl Tx<'_> {
     }
 
     fn check_settable(&self, vnode: &InodeRecord, name: &[u8]) -> Result<(), Fault> {
-        if is_virtual(vnode, name) {
+        if is_computed(name, vnode.is_dir()) {
             return Err(Fault::AttributeReadOnly(shown(name)));
         }
         self.check_namespace(name, true)?;

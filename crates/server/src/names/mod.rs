@@ -22,6 +22,7 @@ pub(crate) mod holdings;
 pub(crate) mod ids;
 pub(crate) mod input_deletion;
 mod kernels;
+pub mod known_attributes;
 pub(crate) mod lineage;
 pub(crate) mod multi_writer;
 pub(crate) mod notes;

@@ -3,7 +3,7 @@
 //!
 //! - `queue` writes a row for each version that matches a rule, in the transaction that makes the version visible.
 //! - `driver` turns rows into jobs. The transaction that stores a job also updates the rows, so that even a server that is killed at any
-//! moment triggers each rule exactly once per version.
+//!   moment triggers each rule exactly once per version.
 //! - `run_outcome` records the outcomes of the jobs that rules have started.
 //! - `batches` starts the jobs that reduce the results of a hook's map tasks.
 //! - `markers` closes a batch when a marker file appears.

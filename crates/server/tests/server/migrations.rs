@@ -456,7 +456,10 @@ async fn invalid_drain_or_removal_is_refused_with_reason() {
     // All remaining nodes are full or offline: the emptying waits, and reports that.
     let waits = drained(&client, |drain| drain.files_waiting == 1).await;
     assert_eq!((waits.node, waits.files_left, waits.bytes_left), (0, 1, 5));
-    assert_eq!(client.status().await.unwrap().replicas.unwrap().lost, 0);
+    assert_eq!(
+        client.status().await.unwrap().replicas.unwrap().unavailable,
+        0
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -482,12 +485,12 @@ async fn removal_of_dead_node_reports_files_without_other_replica_as_lost() {
     assert_eq!(remove(&client, 0, true).await.unwrap(), 1);
     let health = loop {
         let health = client.status().await.unwrap().replicas.unwrap();
-        if health.lost == 1 {
+        if health.unavailable == 1 {
             break health;
         }
         tokio::task::yield_now().await;
     };
-    assert_eq!(health.lost_paths, [b"/f".to_vec()]);
+    assert_eq!(health.unavailable_paths, [b"/f".to_vec()]);
     // The name exists until a client deletes or overwrites the file.
     assert_eq!(crate::cluster::stat(&client, "/f").await.unwrap().ino, ino);
     unlink(&client, 1, "f").await;
@@ -565,7 +568,7 @@ async fn failed_migration_leaves_version_on_its_node() {
     assert_eq!(replicas(&client, ino).await, json!([at(0, "leaving")]));
     let replicas = client.status().await.unwrap().replicas.unwrap();
     assert_eq!(
-        (replicas.short, replicas.lost),
+        (replicas.short, replicas.unavailable),
         (0, 0),
         "nothing is in danger"
     );

@@ -303,8 +303,11 @@ async fn replicas_of_lost_node_are_recreated_and_removed_when_it_returns() {
     health(&client, |replicas| replicas.short == 0).await;
     let mut third = node(&client, 2, "c").await;
     drop(lost);
-    let reported = health(&client, |replicas| replicas.lost_nodes == [1]).await;
-    assert_eq!((reported.lost, reported.lost_paths.len()), (0, 0));
+    let reported = health(&client, |replicas| replicas.failed_nodes == [1]).await;
+    assert_eq!(
+        (reported.unavailable, reported.unavailable_paths.len()),
+        (0, 0)
+    );
     let sent = copy(&mut third).await;
     let from = sent.1.from.as_ref().unwrap();
     assert_eq!((from.object, from.node), (object, 0));
@@ -336,7 +339,7 @@ async fn replicas_of_lost_node_are_recreated_and_removed_when_it_returns() {
     assert_eq!(replicas(&client, ino).await, two);
     assert_eq!(replicas(&client, other_ino).await, two);
     health(&client, |replicas| {
-        replicas.short == 0 && replicas.lost_nodes.is_empty()
+        replicas.short == 0 && replicas.failed_nodes.is_empty()
     })
     .await;
     drop((first, back));
@@ -358,12 +361,12 @@ async fn file_without_remaining_replica_is_reported_by_path() {
     };
     assert_eq!(sent.1.to, object);
     drop((second, third, first));
-    let reported = health(&client, |replicas| replicas.lost == 1).await;
-    assert_eq!(reported.lost_paths, [b"/d/f".to_vec()]);
-    assert_eq!((reported.short, reported.lost_nodes), (1, vec![0, 1, 2]));
+    let reported = health(&client, |replicas| replicas.unavailable == 1).await;
+    assert_eq!(reported.unavailable_paths, [b"/d/f".to_vec()]);
+    assert_eq!((reported.short, reported.failed_nodes), (1, vec![0, 1, 2]));
     // The loss ends when a node with the file reconnects.
     let _first = node(&client, 0, "a").await;
-    health(&client, |replicas| replicas.lost == 0).await;
+    health(&client, |replicas| replicas.unavailable == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -216,7 +216,7 @@ async fn corrupt_first_replica_is_read_elsewhere_and_repaired() {
     assert_eq!(open(&client, ino, false).await.unwrap(), 1);
     let now = health(&client, "").await;
     assert_eq!(
-        (now.corrupt, now.hopeless, now.repairing, now.lost),
+        (now.corrupt, now.all_corrupt, now.repairing, now.unavailable),
         (1, 0, 1, 0)
     );
     // The repair fails at first: it is retried, and the replica is not forgotten.
@@ -261,7 +261,7 @@ async fn file_with_all_replicas_corrupt_is_reported_until_unlinked() {
     );
     assert_eq!(open(&client, ino, true).await.unwrap(), 0);
     let now = health(&client, "corrupt").await;
-    assert_eq!((now.corrupt, now.hopeless), (1, 1));
+    assert_eq!((now.corrupt, now.all_corrupt), (1, 1));
     let [one] = &now.ailing[..] else {
         panic!("{now:?}")
     };
@@ -273,7 +273,7 @@ async fn file_with_all_replicas_corrupt_is_reported_until_unlinked() {
     unlink(&client, "f").await;
     assert_eq!(first.removed().await, [object]);
     let now = health(&client, "").await;
-    assert_eq!((now.corrupt, now.hopeless, now.short), (0, 0, 0));
+    assert_eq!((now.corrupt, now.all_corrupt, now.short), (0, 0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]

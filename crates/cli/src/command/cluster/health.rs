@@ -12,12 +12,12 @@ const EXAMPLES: &str = "Examples:
   tidemill --json cluster health --all | jq -r '.files[] | select(.kind == \"lost\").path'
 
 Exit codes: 0 all is well; 3 all files are available, but a state of the cluster needs an administrator, or replicas are missing;
-4 files are unavailable: their nodes do not answer, or every replica is corrupt; 5 the cluster can't be reached; another code: the
+4 files are unavailable (their nodes do not answer) or lost (no intact replica remains); 5 the cluster can't be reached; another code: the
 command failed.
 docs/troubleshooting.md lists the states by name.";
 
 /// The lists of files.
-const KINDS: [&str; 3] = ["lost", "corrupt", "short"];
+const KINDS: [&str; 4] = ["lost", "unavailable", "corrupt", "short"];
 
 /// Show the states that need an administrator, and files that are unavailable, corrupt or lack replicas
 #[derive(Debug, clap::Args)]

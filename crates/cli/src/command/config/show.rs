@@ -1,7 +1,7 @@
 //! `tidemill config show`: the value of every setting, and its origin.
 
 use crate::args::Cli;
-use crate::config::{self, SECTIONS};
+use crate::config::{self, keys::Key, keys::keys};
 use crate::context::CommandContext;
 use crate::output::config::{ConfigView, Origin, Setting};
 use clap::{Arg, CommandFactory};
@@ -16,9 +16,6 @@ const EXAMPLES: &str = "Examples:
 A flag takes precedence over the environment, the environment over the file, and the file over the default. Flags of the daemons
 (`tidemill server run`, `tidemill node run`, `tidemill mount`) are not known here: see `ps`. A value that may contain a password is
 not shown.";
-
-/// Sections of keys that every command uses; the keys of the first section stand above all sections of the file.
-const GLOBAL: [(&str, &[&str]); 2] = [("", &["dir", "tls"]), ("client", &["server", "token_file"])];
 
 /// Text in place of a value that may contain a password.
 const HIDDEN: &str = "(not shown)";
@@ -60,30 +57,20 @@ struct Sources<'a> {
 impl Sources<'_> {
     /// Returns all settings, in the order of the help.
     fn all(&self, line: &clap::Command, context: &CommandContext) -> Vec<Setting> {
-        let mut settings = Vec::new();
-        for (section, names) in GLOBAL {
-            let known = |arg: &&Arg| names.contains(&arg.get_id().as_str());
-            for arg in line.get_arguments().filter(known) {
-                settings.push(self.setting(section, arg, flag_value(arg, context)));
-            }
-        }
-        for (section, words) in SECTIONS {
-            let command = words
-                .iter()
-                .try_fold(line, |found, word| found.find_subcommand(word));
-            let prefix = format!("TIDEMILL_{}_", section.to_uppercase());
-            let arguments = command.into_iter().flat_map(clap::Command::get_arguments);
-            for arg in arguments.filter(|arg| variable(arg).starts_with(&prefix)) {
-                settings.push(self.setting(section, arg, None));
-            }
-        }
+        let flag = |key: &Key<'_>| match key.command {
+            [] => flag_value(key.arg, context),
+            _ => None,
+        };
+        let keys = keys(line);
+        let settings = keys.iter().map(|key| self.setting(key, flag(key)));
+        let mut settings: Vec<Setting> = settings.collect();
         settings.extend(self.commands_of_nodes());
         settings
     }
 
-    fn setting(&self, section: &str, arg: &Arg, flag: Option<String>) -> Setting {
-        let key = arg.get_id().as_str().replace('_', "-");
-        let name = variable(arg);
+    fn setting(&self, of: &Key<'_>, flag: Option<String>) -> Setting {
+        let (section, arg) = (of.section, of.arg);
+        let (key, name) = (of.name(), of.variable());
         let in_file = match section {
             "" => self.table.get(&key),
             section => self.table.get(section).and_then(|keys| keys.get(&key)),
@@ -127,12 +114,6 @@ impl Sources<'_> {
         });
         commands.collect()
     }
-}
-
-/// Returns the name of the environment variable of a flag; empty if there is none.
-fn variable(arg: &Arg) -> String {
-    let name = arg.get_env().map(|name| name.to_string_lossy());
-    name.unwrap_or_default().into_owned()
 }
 
 /// Returns the value of a global flag, which the environment may have set, too.

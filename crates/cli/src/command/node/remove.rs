@@ -13,7 +13,7 @@ use tidemill_wire::v1;
 const EXAMPLES: &str = "Examples:
   tidemill node drain 3 --wait && tidemill node remove 3
   tidemill node remove 3 --lose --dry-run      show whether files may be lost, and remove nothing
-  tidemill node remove 3 --lose --yes          its disk is lost: lose files that no other node has
+  tidemill node remove 3 --lose --yes          its disk never returns: lose files that no other node has
 
 The number is not given again: the server refuses a node with it. The directory of the node stays as it is.";
 
@@ -74,10 +74,10 @@ async fn dry_run(
 ) -> anyhow::Result<ExitCode> {
     let state = NodeState::ask(server, args.node).await?;
     let health = server.health().show(v1::HealthRequest::default()).await;
-    let unavailable = health
+    let health = health
         .map_err(|status| server.explain(status))?
-        .into_inner()
-        .lost;
+        .into_inner();
+    let unavailable = health.unavailable + health.lost;
     let node = args.node;
     let is_empty = state.drain.is_some_and(|drain| DrainView(drain).is_empty());
     let up = if state.node.up { "up" } else { "offline" };

@@ -87,7 +87,7 @@ pub(crate) struct Args {
         env = "TIDEMILL_NODE_MEMORY"
     )]
     memory: Option<ByteSize>,
-    /// Other resources for tasks that ask for them, such as gpu=2,licence.x=1
+    /// Other resources for tasks that ask for them, such as gpu=2,licence.x=1: up to 64 names, amounts up to 10⁹ [default: none]
     #[arg(
         long,
         help_heading = "Kernels",

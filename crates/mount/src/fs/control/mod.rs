@@ -1,23 +1,10 @@
 //! The control directory `.tidemill` at the root of the mount, like `/proc` for jobs (AnalyzeThis §3.3). It asks the server (next:
 //! `server/src`).
 //!
-//! | path | purpose |
-//! |---|---|
-//! | `<user>/submit` | write the path of a job script to it |
-//! | `<user>/cancel` | write the handle of a job to it |
-//! | `<user>/joblist` | one line a job: script, handle |
-//! | `<user>/<handle>-status` | the job's tasks |
-//! | `<user>/events` | write a question to it and read arriving files: see [`events`] |
-//! | `<user>/last-error` | reason why the last submission, or question, was refused |
-//! | `<user>/new-files` | write small files to it that are to be created, many at once |
-//! | `nodes/<n>/status` | one node |
-//! | `hooks` | write hooks to it, or read one's own: see [`hooks`] |
-//! | `status` | this mount: closed files that are not sealed yet |
-//! | `lineage/<path>` | inputs of that file, and files that were made from it |
-//!
-//! A user's directory is for that user only. `.analyzethis` is a link to the directory. Neither is listed in the root, so that a copy of the tree
-//! does not contain them.
+//! [`entries`] has the names. A user's directory is for that user only. `.analyzethis` is a link to the control directory. Neither is listed in
+//! the root, so that a copy of the tree does not contain them.
 
+pub(crate) mod entries;
 mod events;
 mod hooks;
 mod new_files;
@@ -222,32 +209,21 @@ impl Fs {
         let text = std::str::from_utf8(name).ok();
         let special = match parent {
             _ if name == b"." => Some(parent),
-            Special::Directory => match text {
-                Some("status") => Some(Special::Status),
-                Some("hooks") => Some(Special::Hooks),
-                Some("nodes") => Some(Special::Nodes),
-                Some("lineage") => Some(Special::Lineage(Inode::ROOT.0)),
-                Some(user) => users::uid(user).map(|uid| {
+            Special::Directory => text.and_then(|name| {
+                let found = entries::top().find(|(known, _)| *known == name);
+                found.map(|(_, special)| special).or_else(|| {
+                    let uid = users::uid(name)?;
                     self.control.users.lock().insert(caller.uid);
-                    Special::User(uid)
-                }),
-                None => None,
-            },
-            Special::User(uid) => match text {
-                Some("submit") => Some(Special::Order(ControlRequest::Submit, uid)),
-                Some("cancel") => Some(Special::Order(ControlRequest::Cancel, uid)),
-                Some("events") => Some(Special::Events(uid)),
-                Some("joblist") => Some(Special::JobList(uid)),
-                Some("last-error") => Some(Special::LastError(uid)),
-                Some("new-files") => Some(Special::NewFiles(uid)),
-                Some(other) => {
-                    let job = other
-                        .strip_suffix("-status")
-                        .and_then(|job| job.parse().ok());
-                    job.map(|job| Special::JobStatus(uid, job))
-                }
-                None => None,
-            },
+                    Some(Special::User(uid))
+                })
+            }),
+            Special::User(uid) => text.and_then(|name| {
+                let found = entries::of_user(uid).find(|(known, _)| *known == name);
+                found.map(|(_, special)| special).or_else(|| {
+                    let job = name.strip_suffix("-status")?.parse().ok()?;
+                    Some(Special::JobStatus(uid, job))
+                })
+            }),
             Special::Nodes => {
                 self.control.on_look_up(text);
                 text.and_then(|n| n.parse().ok()).map(Special::Node)
@@ -363,22 +339,15 @@ impl Fs {
                     .iter()
                     .map(|uid| named(users::name(*uid), Special::User(*uid)))
                     .collect();
-                entries.push(named("status".into(), Special::Status));
-                entries.push(named("hooks".into(), Special::Hooks));
-                entries.push(named("nodes".into(), Special::Nodes));
-                entries.push(named("lineage".into(), Special::Lineage(Inode::ROOT.0)));
+                entries.extend(entries::top().map(|(name, special)| named(name.into(), special)));
                 entries
             }
             Special::User(uid) => {
                 pace.wait()?;
-                let mut entries = vec![
-                    named("submit".into(), Special::Order(ControlRequest::Submit, uid)),
-                    named("cancel".into(), Special::Order(ControlRequest::Cancel, uid)),
-                    named("events".into(), Special::Events(uid)),
-                    named("joblist".into(), Special::JobList(uid)),
-                    named("last-error".into(), Special::LastError(uid)),
-                    named("new-files".into(), Special::NewFiles(uid)),
-                ];
+                let own = entries::of_user(uid);
+                let mut entries: Vec<_> = own
+                    .map(|(name, special)| named(name.into(), special))
+                    .collect();
                 for job in self.jobs_of(uid)? {
                     let name = format!("{}-status", job.job);
                     entries.push(named(name, Special::JobStatus(uid, job.job)));

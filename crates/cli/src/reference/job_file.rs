@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 const SCHEMA: &str = include_str!("../../../../examples/job.schema.json");
 
 const HEAD: &str = "# Settings of job files\n
-This page lists every setting of jobs, rules and hooks in TOML. [Job files](../job-scripts.md), [rules](../rules.md) and [hooks](../hooks.md)
+This page lists every setting of jobs, rules and hooks in TOML. [Job files](../job-files.md), [rules](../rules.md) and [hooks](../hooks.md)
 explain the settings. `examples/job.schema.json` is the same list as a JSON Schema, for editors.\n
 Lengths of time are seconds, or strings such as `\"90s\"`, `\"5m\"`, `\"2h\"`, `\"1d\"`. Sizes are bytes, or strings such as `\"512MB\"`
 (powers of 1000) or `\"4GiB\"` (powers of 1024).\n\n";

@@ -1,7 +1,7 @@
 //! Jobs: a script's settings with their types and meanings, and the graph of its tasks.
 //!
 //! [`Job::parse`] takes a script's text, TOML or libconfig, and finds all errors that can be found without access to the cluster. [`resolve`] accesses the cluster
-//! through the trait [`Outside`] and returns the job that the dispatcher takes. Neither does any I/O. `docs/job-scripts.md` is the user's
+//! through the trait [`Outside`] and returns the job that the dispatcher takes. Neither does any I/O. `docs/job-files.md` is the user's
 //! page about jobs.
 
 mod dag;

@@ -1331,7 +1331,7 @@ fn documented_jobs(page: &str) -> Vec<Job> {
 #[test]
 fn documented_jobs_parse() {
     let pages: [(&str, &[usize]); 5] = [
-        (include_str!("../../../../docs/job-scripts.md"), &[3, 2, 2]),
+        (include_str!("../../../../docs/job-files.md"), &[3, 2, 2]),
         (
             include_str!("../../../../docs/parallel-tasks.md"),
             &[3, 3, 3],
@@ -1349,7 +1349,7 @@ fn documented_jobs_parse() {
 
 #[test]
 fn documented_listing_in_libconfig_equals_job_in_toml() {
-    let page = include_str!("../../../../docs/job-scripts.md");
+    let page = include_str!("../../../../docs/job-files.md");
     let [listing] = code_blocks(page, "libconfig")[..] else {
         panic!("the page shows one job in libconfig")
     };

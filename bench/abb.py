@@ -141,7 +141,7 @@ def hooked(machine, pattern, what):
         machine.tidemill(*words, "--reduce", f"{reduce} dtype=text", "--group", str(files), "--result", "out/all")
         results = ["all"]
     else:
-        machine.tidemill(*words, "--result", "out/${stem}")
+        machine.tidemill(*words, "--result", "out/{stem}")
         results = [str(number) for number in range(files)]
     paths, asked = [os.path.join(machine.mount_point, "run", "out", name) for name in results], time.monotonic()
 

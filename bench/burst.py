@@ -171,7 +171,7 @@ def hooks(options):
                     place = os.path.join(cluster.mount_point, f"{what}-{side}-{turn}")
                     os.mkdir(place)
                     if side == "ours":
-                        cluster.tidemill("rule", "create", f"/{what}-{side}-{turn}/*.f64", "--map", kernel, "--result", "out/${stem}", "--on", "write",
+                        cluster.tidemill("rule", "create", f"/{what}-{side}-{turn}/*.f64", "--map", kernel, "--result", "out/{stem}", "--on", "write",
                                        "--name", "bench")
                     os.sync()
                     times[side].append(written(subprocess.Popen, source, place, options.ranks))

@@ -89,7 +89,7 @@ def measure(options, count, program):
                 cluster.client.call("sync", "-f", os.path.join(root, "out"))
 
             def inside():
-                job = cluster.ask("submit", "--no-cache", os.path.join(EXAMPLE, "dscal.conf"))["job"]
+                job = cluster.ask("submit", "--no-cache", os.path.join(EXAMPLE, "dscal.toml"))["job"]
                 cluster.tidemill("job", "watch", str(job))
 
             times = {"ours": [], "peer": []}

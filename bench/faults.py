@@ -443,7 +443,7 @@ def main():
     try:
         cluster.start()
         if args.hooks:
-            hook = ("--map", "/usr/bin/sha256sum", "--result", "/sums/${batch}", "--on", "write", "--name", "sums")
+            hook = ("--map", "/usr/bin/sha256sum", "--result", "/sums/{batch}", "--on", "write", "--name", "sums")
             added = cluster.run("rule", "create", "/w*/f*", *hook)
             assert added.returncode == 0, added.stderr
         load = Load(cluster, args.seed, args.writers)

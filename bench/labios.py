@@ -302,7 +302,7 @@ def montage(options):
 
 def show_montage(options, cluster, source):
     directory, data, inputs = source
-    script = open(os.path.join(data, "montage.conf")).read().replace("workdir =", 'intermediate = "memory"; workdir =', 1)
+    script = open(os.path.join(data, "montage.toml")).read().replace("workdir =", 'intermediate = "memory"\nworkdir =', 1)
     times, first = {way: [] for way in ("ext4", "mount", "workspace", "job")}, None
     for _ in range(options.rounds):
         for way in times:

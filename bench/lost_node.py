@@ -38,7 +38,7 @@ def run(options, directory, lost=None, after_s=0.0):
     try:
         cluster.fill(os.path.join(options.workload, "data"))
         wait("the replicas of the inputs", lambda: cluster.ask("status")["replicas"]["short"] == 0)
-        script = os.path.join(options.workload, "job.conf")
+        script = os.path.join(options.workload, "job.toml")
         job = str(cluster.ask("submit", "--no-cache", script, "--policy", options.policy)["job"])
         if lost is not None:
             time.sleep(after_s)

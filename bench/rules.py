@@ -22,7 +22,7 @@ from local_cluster import Cluster
 
 RULE = """
 name = "count"; workdir = "/w"; pattern = "in/*.txt"; cache = false;
-task = { kernel = "wordcount"; output = [ "out/${stem}" ]; };
+task = { kernel = "wordcount"; output = [ "out/{stem}" ]; };
 """
 TEXT = "".join(f"line {number} of a file that somebody has dropped\n" for number in range(20))
 

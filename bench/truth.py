@@ -72,7 +72,7 @@ def measure(options, workload, nodes, run, number):
     try:
         cluster.fill(os.path.join(workload, "data"))
         policy = "min-wait" if run.startswith(CALIBRATION) else run
-        job = cluster.ask("submit", "--no-cache", os.path.join(workload, "job.conf"), "--policy", policy)["job"]
+        job = cluster.ask("submit", "--no-cache", os.path.join(workload, "job.toml"), "--policy", policy)["job"]
         cluster.tidemill("--quiet", "job", "watch", str(job))
         cluster.tidemill("job", "export-trace", str(job), "--output", path)
         testbed.say(f"measured {os.path.basename(path)}")

@@ -85,7 +85,7 @@ done
 say "Planning: which images overlap (headers only; every Montage run starts with that)"
 python3 "$repo/examples/montage/plan.py" "$dir/data"
 python3 "$repo/examples/montage/make-job.py" "$dir/data" "$directory"
-script=$dir/data/montage.conf
+script=$dir/data/montage.toml
 if [ -n "$policy" ]; then
   sed -i "1i policy = \"$policy\";" "$script"
 fi
@@ -100,8 +100,8 @@ if [ -z "$reason" ]; then
   done
   tidemill ls -l "$directory"
   control=$mount/.tidemill/$(id -un)
-  say "Submitting: echo $mount$directory/montage.conf > $control/submit"
-  if ! echo "$mount$directory/montage.conf" > "$control/submit"; then
+  say "Submitting: echo $mount$directory/montage.toml > $control/submit"
+  if ! echo "$mount$directory/montage.toml" > "$control/submit"; then
     cat "$control/last-error" >&2
     exit 1
   fi

@@ -13,7 +13,7 @@ case $name in
   montage) cp "$out"/source/images/* "$out"/source/plan/* "$out/data/" ;;
   keywords) cp "$out"/source/input/* "$out/data/" ;;
 esac
-cp "$out/source/$name.conf" "$out/job.conf"
+cp "$out/source/$name.toml" "$out/job.toml"
 # kernel<TAB>command; keywords' kernels write to standard output.
 awk -F'\t' -v redirect="$([ "$name" = keywords ] && echo 1 || echo 0)" \
   '{ split($4, words, " "); print words[1] "\t" $4 (redirect ? " > " $3 : "") }' "$out/source/commands.tsv" > "$out/commands.tsv"

@@ -3,7 +3,7 @@
 
   testbed.py WORKLOAD_DIR [--nodes 4] [--client-cores 1] [--node-cores 0.25] [--rate-mbit 1000] [--runs 1]
 
-WORKLOAD_DIR contains `data/` (the input files), `job.conf` (a job script with the workdir /work) and `commands.tsv` (the same tasks
+WORKLOAD_DIR contains `data/` (the input files), `job.toml` (a job file with the workdir /work) and `commands.tsv` (the same tasks
 as `kernel<TAB>command`, in a possible order of execution). See bench/README.md.
 
 Offline: the client runs the commands in sequence in the mounted directory; all bytes of its reads and writes cross its link. In the
@@ -175,7 +175,7 @@ def once(options, mode, run):
         if mode == "offline":
             result = offline(cluster, os.path.join(options.workload, "commands.tsv"))
         else:
-            result = in_cluster(cluster, os.path.join(options.workload, "job.conf"), mode)
+            result = in_cluster(cluster, os.path.join(options.workload, "job.toml"), mode)
         say(f"run {run + 1}: {mode}: {result['wall_s']:.1f} s, {result['link_bytes'] / 1e6:.1f} MB over links")
         return {"workload": os.path.basename(options.workload), "run": run, **result}
     finally:

@@ -23,7 +23,7 @@ mount=$directory/cluster/mnt
 "$tidemill" mkdir /cmip6/in
 rules="monthly annual"
 if command -v cdo >/dev/null; then rules+=" cdo"; fi
-for rule in $rules; do "$tidemill" --quiet rule create "$here/$rule.rule" >/dev/null; done
+for rule in $rules; do "$tidemill" --quiet rule create "$here/$rule.toml" >/dev/null; done
 
 count() { find "$mount/cmip6/$1" -name '*.nc' 2>/dev/null | wc -l; }
 busy() {

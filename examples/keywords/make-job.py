@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes the job script that counts the keywords.
+"""Writes the job file that counts the keywords.
 
 usage: make-job.py DATA WORKDIR
 
   DATA      directory of get-data.sh
   WORKDIR   directory of the cluster for the files of DATA/input, such as /keywords
 
-Writes DATA/keywords.conf, the job script, and DATA/commands.tsv, the same tasks for offline.sh. The
+Writes DATA/keywords.toml, the job file, and DATA/commands.tsv, the same tasks for offline.sh. The
 columns of commands.tsv are name, inputs, outputs and command, with spaces between words. Standard output
 is the only output of a task.
 """
@@ -36,19 +36,19 @@ def tasks_for(groups):
 
 
 def words(values):
-    return "[ " + ", ".join(f'"{value}"' for value in values) + " ]"
+    return "[" + ", ".join(f'"{value}"' for value in values) + "]"
 
 
-def script(tasks, workdir):
-    """Returns the tasks as a job script."""
-    groups = [
-        f'  {{ name = "{t["name"]}"; kernel = "{t["kernel"]}";\n'
-        f'    args = {words(t["args"])};\n'
-        f'    input = {words(t["in"])};\n'
-        f'    output = [ "{t["out"]}" ]; stdout = "{t["out"]}"; }}'
+def job_file(tasks, workdir):
+    """Returns the tasks as a job file."""
+    tables = [
+        f'\n[[task]]\nname = "{t["name"]}"\nkernel = "{t["kernel"]}"\n'
+        f'args = {words(t["args"])}\n'
+        f'input = {words(t["in"])}\n'
+        f'output = ["{t["out"]}"]\nstdout = "{t["out"]}"\n'
         for t in tasks
     ]
-    return f'name = "keywords";\nworkdir = "{workdir}";\ntasks = (\n' + ",\n".join(groups) + "\n);\n"
+    return f'[job]\nname = "keywords"\nworkdir = "{workdir}"\n' + "".join(tables)
 
 
 def main():
@@ -56,13 +56,13 @@ def main():
         sys.exit(__doc__.split("\n\n")[1])
     data, workdir = pathlib.Path(sys.argv[1]), sys.argv[2]
     tasks = tasks_for(sorted(path.name for path in (data / "input").glob("group-*.txt")))
-    (data / "keywords.conf").write_text(script(tasks, workdir))
+    (data / "keywords.toml").write_text(job_file(tasks, workdir))
     lines = [
         "\t".join([t["name"], " ".join(t["in"]), t["out"], " ".join(["./" + t["kernel"], *t["args"]])])
         for t in tasks
     ]
     (data / "commands.tsv").write_text("\n".join(lines) + "\n")
-    print(f"keywords: {data / 'keywords.conf'}: {len(tasks)} tasks, 2 kernels")
+    print(f"keywords: {data / 'keywords.toml'}: {len(tasks)} tasks, 2 kernels")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes the job script of a mosaic.
+"""Writes the job file of a mosaic.
 
 usage: make-job.py DATA WORKDIR
 
   DATA      directory of get-data.sh
   WORKDIR   directory of the cluster for the files of DATA/images and DATA/plan, such as /montage
 
-Writes DATA/montage.conf, the job script, and DATA/commands.tsv, the same tasks for offline.sh and
+Writes DATA/montage.toml, the job file, and DATA/commands.tsv, the same tasks for offline.sh and
 check-inputs.py. The columns of commands.tsv are name, inputs, outputs and command, with spaces between
 words.
 """
@@ -102,19 +102,19 @@ def mosaic(data):
 
 
 def words(values):
-    return "[ " + ", ".join(f'"{value}"' for value in values) + " ]"
+    return "[" + ", ".join(f'"{value}"' for value in values) + "]"
 
 
-def script(tasks, workdir):
-    """Returns the tasks as a job script."""
-    groups = [
-        f'  {{ name = "{t["name"]}"; kernel = "{t["command"][0]}";\n'
-        f'    args = {words(t["command"][1:])};\n'
-        f'    input = {words(t["in"])};\n'
-        f'    output = {words(t["out"])}; }}'
+def job_file(tasks, workdir):
+    """Returns the tasks as a job file."""
+    tables = [
+        f'\n[[task]]\nname = "{t["name"]}"\nkernel = "{t["command"][0]}"\n'
+        f'args = {words(t["command"][1:])}\n'
+        f'input = {words(t["in"])}\n'
+        f'output = {words(t["out"])}\n'
         for t in tasks
     ]
-    return f'name = "montage";\nworkdir = "{workdir}";\ntasks = (\n' + ",\n".join(groups) + "\n);\n"
+    return f'[job]\nname = "montage"\nworkdir = "{workdir}"\n' + "".join(tables)
 
 
 def main():
@@ -122,14 +122,14 @@ def main():
         sys.exit(__doc__.split("\n\n")[1])
     data, workdir = pathlib.Path(sys.argv[1]), sys.argv[2]
     tasks = mosaic(data)
-    (data / "montage.conf").write_text(script(tasks, workdir))
+    (data / "montage.toml").write_text(job_file(tasks, workdir))
     lines = [
         "\t".join([t["name"], *(" ".join(t[key]) for key in ("in", "out", "command"))])
         for t in tasks
     ]
     (data / "commands.tsv").write_text("\n".join(lines) + "\n")
     kernels = {t["command"][0] for t in tasks}
-    print(f"montage: {data / 'montage.conf'}: {len(tasks)} tasks, {len(kernels)} kernels")
+    print(f"montage: {data / 'montage.toml'}: {len(tasks)} tasks, {len(kernels)} kernels")
 
 
 if __name__ == "__main__":

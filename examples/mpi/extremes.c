@@ -3,7 +3,7 @@
  *
  *   mpicc -shared -fPIC -o extremes.so extremes.c
  *   cp extremes.so ~/cluster/lib/
- *   tidemill rule create '/run/*.f64' --mpi --map /lib/extremes.so --result 'extremes/${stem}.txt'
+ *   tidemill rule create '/run/*.f64' --mpi --map /lib/extremes.so --result 'extremes/{stem}.txt'
  */
 #include <mpi.h>
 #include <stdio.h>

@@ -24,8 +24,8 @@ done
 rm -rf "$sea"
 mkdir "$sea"
 cp "$here/quicklook.py" "$sea/"
-"$tidemill" --quiet rule create '/sea/sea-*.nc' --name extremes --map 'reduce op=stats variable=surface to=csv' --result 'extremes/${stem}.csv'
-"$tidemill" --quiet rule create '/sea/sea-*.nc' --name quicklook --map /sea/quicklook.py --result 'quicklook/${stem}.png'
+"$tidemill" --quiet rule create '/sea/sea-*.nc' --name extremes --map 'reduce op=stats variable=surface to=csv' --result 'extremes/{stem}.csv'
+"$tidemill" --quiet rule create '/sea/sea-*.nc' --name quicklook --map /sea/quicklook.py --result 'quicklook/{stem}.png'
 
 made() { find "$sea/$1" -type f 2>/dev/null | wc -l; }
 

@@ -21,7 +21,7 @@ cc -O2 -o "$directory/model" "$here/model.c" -lm
 "$tidemill" mkdir /model
 cp "$here/analyse.py" "$mount/model/"
 sync "$mount/model/analyse.py"
-"$tidemill" --quiet rule create "$here/analyse.rule" >/dev/null
+"$tidemill" --quiet rule create "$here/analyse.toml" >/dev/null
 
 begun=$(now)
 "$directory/model" "$mount/model/run.surface" 512 "$records" 100

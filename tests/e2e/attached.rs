@@ -121,8 +121,8 @@ fn attached_directory_lists_store_and_jobs_name_it_by_remote() {
         "{}",
         printed.err
     );
-    let rule = r#"name = "count"; workdir = "/"; pattern = "/remotes/cloud/(?<n>[a-z]+).txt";
-        task = { kernel = "/bin/sh"; args = [ "-c", "wc -c < \"$1\"", "sh", "${file}" ]; output = [ "out/${n}" ]; stdout = "out/${n}"; };"#;
+    let rule = r#"name = "count"; workdir = "/"; pattern = "/remotes/cloud/{n}.txt";
+        task = { kernel = "/bin/sh"; args = [ "-c", "wc -c < \"$1\"", "sh", "{file}" ]; output = [ "out/{n}" ]; stdout = "out/{n}"; };"#;
     std::fs::write(cluster.path("rule"), rule).unwrap();
     let rule = cluster.path("rule").display().to_string();
     let printed = cluster.run(&["rule", "create", &rule]);
@@ -350,8 +350,8 @@ fn each_object_becomes_one_file_and_triggers_once_despite_kills() {
     for number in 0..MANY {
         cloud.put(&format!("in/{number}"), &format!("{number}\n"));
     }
-    let rule = r#"name = "once"; workdir = "/"; pattern = "cloud/in/(?<n>[0-9]+)";
-        task = { kernel = "/bin/sh"; args = [ "-c", "cat \"$1\"", "sh", "${file}" ]; stdout = "out/${n}"; output = [ "out/${n}" ]; };"#;
+    let rule = r#"name = "once"; workdir = "/"; regex = "cloud/in/(?<n>[0-9]+)";
+        task = { kernel = "/bin/sh"; args = [ "-c", "cat \"$1\"", "sh", "{file}" ]; stdout = "out/{n}"; output = [ "out/{n}" ]; };"#;
     std::fs::write(cloud.cluster.path("rule"), rule).unwrap();
     cloud.cluster.sh("mkdir out");
     let rule = cloud.cluster.path("rule").display().to_string();

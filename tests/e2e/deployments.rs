@@ -170,7 +170,7 @@ fn burst_buffer_maps_new_files_and_stages_out_to_backend() {
     };
     assert_eq!(up.nodes(), [997, 998]);
     std::fs::create_dir(up.at("run")).unwrap();
-    let hook = ["--map", "wordcount", "--result", "count/${stem}"];
+    let hook = ["--map", "wordcount", "--result", "count/{stem}"];
     up.json(&[&["rule", "create", "/run/*.txt"][..], &hook].concat());
     std::fs::write(up.at("run/a.txt"), "a b\n").unwrap();
     wait("it is mapped", || {

@@ -48,7 +48,8 @@ fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
     assert_eq!(listed(&["--state", "done"]), [good]);
     assert_eq!(listed(&["--state", "failed,cancelled"]), [bad]);
     assert_eq!(listed(&["--name", "g*d"]), [good]);
-    assert_eq!(listed(&["--name", "[g]ood"]), [0_u64; 0]);
+    assert_eq!(listed(&["--name", "[g]ood"]), [good]);
+    assert_eq!(listed(&["--name", "\\[g]ood"]), [0_u64; 0]);
 
     // A job that has not ended stays.
     let waits = cluster.submit(&script("waits", "gzip").replace("\"in\"", "\"later\""));

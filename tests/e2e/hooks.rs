@@ -87,7 +87,7 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
     cluster.sh("mkdir run");
     let made = add(
         &cluster,
-        "'/run/step-*.txt' --map wordcount --reduce 'cat {inputs}' --result 'all-${batch}' --inputs delete --group 4 --name words",
+        "'/run/step-*.txt' --map wordcount --reduce 'cat {inputs}' --result 'all-{batch}' --inputs delete --group 4 --name words",
     );
     assert_eq!(
         (&made["workdir"], &made["hook"]["group"]),
@@ -134,7 +134,7 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
     // A file may stay, and is evicted from the tier as soon as it is stored.
     add(
         &cluster,
-        "'/run/step-*.txt' --map wordcount --result 'w/${name}' --inputs evict",
+        "'/run/step-*.txt' --map wordcount --result 'w/{name}' --inputs evict",
     );
     cluster.sh("seq 6 > run/step-6.txt");
     wait("it is mapped", || count(&cluster, "wordcount", "done") == 1);
@@ -200,7 +200,7 @@ fn map_during_write_equals_map_of_sealed_file() {
             add(
                 &cluster,
                 &format!(
-                    "'/run/*.f64' --map '{map}' --result '{name}/${{stem}}-{on}' --on {on} --name {name}-{on}"
+                    "'/run/*.f64' --map '{map}' --result '{name}/{{stem}}-{on}' --on {on} --name {name}-{on}"
                 ),
             );
         }
@@ -259,7 +259,7 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
         add(
             &cluster,
             &format!(
-                "'/run/*.dat' --map '{map}' --result '{name}/${{name}}' --name {name} {bounds}"
+                "'/run/*.dat' --map '{map}' --result '{name}/{{name}}' --name {name} {bounds}"
             ),
         );
     }
@@ -289,7 +289,7 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
     }
     add(
         &cluster,
-        "'/run/*.dat' --map wordcount --result 'repaired/${name}' --name crash --replace",
+        "'/run/*.dat' --map wordcount --result 'repaired/{name}' --name crash --replace",
     );
     cluster.json(&["rule", "retry", "crash"]);
     wait(
@@ -339,14 +339,14 @@ fn hooks_have_only_the_rights_of_their_owner() {
     cluster.sh("mkdir -m 755 run; mkdir -m 777 out");
     add(
         &cluster,
-        "'/run/*.dat' --map wordcount --result '/out/root-${name}' --name roots",
+        "'/run/*.dat' --map wordcount --result '/out/root-{name}' --name roots",
     );
     let other = |args: &str| {
         let user = "setpriv --reuid 65534 --regid 65534 --clear-groups";
         cluster.try_sh(&format!("{user} {:?} {args}", cluster.tidemill()))
     };
     let mine = other(
-        "rule create '/run/*.dat' --map wordcount --result '/out/${name}' --inputs delete --name mine",
+        "rule create '/run/*.dat' --map wordcount --result '/out/{name}' --inputs delete --name mine",
     );
     assert!(mine.ok, "{}", mine.err);
     for what in ["show", "flush", "delete"] {
@@ -385,7 +385,7 @@ fn hooks_file_accepts_text_of_the_paper() {
         return;
     };
     cluster.sh("mkdir run");
-    let text = "<run/*.dat>\n op: map\n lib_path: wordcount\n output: parts/${name}\n cache times: 1\n</run/*.dat>\n\
+    let text = "<run/*.dat>\n op: map\n lib_path: wordcount\n output: parts/{name}\n cache times: 1\n</run/*.dat>\n\
                 <run/*.dat>\n op: reduce\n lib_path: cat {inputs}\n output: all\n</run/*.dat>\n";
     std::fs::write(
         cluster.at(".tidemill/hooks"),
@@ -413,7 +413,7 @@ fn hooks_file_accepts_text_of_the_paper() {
     // The file also takes a hook in TOML.
     cluster.json(&["rule", "delete", "wordcount"]);
     let toml = "[job]\nname = \"lines\"\nworkdir = \"/run\"\n[on]\nfiles = \"*.dat\"\n\
-                [hook]\nmap = \"wordcount\"\noutput = \"lines/${name}\"\n";
+                [hook]\nmap = \"wordcount\"\noutput = \"lines/{name}\"\n";
     std::fs::write(cluster.at(".tidemill/hooks"), toml).unwrap();
     let listed = cluster.sh("cat .tidemill/hooks");
     assert!(listed.contains("name: lines\n"), "{listed}");
@@ -429,12 +429,12 @@ fn lagging_maps_run_after_close_and_lose_nothing() {
     };
     cluster.sh("mkdir run");
     let hook = |map: &str| {
-        format!("'/run/*.dat' --map {map} --result 'sums/${{name}}' --on write --name sums")
+        format!("'/run/*.dat' --map {map} --result 'sums/{{name}}' --on write --name sums")
     };
     add(&cluster, &hook("/usr/bin/md5sum"));
     let gone = add(
         &cluster,
-        "'/run/*.dat' --map wordcount --result 'w/${name}' --on write --name gone",
+        "'/run/*.dat' --map wordcount --result 'w/{name}' --on write --name gone",
     );
     let files = |name: &str| {
         cluster
@@ -491,7 +491,7 @@ fn maps_of_removed_hook_end_when_their_file_is_abandoned() {
     cluster.sh("mkdir run");
     add(
         &cluster,
-        "'/run/*.dat' --map /usr/bin/md5sum --result 'sums/${name}' --on write --name sums",
+        "'/run/*.dat' --map /usr/bin/md5sum --result 'sums/{name}' --on write --name sums",
     );
     let running = || {
         let jobs = cluster.json(&["job", "list"]);
@@ -554,9 +554,8 @@ fn maps_wait_for_end_of_burst_up_to_a_limit() {
         ("good", "max"),
     ] {
         let bounds = "--on write --time 3s";
-        let words = format!(
-            "'/run/*.f64' --map '{map}' --result '{name}/${{stem}}' --name {name} {bounds}"
-        );
+        let words =
+            format!("'/run/*.f64' --map '{map}' --result '{name}/{{stem}}' --name {name} {bounds}");
         add(&cluster, &words);
     }
     let end = AtomicBool::new(false);

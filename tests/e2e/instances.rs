@@ -151,7 +151,7 @@ fn each_stripe_of_a_file_becomes_a_file_of_its_own() {
     };
     let id = cluster.submit(&job(
         r#"name = "sum"; kernel = "md5sum"; type = "program"; per = "stripe"; args = [ "d/f" ]; input = [ "d/f" ];
-           output = [ "sums/%stripe" ]; stdout = "sums/%stripe";"#,
+           output = [ "sums/{stripe}" ]; stdout = "sums/{stripe}";"#,
     ));
     cluster.done(id);
     let names = cluster.sh("ls sums");
@@ -191,7 +191,7 @@ fn each_file_has_its_instance_and_later_task_reads_all() {
     cluster.sh("mkdir raw; for i in a b c; do echo $i > raw/$i.txt; done");
     let script = r#"name = "j"; workdir = "/"; tasks = (
         { name = "up"; kernel = "tr"; type = "program"; args = [ "a-z", "A-Z" ]; per = "file"; input = [ "raw/*.txt" ];
-          stdin = "raw/%name"; output = [ "up/%stem.up" ]; stdout = "up/%stem.up"; },
+          stdin = "raw/{name}"; output = [ "up/{stem}.up" ]; stdout = "up/{stem}.up"; },
         { name = "all"; kernel = "cat"; type = "program"; args = [ "{inputs}" ]; input = [ "up/*" ]; output = [ "all" ]; stdout = "all"; } );"#;
     let id = cluster.submit(script);
     cluster.done(id);
@@ -492,8 +492,8 @@ fn halo_shows_bytes_beyond_the_stripe() {
         return;
     };
     let id = cluster.submit(&job(
-        r#"name = "s"; kernel = "sh"; type = "program"; args = [ "-c", "cat d/f; echo %before %after" ]; per = "stripe"; halo = 8;
-           input = [ "d/f" ]; output = [ "s/%stripe" ]; stdout = "s/%stripe";"#,
+        r#"name = "s"; kernel = "sh"; type = "program"; args = [ "-c", "cat d/f; echo {before} {after}" ]; per = "stripe"; halo = 8;
+           input = [ "d/f" ]; output = [ "s/{stripe}" ]; stdout = "s/{stripe}";"#,
     ));
     cluster.done(id);
     let read = read_all(&cluster, "s");
@@ -502,8 +502,8 @@ fn halo_shows_bytes_beyond_the_stripe() {
     assert!(read[3] == [&bytes[3 * UNIT - 8..], b"8 0\n"].concat());
     // A stripe is a number of records.
     let id = cluster.submit(&job(
-        r#"name = "r"; kernel = "sh"; type = "program"; args = [ "-c", "cat d/f; echo %before %after" ]; per = "stripe"; records = 100; halo = 2;
-           input = [ "d/f" ]; output = [ "r/%stripe" ]; stdout = "r/%stripe";"#,
+        r#"name = "r"; kernel = "sh"; type = "program"; args = [ "-c", "cat d/f; echo {before} {after}" ]; per = "stripe"; records = 100; halo = 2;
+           input = [ "d/f" ]; output = [ "r/{stripe}" ]; stdout = "r/{stripe}";"#,
     ));
     cluster.done(id);
     let read = read_all(&cluster, "r");
@@ -601,7 +601,7 @@ fn cancelled_instances_leave_nothing_and_parts_are_private() {
     // A user who may not read a file learns nothing of its parts, and gets none of them.
     cluster.sh("chmod 700 d; mkdir -m 777 theirs");
     let script = r#"name = "j"; workdir = "/theirs"; tasks = ( { name = "t"; kernel = "cat"; type = "program"; args = [ "f" ];
-        per = "stripe-object"; input = [ "/d/f" ]; output = [ "o.%part" ]; stdout = "o.%part"; } );"#;
+        per = "stripe-object"; input = [ "/d/f" ]; output = [ "o.{part}" ]; stdout = "o.{part}"; } );"#;
     let file = cluster.at("theirs/job.conf");
     std::fs::write(&file, script).unwrap();
     let submit = cluster.at(".tidemill/65534/submit");

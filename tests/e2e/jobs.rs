@@ -309,7 +309,7 @@ fn keywords_of_c_sources_agree_with_grep() {
     let data = data.display();
     cluster.sh(&format!("{example}/get-data.sh --part kernel --groups 6 {data} >&2 && {example}/make-job.py {data} /k >&2"));
     cluster.sh(&format!("mkdir k && cp {data}/input/* k/"));
-    let printed = cluster.run(&["submit", &format!("{data}/keywords.conf"), "--watch"]);
+    let printed = cluster.run(&["submit", &format!("{data}/keywords.toml"), "--watch"]);
     assert!(printed.ok, "{}{}", printed.out, printed.err);
     cluster.sh(&format!("{example}/check.sh {data} k/keywords.tsv"));
 }
@@ -334,7 +334,7 @@ fn montage_in_the_cluster_gives_the_same_mosaic_as_outside() {
     cluster.sh(&format!("mkdir m && cp {data}/images/* {data}/plan/* m/"));
     let printed = cluster.run(&[
         "submit",
-        &format!("{data}/montage.conf"),
+        &format!("{data}/montage.toml"),
         "--policy",
         "hybrid",
         "--watch",

@@ -113,7 +113,7 @@ fn kernels_run_on_nodes_with_values_and_read_each_once() {
     let numbers = with_records(&cluster);
     let id = cluster.submit(&job(
         r#"name = "sum"; kernel = "sum"; args = [ "dtype=i64" ]; per = "stripe-object"; variable = "columns:_=V8,x=<i8,_=V8";
-           input = [ "records" ]; output = [ "sum.%part" ];"#,
+           input = [ "records" ]; output = [ "sum.{part}" ];"#,
     ));
     let reported = cluster.done(id);
     let tasks = reported["tasks"].as_array().unwrap();
@@ -138,7 +138,7 @@ fn kernels_run_on_nodes_with_values_and_read_each_once() {
     // The same task over the same bytes is cached; a task for another column is another task.
     let again = cluster.done(cluster.submit(&job(
         r#"name = "sum"; kernel = "sum"; args = [ "dtype=i64" ]; per = "stripe-object"; variable = "columns:x=<i8,_=V16";
-           input = [ "records" ]; output = [ "first.%part" ];"#,
+           input = [ "records" ]; output = [ "first.{part}" ];"#,
     )));
     assert!(again["tasks"][0]["reused"].is_null(), "{again:#}");
     let first: i64 = cluster
@@ -158,7 +158,7 @@ fn missing_or_corrupt_variable_is_reported() {
     let mut bytes = std::fs::read(fixture("netcdf4.nc")).unwrap();
     let reported = |file: &str, mapper: &str| {
         let task = format!(
-            r#"name = "t"; kernel = "mean"; per = "chunk"; variable = "{mapper}"; input = [ "{file}" ]; output = [ "m.%chunk" ];"#
+            r#"name = "t"; kernel = "mean"; per = "chunk"; variable = "{mapper}"; input = [ "{file}" ]; output = [ "m.{{chunk}}" ];"#
         );
         let printed = cluster.try_submit(&job(&task));
         assert!(!printed.ok, "{file} {mapper}");
@@ -199,7 +199,7 @@ fn missing_or_corrupt_variable_is_reported() {
     put(&cluster, &cluster.path("bad"), "/bad.nc");
     let id = cluster.submit(&job(
         r#"name = "t"; kernel = "wc"; args = [ "-c", "bad.nc" ]; type = "program"; per = "chunk"; variable = "netcdf:deflated";
-           input = [ "bad.nc" ]; output = [ "w.%chunk" ]; stdout = "w.%chunk";"#,
+           input = [ "bad.nc" ]; output = [ "w.{chunk}" ]; stdout = "w.{chunk}";"#,
     ));
     let ended = cluster.ended(id);
     let why = ended.to_string();
@@ -318,7 +318,7 @@ fn user_kernel_merges_outputs_of_instances() {
     let lineage = cluster.json(&["lineage", "show", "/d/smallest", "--format", "json"]);
     assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
     // A failed task instance fails the task, and no output is left.
-    let fails = r#"name = "r"; kernel = "sh"; type = "program"; args = [ "-c", "[ %part != 1 ] && echo %part" ]; per = "stripe-object"; retries = 0;
+    let fails = r#"name = "r"; kernel = "sh"; type = "program"; args = [ "-c", "[ {part} != 1 ] && echo {part}" ]; per = "stripe-object"; retries = 0;
         input = [ "records" ]; output = [ "none" ]; stdout = "none"; reduce = "cat {inputs}";"#;
     let ended = cluster.ended(cluster.submit(&job(fails)));
     assert_eq!(ended["state"], "failed", "{ended:#}");
@@ -541,7 +541,7 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
         };
         let parts = task(
             "stripe-object",
-            r#"variable = "columns:csv,n,type=i8"; output = [ "p.%part" ]; stdout = "p.%part";"#,
+            r#"variable = "columns:csv,n,type=i8"; output = [ "p.{part}" ]; stdout = "p.{part}";"#,
         );
         let reported = cluster.done(cluster.submit(&parts));
         let tasks = reported["tasks"].as_array().unwrap();
@@ -556,7 +556,7 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
         assert_eq!(found, sorted);
         let chunks = task(
             "chunk",
-            r#"variable = "columns:csv,#2,type=i8"; output = [ "d/%chunk" ]; stdout = "d/%chunk";"#,
+            r#"variable = "columns:csv,#2,type=i8"; output = [ "d/{chunk}" ]; stdout = "d/{chunk}";"#,
         );
         cluster.done(cluster.submit(&chunks));
         assert_eq!(values("d/*"), numbers, "in the order of the file");
@@ -572,7 +572,7 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
             "{}",
             printed.err
         );
-        cluster.done(cluster.submit(&sum("total.%part")));
+        cluster.done(cluster.submit(&sum("total.{part}")));
         let sums = cluster.sh("cat total.*");
         let sum: f64 = sums
             .split_whitespace()
@@ -598,7 +598,7 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
             assert!(printed.ok, "{}", printed.err);
             let bad = task(
                 "stripe-object",
-                r#"retries = 0; variable = "columns:csv,n,type=i8"; output = [ "q.%part" ]; stdout = "q.%part";"#,
+                r#"retries = 0; variable = "columns:csv,n,type=i8"; output = [ "q.{part}" ]; stdout = "q.{part}";"#,
             );
             let ended = cluster.ended(cluster.submit(&bad));
             let reported = ended.to_string();

@@ -208,7 +208,7 @@ fn failing_program_mapper_is_reported() {
     let task = |mapper: &str| {
         job(&format!(
             r#"name = "t"; kernel = "wc"; type = "program"; args = [ "pieces" ]; per = "chunk"; variable = "{mapper}";
-               input = [ "pieces" ]; output = [ "n.%chunk" ]; stdout = "n.%chunk"; limits = {{ time = 4; }};"#
+               input = [ "pieces" ]; output = [ "n.{{chunk}}" ]; stdout = "n.{{chunk}}"; limits = {{ time = 4; }};"#
         ))
     };
     let size = std::fs::metadata(cluster.at("pieces")).unwrap().len();
@@ -240,7 +240,7 @@ fn failing_program_mapper_is_reported() {
     assert!(reported("program:no-such").contains("\"no-such\" was not found"));
     assert!(reported("program:m0 | m1").contains("it is one program"));
     let rule = cluster.path("r.rule");
-    let text = r#"name = "r"; workdir = "/"; pattern = "in/*"; task = { kernel = "wc"; per = "chunk"; variable = "program:m0"; output = [ "n.%chunk" ]; };"#;
+    let text = r#"name = "r"; workdir = "/"; pattern = "in/*"; task = { kernel = "wc"; per = "chunk"; variable = "program:m0"; output = [ "n.{chunk}" ]; };"#;
     std::fs::write(&rule, text).unwrap();
     let printed = cluster.run(&["rule", "create", rule.to_str().unwrap()]);
     assert!(

@@ -279,8 +279,8 @@ fn many_new_files_respect_quotas_tiers_and_rules() {
             .ok
     );
     cluster.sh("mkdir -p w/in");
-    let rule = r#"name = "seen"; workdir = "/w"; pattern = "in/(?<n>[0-9]+)";
-        task = { kernel = "/usr/bin/wc"; args = [ "-c", "${file}" ]; output = [ "out/${n}" ]; stdout = "out/${n}"; };"#;
+    let rule = r#"name = "seen"; workdir = "/w"; regex = "in/(?<n>[0-9]+)";
+        task = { kernel = "/usr/bin/wc"; args = [ "-c", "{file}" ]; output = [ "out/{n}" ]; stdout = "out/{n}"; };"#;
     std::fs::write(cluster.path("seen.rule"), rule).unwrap();
     cluster.json(&[
         "rule",

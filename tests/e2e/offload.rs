@@ -435,7 +435,7 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
         "--map",
         "max",
         "--result",
-        "max/${stem}",
+        "max/{stem}",
         "--name",
         "top",
     ]);

@@ -152,7 +152,7 @@ fn ranks_on_all_nodes_map_same_file() {
     build(&cluster, "tell", TELL);
     for map in ["extremes", "tell"] {
         let words = format!(
-            "'/run/**/*.f64' --mpi --map /lib/{map}.so --result '/{map}/${{stem}}' --name {map}"
+            "'/run/**/*.f64' --mpi --map /lib/{map}.so --result '/{map}/{{stem}}' --name {map}"
         );
         add(&cluster, &words);
     }
@@ -197,7 +197,7 @@ fn ranks_on_all_nodes_map_same_file() {
     // One mount writes: the file is read while it is written.
     add(
         &cluster,
-        "'/run/*.grows' --mpi --map /lib/tell.so --result '/tell/${stem}' --on write --name grows",
+        "'/run/*.grows' --mpi --map /lib/tell.so --result '/tell/{stem}' --on write --name grows",
     );
     let mut file = File::create(cluster.at("run/g.grows")).unwrap();
     file.write_all(&bytes[..1_000_000]).unwrap();
@@ -324,7 +324,7 @@ fn killed(cluster: &mut Cluster, bytes: &[u8]) {
     build(cluster, "slow", &slow);
     add(
         cluster,
-        "'/run/wide/*.slow' --mpi --map /lib/slow.so --result '/out/${stem}' --name slow",
+        "'/run/wide/*.slow' --mpi --map /lib/slow.so --result '/out/{stem}' --name slow",
     );
     for leads in [true, false] {
         std::fs::write(cluster.at(&format!("run/wide/{leads}.slow")), bytes).unwrap();
@@ -374,14 +374,7 @@ fn without_mpi(cluster: &Cluster) {
         );
     }
     let refused = cluster.run(&[
-        "rule",
-        "create",
-        "/run/*",
-        "--mpi",
-        "--map",
-        "max",
-        "--result",
-        "o/${stem}",
+        "rule", "create", "/run/*", "--mpi", "--map", "max", "--result", "o/{stem}",
     ]);
     assert!(
         refused

@@ -64,7 +64,7 @@ fn instances_read_parts_on_other_nodes() {
         );
         let all = |name: &str| {
             task(&format!(
-                r#"kernel = "all"; per = "stripe-object"; access = "full"; output = [ "{name}.%part" ]; stdout = "{name}.%part";"#
+                r#"kernel = "all"; per = "stripe-object"; access = "full"; output = [ "{name}.{{part}}" ]; stdout = "{name}.{{part}}";"#
             ))
         };
         let reported = cluster.done(cluster.submit(&all("o")));
@@ -133,7 +133,7 @@ fn shared_objects_do_so_too(cluster: &Cluster, bytes: &[u8]) {
     assert!(built.unwrap().success());
     let far = |access: &str| {
         task(&format!(
-            r#"kernel = "far.so"; per = "stripe-object"; {access} output = [ "far.%part" ];"#
+            r#"kernel = "far.so"; per = "stripe-object"; {access} output = [ "far.{{part}}" ];"#
         ))
     };
     cluster.done(cluster.submit(&far("access = \"full\";")));

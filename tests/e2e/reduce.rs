@@ -359,7 +359,7 @@ fn rule_makes_monthly_means_of_several_files() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
-    let rule = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/rules/monthly.rule");
+    let rule = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/rules/monthly.toml");
     cluster.sh("mkdir -p cmip/in");
     cluster.json(&["rule", "create", rule.to_str().unwrap()]);
     std::fs::write(cluster.path("daily.nc"), daily()).unwrap();

@@ -4,9 +4,9 @@ use crate::cluster::{Cluster, Options, wait};
 use serde_json::Value;
 
 const RULE: &str = r#"
-name = "count"; workdir = "/w"; pattern = "in/(?<n>[^/]+)\.txt";
-task = { kernel = "/bin/sh"; args = [ "-c", "wc -l < \"$1\"; sleep 0.02", "sh", "${file}" ];
-         output = [ "out/${n}" ]; stdout = "out/${n}"; };
+name = "count"; workdir = "/w"; pattern = "in/{n}.txt";
+task = { kernel = "/bin/sh"; args = [ "-c", "wc -l < \"$1\"; sleep 0.02", "sh", "{file}" ];
+         output = [ "out/{n}" ]; stdout = "out/{n}"; };
 "#;
 
 fn add(cluster: &Cluster, text: &str, flags: &[&str]) -> Value {
@@ -62,12 +62,7 @@ fn new_files_are_analysed_and_lineage_names_rule() {
         (Some(true), Some("x"))
     );
     assert!(!cluster.run(&["rule", "test", "count", "in/x.dat"]).ok);
-    assert!(
-        cluster
-            .run(&["rule", "list"])
-            .out
-            .contains("in/(?<n>[^/]+)\\.txt")
-    );
+    assert!(cluster.run(&["rule", "list"]).out.contains("in/{n}.txt"));
     std::fs::write(cluster.path("wrong.rule"), RULE.replace("]+)", "]+")).unwrap();
     let wrong = cluster.path("wrong.rule").display().to_string();
     let printed = cluster.run(&["rule", "create", &wrong]);
@@ -142,7 +137,7 @@ fn rule_loops_end_and_failures_can_be_retried() {
     };
     cluster.sh("mkdir -p w/in");
     let text = RULE
-        .replace("\"out/${n}\"", "\"in/${n}x.txt\"")
+        .replace("\"out/{n}\"", "\"in/{n}x.txt\"")
         .replace("task =", "depth = 2; retries = 0; task =");
     add(&cluster, &text, &[]);
     cluster.sh("echo > w/in/a.txt");
@@ -175,7 +170,7 @@ fn rule_loops_end_and_failures_can_be_retried() {
 
 const OF_DIRECTORY: &str = r#"
 pattern = "*.txt"; retries = 0;
-task = { kernel = "/bin/sh"; args = [ "-c", "wc -l < \"$1\"", "sh", "${file}" ]; output = [ "out/${stem}" ]; stdout = "out/${stem}"; };
+task = { kernel = "/bin/sh"; args = [ "-c", "wc -l < \"$1\"", "sh", "{file}" ]; output = [ "out/{stem}" ]; stdout = "out/{stem}"; };
 "#;
 
 /// Checks invalid rules, and directories and files that cannot have a rule.
@@ -288,7 +283,7 @@ fn directory_rule_is_set_by_attribute() {
 const STREAMING: &str = r#"
 name = "count"; workdir = "/w"; pattern = "*.log"; when = "streaming";
 task = { kernel = "/bin/sh"; args = [ "-c", "while read -r line; do echo $line; done" ];
-         stdin = "${file}"; output = [ "out/${stem}" ]; stdout = "out/${stem}"; };
+         stdin = "{file}"; output = [ "out/{stem}" ]; stdout = "out/{stem}"; };
 "#;
 
 /// Writes into a file, and waits until its rule's task has read the line.
@@ -411,9 +406,9 @@ fn task_of_rule_may_have_instances() {
     };
     let text = |command: &str| {
         let task = format!(
-            "kernel = \"/bin/sh\"; args = [ \"-c\", \"{command}\", \"sh\", \"${{file}}\" ]; retries = 0; per = \"stripe-object\"; layout = \"same\";"
+            "kernel = \"/bin/sh\"; args = [ \"-c\", \"{command}\", \"sh\", \"{{file}}\" ]; retries = 0; per = \"stripe-object\"; layout = \"same\";"
         );
-        let outputs = "output = [ \"out/${stem}\" ]; stdout = \"out/${stem}\";";
+        let outputs = "output = [ \"out/{stem}\" ]; stdout = \"out/{stem}\";";
         format!(
             "name = \"count\"; workdir = \"/w\"; pattern = \"*.txt\"; task = {{ {task} {outputs} }};"
         )

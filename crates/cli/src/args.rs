@@ -11,7 +11,7 @@ use tidemill_client::Endpoint;
 const START: &str = "Start here:
   tidemill up                        a server, four nodes and a mount on this machine
   cp *.fits ~/.local/share/tidemill/mnt/     copy data in (as root: /var/lib/tidemill/mnt)
-  tidemill submit --watch job.conf   work on it where it is stored
+  tidemill submit --watch job.toml   work on it where it is stored
   tidemill lineage show /mosaic.fits     show the origin of a file
   tidemill down                      stop everything
 

@@ -32,7 +32,7 @@ pub(crate) struct Calibration {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KernelSpeed {
-    /// Name, as in a job script.
+    /// Name, as in a job file.
     pub(crate) name: String,
     /// Arguments.
     pub(crate) args: Vec<String>,

@@ -35,7 +35,7 @@ pub mod task {
     pub const INPUTS: u32 = 1;
     /// Collection id of its outputs (`u64`).
     pub const OUTPUTS: u32 = 2;
-    /// Name in the job script (text).
+    /// Name in the job file (text).
     pub const NAME: u32 = 3;
     /// Job id (`u64`).
     pub const JOB: u32 = 4;

@@ -16,6 +16,7 @@ pub mod elastic;
 pub mod find;
 pub mod flash;
 pub mod follow;
+pub mod glob;
 pub mod id;
 pub mod job;
 pub mod label;
@@ -34,6 +35,7 @@ pub mod runtime_environment;
 pub mod score;
 pub mod script;
 pub mod similar_names;
+pub mod substitute;
 pub mod time;
 pub mod xml;
 

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use tidemill_core::job::Job;
+use tidemill_core::job::{Job, JobError, JobProblem};
 use tidemill_core::rule::Rule;
 use tidemill_core::script::{self, TextForm};
 
@@ -46,22 +46,16 @@ fn example_job_files_in_toml_have_no_errors() {
                 None => rules += 1,
             }
         } else {
-            let job = Job::parse(&file, text.as_bytes());
-            tasks += job.unwrap_or_else(|errors| panic!("{errors}")).tasks.len();
+            // Patterns of inputs match nothing here.
+            let no_match = |error: &JobError| matches!(error.problem, JobProblem::NoMatch(_));
+            tasks += match Job::parse(&file, text.as_bytes()) {
+                Ok(job) => job.tasks.len(),
+                Err(errors) if errors.errors.iter().all(no_match) => 0,
+                Err(errors) => panic!("{errors}"),
+            };
         }
     }
     assert!(tasks >= 3 && rules >= 1 && hooks >= 1);
-}
-
-#[test]
-fn example_rule_in_toml_equals_rule_in_libconfig() {
-    let read = |name: &str| {
-        let text = fs::read_to_string(examples().join("rules").join(name)).unwrap();
-        let rule = Rule::read(name, &text).unwrap_or_else(|errors| panic!("{errors}"));
-        let tasks = [("t".to_owned(), 1, vec!["/cmip/in/tas_day_a.nc"])];
-        rule.script(1, &tasks).unwrap()
-    };
-    assert_eq!(read("monthly.toml"), read("monthly.rule"));
 }
 
 #[test]
@@ -84,13 +78,16 @@ fn example_job_scripts_convert_to_the_same_jobs() {
 }
 
 #[test]
-fn example_rules_convert_to_the_same_rules() {
-    let rules = files(&examples(), "rule");
-    assert!(!rules.is_empty());
+fn example_rules_are_the_same_rules_in_libconfig() {
+    let all = files(&examples(), "toml").into_iter();
+    let rules: Vec<_> = all
+        .filter(|(_, text)| text.lines().any(|line| line == "[on]"))
+        .collect();
+    assert!(rules.len() >= 5);
     for (file, text) in rules {
-        let group = Rule::settings(&file, &text).unwrap();
-        let toml = group.to_toml();
-        let rule = Rule::read(&file, &toml).unwrap_or_else(|errors| panic!("{errors}\n{toml}"));
+        let libconfig = Rule::settings(&file, &text).unwrap().to_string();
+        assert_eq!(TextForm::of(&libconfig), TextForm::Libconfig, "{file}");
+        let rule = Rule::read(&file, &libconfig).unwrap_or_else(|errors| panic!("{errors}"));
         let first = Rule::read(&file, &text).unwrap();
         assert_eq!(rule.pattern.text(), first.pattern.text());
         assert_eq!((rule.name, rule.streaming), (first.name, first.streaming));

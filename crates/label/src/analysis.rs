@@ -129,9 +129,13 @@ impl MountedAnalysis<'_> {
         let _ = writeln!(script, "  kernel = {};", quoted(analysis.kernel));
         let args: Vec<_> = analysis.args.iter().map(|arg| quoted(arg)).collect();
         let paths = |paths: &[Cow<'_, str>]| paths.iter().map(|path| quoted_path(path)).collect();
+        let inputs = self
+            .inputs
+            .iter()
+            .map(|path| quoted_path(&literal_glob(path)));
         for (setting, values) in [
             ("args", args),
-            ("input", paths(&self.inputs)),
+            ("input", inputs.collect()),
             ("output", paths(&self.outputs)),
         ] {
             if !values.is_empty() {
@@ -146,6 +150,18 @@ impl MountedAnalysis<'_> {
         script.push_str("} );\n");
         Ok(script)
     }
+}
+
+/// Returns a path as a glob that matches only this path: inputs of jobs are globs.
+fn literal_glob(path: &str) -> String {
+    let mut glob = String::with_capacity(path.len());
+    for letter in path.chars() {
+        if matches!(letter, '*' | '?' | '[' | '\\') {
+            glob.push('\\');
+        }
+        glob.push(letter);
+    }
+    glob
 }
 
 /// Returns a path of the cluster as a string of a script.

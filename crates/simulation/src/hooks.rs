@@ -97,11 +97,11 @@ impl Hooked {
         );
         if reduces {
             text += &format!(
-                "parts = \"{RULED}/{letter}${{batch}}\"; reduce = \"{REDUCE}\"; output = \"{REDUCED}/{}-${{batch}}\"; ",
+                "parts = \"{RULED}/{letter}{{batch}}\"; reduce = \"{REDUCE}\"; output = \"{REDUCED}/{}-{{batch}}\"; ",
                 self.made
             );
         } else {
-            text += &format!("output = \"{RULED}/{letter}${{batch}}\"; ");
+            text += &format!("output = \"{RULED}/{letter}{{batch}}\"; ");
         }
         if on == On::Group || ends == Some(BatchEnds::Files) {
             text += &format!("group = {files}; ");
@@ -110,7 +110,7 @@ impl Hooked {
             text += &format!("marker = \"{MARKER}\"; ");
         }
         let text = format!(
-            "name = \"{name}\"; workdir = \"/\"; pattern = \"([ab])/f?\"; retries = 3; hook = {{ {text} }};"
+            "name = \"{name}\"; workdir = \"/\"; pattern = \"[ab]/f?\"; retries = 3; hook = {{ {text} }};"
         );
         let now = time::now().0;
         let hook = SimulatedHook {

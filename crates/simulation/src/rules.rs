@@ -11,8 +11,8 @@ pub(crate) const RULED: &str = "ruled";
 /// Kernel of its tasks.
 pub(crate) const KERNEL: &str = "sum";
 const RULE: &str = r#"
-name = "ruled"; workdir = "/"; pattern = "([ab])/f?"; retries = 20;
-task = { kernel = "sum"; output = [ "ruled/${batch}" ]; };
+name = "ruled"; workdir = "/"; pattern = "[ab]/f?"; retries = 20;
+task = { kernel = "sum"; output = [ "ruled/{batch}" ]; };
 "#;
 
 /// Prefix of the results of the other hook.
@@ -22,8 +22,8 @@ const LOOK_MS: u64 = 40;
 
 fn hook(name: &str, letter: &str, on: &str) -> String {
     format!(
-        "name = \"{name}\"; workdir = \"/\"; pattern = \"([ab])/f?\"; retries = 20; \
-         hook = {{ map = \"{KERNEL}\"; output = \"{RULED}/{letter}${{batch}}\"; on = \"{on}\"; }};"
+        "name = \"{name}\"; workdir = \"/\"; pattern = \"[ab]/f?\"; retries = 20; \
+         hook = {{ map = \"{KERNEL}\"; output = \"{RULED}/{letter}{{batch}}\"; on = \"{on}\"; }};"
     )
 }
 

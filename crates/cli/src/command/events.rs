@@ -25,7 +25,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Pattern of full paths, as in rules
+    /// Glob of full paths
     #[arg(value_name = "PATTERN", default_value = "/**")]
     pattern: String,
     /// Cursor after which file events are shown, past events included [default: new events only]

@@ -20,7 +20,7 @@ use tidemill_client::Server;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill job submit --watch job.conf     submit a job script, and follow the job
+  tidemill job submit --watch job.toml     submit a job file, and follow the job
   tidemill job list                        your jobs
   tidemill job show 3                      one job, task by task
   tidemill job watch                       follow your newest job
@@ -29,7 +29,7 @@ const EXAMPLES: &str = "Examples:
   tidemill job explain 3                   reasons for the placement of tasks
   tidemill job cancel 3
   tidemill job delete --older 30d          delete your jobs that ended over 30 days ago
-  tidemill job convert job.conf            print a job script as TOML
+  tidemill job convert job.conf            print a job in libconfig as TOML
 
 `tidemill submit` is the same as `tidemill job submit`.";
 

@@ -172,7 +172,7 @@ fn described(kernel: &BuiltinKernel) -> String {
     text
 }
 
-/// Returns the code that a name on the command line stands for, as in a job script.
+/// Returns the code that a name on the command line stands for, as in a job file.
 fn code(name: &str, launcher: &Launcher) -> anyhow::Result<CodeSource> {
     let path = Path::new(name);
     let ends = |with: &str| path.extension().is_some_and(|end| end == with);

@@ -17,11 +17,11 @@ use std::process::ExitCode;
 use tidemill_core::policy::{UnknownPolicy, by_name};
 
 const EXAMPLES: &str = "Examples:
-  tidemill plan run job.conf --costs costs.toml --platform cluster.ini   this job on that cluster
+  tidemill plan run job.toml --costs costs.toml --platform cluster.ini   this job on that cluster
   tidemill plan run montage.trace.json --policy hybrid          a recorded run, with another policy
   tidemill plan sweep montage.trace.json --plot shapes.svg      on 1 to 8 nodes of 1 to 12 cores
   tidemill plan compare 3                                       predicted against measured, for job 3
-  tidemill plan power job.conf --costs costs.toml --platform cluster.ini   does resuming nodes pay for it?
+  tidemill plan power job.toml --costs costs.toml --platform cluster.ini   does resuming nodes pay for it?
   tidemill plan model all                       the models over the site of the Active Flash paper
   tidemill plan model energy --site site.toml   over your own
   tidemill plan offload max /raw/values.f64     should this kernel run here or on the node?

@@ -5,13 +5,14 @@ use crate::output::atomic_file::{self, AtomicFile};
 use crate::output::exact;
 use crate::output::reduce::TableView;
 use crate::progress::Progress;
+use anyhow::Context as _;
 use std::ffi::OsString;
 use std::fs::{DirEntry, File};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_core::display::unescaped;
-use tidemill_core::lineage::search::matches_pattern;
+use tidemill_core::glob::Pattern;
 use tidemill_format::time::Units;
 use tidemill_format::zip::Zip;
 use tidemill_format::{Format, Header, VariableSource};
@@ -46,7 +47,7 @@ pub(crate) struct Args {
     /// count, min, max, sum, mean, stddev, range, stats (all of them), median, quantile or histogram
     #[arg(value_name = "OP")]
     operation: String,
-    /// Files of the cluster, or directories that are a Zarr, each with a colon and its variables; `*` and `?` stand for any names.
+    /// Files of the cluster, or directories that are a Zarr, each with a colon and its variables; names may be globs.
     /// Several files of a variable count as one file, joined along a dimension
     #[arg(required = true, value_name = "FILE:VARIABLE")]
     files: Vec<OsString>,
@@ -278,23 +279,20 @@ fn named(files: &[OsString]) -> anyhow::Result<Vec<(String, Vec<String>)>> {
 
 /// Returns whether a component of a path is a pattern.
 fn is_pattern(part: &str) -> bool {
-    part.contains(['*', '?'])
+    part.contains(['*', '?', '['])
 }
 
-/// Returns whether a pattern matches a name. A byte that is not UTF-8 counts as one character.
-fn matches(name: &str, pattern: &str) -> bool {
+/// Returns a name as text in which each byte that is not UTF-8 is one character.
+fn characters(text: &str) -> String {
     /// First of 256 private-use characters: no name contains them.
     const BYTES: u32 = 0x0010_ff00;
-    let characters = |text: &str| {
-        let mut all = String::new();
-        for chunk in unescaped(text).utf8_chunks() {
-            all.push_str(chunk.valid());
-            let bytes = chunk.invalid().iter();
-            all.extend(bytes.filter_map(|&byte| char::from_u32(BYTES + u32::from(byte))));
-        }
-        all
-    };
-    matches_pattern(&characters(name), &characters(pattern))
+    let mut all = String::new();
+    for chunk in unescaped(text).utf8_chunks() {
+        all.push_str(chunk.valid());
+        let bytes = chunk.invalid().iter();
+        all.extend(bytes.filter_map(|&byte| char::from_u32(BYTES + u32::from(byte))));
+    }
+    all
 }
 
 /// Returns all paths that match a pattern, in order; `list` returns the names in a directory.
@@ -322,10 +320,12 @@ fn expand(
                 .collect();
             continue;
         }
+        let pattern = Pattern::new(&characters(part));
+        let pattern = pattern.with_context(|| format!("bad pattern {path}"))?;
         let mut next = Vec::new();
         for directory in &found {
             let mut names = list(directory)?;
-            names.retain(|name| !name.starts_with('.') && matches(name, part));
+            names.retain(|name| pattern.matches(&characters(name)));
             names.sort_unstable();
             next.extend(names.iter().map(|name| join(directory, name)));
         }

@@ -19,10 +19,10 @@ use tidemill_core::rule::MAX_RULE_BYTES;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill rule test monthly.rule /climate/run-07/tas.nc      the task for a file, without running it
-  tidemill rule create monthly.rule --existing                from now on, and for existing files
-  tidemill rule create --path /raw wc.rule                    as the directory's attribute user.tidemill.rule
-  tidemill rule create '/run/step-*.dat' --map 'max dtype=f32' --result 'max/${stem}.txt'     a hook: a rule with a map
+  tidemill rule test monthly.toml /climate/run-07/tas.nc      the task for a file, without running it
+  tidemill rule create monthly.toml --existing                from now on, and for existing files
+  tidemill rule create --path /raw wc.toml                    as the directory's attribute user.tidemill.rule
+  tidemill rule create '/run/step-*.dat' --map 'max dtype=f32' --result 'max/{stem}.txt'     a hook: a rule with a map
   tidemill rule list                                          rules and hooks
   tidemill rule show monthly                                  its text, and the outcomes of its runs
   tidemill rule log monthly --state failed                    failed files, with reasons
@@ -31,10 +31,15 @@ const EXAMPLES: &str = "Examples:
   tidemill rule flush max --wait                              reduce the files of the hook's open batch
   tidemill rule delete monthly
 
-monthly.rule:
-  name = \"monthly\"; workdir = \"/climate\";
-  pattern = \"run-(?<n>\\d+)/*.nc\";
-  task = { kernel = \"wordcount\"; output = [ \"counts/${n}-${stem}.txt\" ]; };";
+monthly.toml:
+  [job]
+  name = \"monthly\"
+  workdir = \"/climate\"
+  [on]
+  files = \"run-{n}/*.nc\"
+  [task]
+  kernel = \"wordcount\"
+  output = [\"counts/{n}-{stem}.txt\"]";
 
 /// Manage rules: run a task for every file that matches a pattern, and hooks: map each new file where it was written
 #[derive(Debug, clap::Args)]

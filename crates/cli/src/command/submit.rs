@@ -1,4 +1,4 @@
-//! `tidemill submit`: submits a job script to the cluster.
+//! `tidemill submit`: submits a job file to the cluster.
 
 mod dry_run;
 
@@ -16,22 +16,22 @@ use tidemill_plan::units::{MoneyPerJoule, Price, Watts};
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill submit job.conf                      print the job's id, and return
-  tidemill submit --watch job.conf              follow the job to its end
-  tidemill submit --dry-run job.conf            show the placement of its tasks, and their times; submit nothing
-  tidemill submit --policy hybrid job.conf      another policy than the script's
-  tidemill submit --replace job.conf            again after a change: unchanged tasks do not run again
-  make-script | tidemill submit -               the script from standard input
+  tidemill submit job.toml                      print the job's id, and return
+  tidemill submit --watch job.toml              follow the job to its end
+  tidemill submit --dry-run job.toml            show the placement of its tasks, and their times; submit nothing
+  tidemill submit --policy hybrid job.toml      another policy than the job file's
+  tidemill submit --replace job.toml            again after a change: unchanged tasks do not run again
+  make-job | tidemill submit -                  the job file from standard input
 
-Through the mount: echo /path/to/job.conf > MOUNT/.tidemill/$USER/submit";
+Through the mount: echo /path/to/job.toml > MOUNT/.tidemill/$USER/submit";
 
-/// Submit a job script
+/// Submit a job file
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Job script, a local file; `-` for standard input
+    /// Job file, a local file; `-` for standard input
     script: PathBuf,
-    /// Placement policy; `tidemill status` lists the policies [default: the script's, else the cluster's]
+    /// Placement policy; `tidemill status` lists the policies [default: the job file's, else the cluster's]
     #[arg(long, value_name = "POLICY")]
     policy: Option<String>,
     /// Make new versions of outputs that exist, instead of refusing the job
@@ -166,12 +166,12 @@ fn read(script: &Path) -> anyhow::Result<String> {
         let mut text = String::new();
         std::io::stdin()
             .read_to_string(&mut text)
-            .context("can't read the job script: standard input")?;
+            .context("can't read the job file: standard input")?;
         return Ok(text);
     }
     std::fs::read_to_string(script).with_context(|| {
         format!(
-            "can't read the job script: {}; name a local file, or use `tidemill cat PATH | tidemill submit -` for one in the cluster",
+            "can't read the job file: {}; name a local file, or use `tidemill cat PATH | tidemill submit -` for one in the cluster",
             script.display()
         )
     })

@@ -155,7 +155,7 @@ impl View for TestView {
         let mut captures: Vec<_> = self.0.captures.iter().collect();
         captures.sort();
         for (name, value) in captures {
-            writeln!(out, "${{{}}} = {}", line(name), line(value))?;
+            writeln!(out, "{{{}}} = {}", line(name), line(value))?;
         }
         write!(out, "{}", lines(&self.0.script))
     }

@@ -10,7 +10,7 @@ pub use read::read;
 
 use crate::calendar::CalendarTime;
 use crate::condition::{CompareOperator, ComparedValue, Tree};
-use crate::rule::Pattern;
+use crate::glob::Pattern;
 use regex::Regex;
 
 /// Search condition.

@@ -5,7 +5,7 @@ use crate::calendar::CalendarTime;
 use crate::condition::{
     self, CompareOperator, ComparedValue, Comparison, ConditionError, Operand, number, only,
 };
-use crate::rule::Pattern;
+use crate::glob::Pattern;
 use crate::similar_names::nearest;
 
 /// Names of texts in headers.
@@ -123,25 +123,12 @@ fn wanted_name(compare: CompareOperator, value: &Operand) -> Result<WantedName, 
     if !text.contains(['*', '?', '[', '\\']) {
         return Ok(WantedName::Exact(text.clone()));
     }
-    let pattern = Pattern::new(&without_groups(text));
+    let pattern = Pattern::new(text);
     let pattern = pattern.map_err(|error| {
         let what = format!("not a pattern: {}", error.what);
         ConditionError::new(at, what)
     })?;
     Ok(WantedName::Glob(pattern))
-}
-
-/// Returns a pattern in which parentheses are characters of the name.
-fn without_groups(text: &str) -> String {
-    let (mut out, mut escaped) = (String::with_capacity(text.len()), false);
-    for c in text.chars() {
-        if !escaped && matches!(c, '(' | ')') {
-            out.push('\\');
-        }
-        escaped = !escaped && c == '\\';
-        out.push(c);
-    }
-    out
 }
 
 fn coordinate(comparison: &Comparison) -> Result<Test, ConditionError> {

@@ -4,7 +4,7 @@ use super::{MAX_ARG_BYTES, MAX_ERRORS, MAX_NAME_BYTES, MAX_PATH_BYTES};
 use crate::id::{JobId, NodeId};
 use crate::layout::SelectionError;
 use crate::resources::{AMOUNT_MAX, NAME_BYTES_MAX};
-use crate::script::{self, Position};
+use crate::script::{self, ErrorNames, Position};
 use crate::similar_names::did_you_mean;
 
 /// One error in a job: the file, the position, the task and the problem.
@@ -52,14 +52,17 @@ impl std::fmt::Display for JobErrors {
 /// Collector of errors while a script is read.
 #[derive(Debug)]
 pub(super) struct Errors {
+    /// Names of tables and settings.
+    pub(super) names: ErrorNames,
     file: String,
     errors: Vec<JobError>,
     left_out: usize,
 }
 
 impl Errors {
-    pub(super) fn new(file: &str) -> Self {
+    pub(super) fn new(file: &str, names: ErrorNames) -> Self {
         Self {
+            names,
             file: file.to_owned(),
             errors: Vec::new(),
             left_out: 0,
@@ -206,8 +209,8 @@ pub enum JobProblem {
         max: usize,
     },
     /// A job has no tasks.
-    #[error("the job has no tasks; \"tasks\" needs at least one group {{ … }}")]
-    NoTasks,
+    #[error("the job has no tasks; it needs at least one {0}")]
+    NoTasks(&'static str),
     /// A task has no outputs.
     #[error("a task needs at least one output; without an output its results would be lost")]
     NoOutputs,
@@ -388,12 +391,12 @@ pub enum JobProblem {
     SameLayout(&'static str),
     /// Several task instances would write the same file.
     #[error(
-        "all task instances would write \"{0}\": put %part, %stripe, %chunk, %name or %stem in its name, or set layout = \"same\""
+        "all task instances would write \"{0}\": put {{part}}, {{stripe}}, {{chunk}}, {{name}} or {{stem}} in its name, or set layout = \"same\""
     )]
     InstanceOutput(String),
     /// A selection of bytes names several files.
     #[error(
-        "\"{0}\" stands for several files; in a group, \"file\" names one (`foreach` makes a task of each)"
+        "\"{0}\" stands for several files; in a table, \"file\" names one (`foreach` makes a task of each), and a backslash before a wildcard makes it a character"
     )]
     SelectedPattern(String),
     /// `stdin` or an entry of `streaming` is no input, or `stdout` is no output.
@@ -433,7 +436,7 @@ pub enum JobProblem {
         /// Text of the pattern.
         text: String,
         /// Fault in the text.
-        reason: &'static str,
+        reason: String,
     },
     /// A pattern matches no file.
     #[error(

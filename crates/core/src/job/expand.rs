@@ -1,5 +1,8 @@
-//! Tasks and inputs that stand for several: replaces `foreach`, `*` in the last part of an input, and a directory as an input by their values
-//! at submission, before anything else is read. This module changes only the parsed job and lists files through [`DirectoryLookup`].
+//! Tasks and inputs that stand for several: replaces `foreach`, wildcards in the last part of an input, and a directory as an input by their
+//! values at submission, before anything else is read. This module changes only the parsed job and lists files through [`DirectoryLookup`].
+//!
+//! The texts of a task with `foreach` or `per` become templates first. So every text that is not a template is literal from then on, whether
+//! it was written, filled in or found: no later step looks for references in it.
 //!
 //! A pattern matches the files that [`DirectoryLookup`] lists and the outputs of earlier tasks of the script.
 
@@ -11,7 +14,10 @@ use super::mapper::MapperProgram;
 use super::path::{self, NamedFile};
 use super::read::within;
 use crate::directory;
+use crate::glob::{self, Pattern};
 use crate::script::{Position, ScriptValue, SettingGroup, ValueData};
+use crate::substitute::{self, Template};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -19,8 +25,6 @@ use std::rc::Rc;
 const MAX_EXPANDED_BYTES: usize = 2 * crate::script::MAX_SCRIPT_BYTES;
 /// Maximum number of names that are compared with the patterns of a job.
 const MAX_COMPARED: usize = 20_000_000;
-/// Argument that stands for the names of all inputs.
-pub(super) const ALL_INPUTS: &str = "{inputs}";
 
 /// Directories of the cluster as a job's owner may list them.
 pub trait DirectoryLookup {
@@ -173,6 +177,61 @@ pub(super) fn group_of(value: &ScriptValue) -> Option<&SettingGroup> {
     }
 }
 
+/// Returns a text, or a template with references as they are written.
+pub(super) fn shown(value: &ScriptValue) -> Option<Cow<'_, str>> {
+    match &value.data {
+        ValueData::Text(text) => Some(Cow::Borrowed(text)),
+        ValueData::Template(template) => Some(Cow::Owned(template.to_string())),
+        _ => None,
+    }
+}
+
+/// Returns a template as a value: text, if it has no references.
+pub(super) fn value_of(template: Template) -> ValueData {
+    match template.as_literal() {
+        Some(text) => ValueData::Text(text.to_owned()),
+        None => ValueData::Template(template),
+    }
+}
+
+/// Changes each text and template of a value.
+fn each_text(value: &mut ScriptValue, change: &mut impl FnMut(&mut ValueData)) {
+    match &mut value.data {
+        ValueData::Text(_) | ValueData::Template(_) => change(&mut value.data),
+        ValueData::Array(values) | ValueData::List(values) => {
+            values.iter_mut().for_each(|value| each_text(value, change));
+        }
+        ValueData::Group(group) => {
+            let settings = group.settings.iter_mut();
+            settings.for_each(|setting| each_text(&mut setting.value, change));
+        }
+        ValueData::Boolean(_) | ValueData::Integer(_) | ValueData::Float(_) => {}
+    }
+}
+
+/// Parses the references of a task.
+fn parse_references(task: &mut SettingGroup) {
+    for setting in &mut task.settings {
+        each_text(&mut setting.value, &mut |data| {
+            if let ValueData::Text(text) = data {
+                *data = value_of(Template::parse(text));
+            }
+        });
+    }
+}
+
+/// Replaces references by values.
+pub(super) fn fill_value<'v>(
+    value: &mut ScriptValue,
+    known: &impl Fn(&str) -> Option<Cow<'v, str>>,
+) {
+    each_text(value, &mut |data| {
+        if let ValueData::Template(template) = data {
+            *data = value_of(template.fill(known));
+        }
+    });
+}
+
 /// Returns the values of an array or list setting.
 pub(super) fn values<'a>(group: &'a SettingGroup, name: &str) -> &'a [ScriptValue] {
     match group.get(name).map(|setting| &setting.value.data) {
@@ -195,14 +254,17 @@ fn has_pattern(value: &ScriptValue) -> bool {
     let Some(task) = group_of(value) else {
         return false;
     };
-    let mut inputs = values(task, "input").iter().filter_map(text);
+    let file = |value| text(&group_of(value)?.get("file")?.value);
+    let inputs = values(task, "input").iter();
+    let mut inputs = inputs.filter_map(|input| text(input).or_else(|| file(input)));
     let mut args = values(task, "args").iter().filter_map(text);
+    let inputs_of_all = substitute::reference(substitute::INPUTS);
     let expands = [
         "foreach", "per", "layout", "variable", "reduce", "records", "halo",
     ];
     expands.iter().any(|name| task.get(name).is_some())
-        || inputs.any(|input| input.contains('*') || input.ends_with('/'))
-        || args.any(|arg| arg == ALL_INPUTS)
+        || inputs.any(|input| glob::is_special(input) || input.ends_with('/'))
+        || args.any(|arg| arg.contains(&inputs_of_all))
 }
 
 /// Names and their values in one task.
@@ -237,6 +299,10 @@ impl Expander<'_> {
             .iter()
             .position(|setting| setting.name == "foreach");
         let foreach = foreach.map(|index| template.settings.remove(index));
+        let parsed = foreach.is_some() || template.get("per").is_some();
+        if parsed {
+            parse_references(&mut template);
+        }
         let bindings = match &foreach {
             None => vec![Binding::new()],
             Some(foreach) => self.bindings(&foreach.value)?,
@@ -248,17 +314,22 @@ impl Expander<'_> {
             return Err(wrong(value.at, JobProblem::TooMany { what, count, max }));
         }
         if let (Some(name), Some(binding)) = (template.get("name"), bindings.get(1))
-            && let Some(plain) = text(&name.value).filter(|name| fill(name, binding) == *name)
+            && let Some(plain) = shown(&name.value)
         {
-            let problem = JobProblem::ForeachName(plain.to_owned(), binding[0].0.clone());
-            return Err(wrong(name.value.at, problem));
+            let mut filled = name.value.clone();
+            fill_value(&mut filled, &|name| value_in(binding, name));
+            if shown(&filled).as_ref() == Some(&plain) {
+                let problem = JobProblem::ForeachName(plain.into_owned(), binding[0].0.clone());
+                return Err(wrong(name.value.at, problem));
+            }
         }
         for binding in &bindings {
             let mut task = template.clone();
             for setting in &mut task.settings {
-                self.substitute(&mut setting.value, binding)?;
+                let is_pattern = setting.name == "input";
+                self.substitute(&mut setting.value, binding, is_pattern)?;
             }
-            self.inputs(&mut task)?;
+            self.inputs(&mut task, parsed)?;
             self.add(task, value.at, expanded)?;
         }
         Ok(())
@@ -267,11 +338,19 @@ impl Expander<'_> {
     /// Adds a task to the expanded ones.
     pub(super) fn push(
         &mut self,
-        task: SettingGroup,
+        mut task: SettingGroup,
         at: Position,
         expanded: &mut Vec<ScriptValue>,
     ) -> Result<(), PatternFault> {
         self.spend(task.settings.len() * size_of::<ScriptValue>(), at)?;
+        // References without a value stay as they are written.
+        for setting in &mut task.settings {
+            each_text(&mut setting.value, &mut |data| {
+                if let ValueData::Template(template) = data {
+                    *data = ValueData::Text(template.to_string());
+                }
+            });
+        }
         for named in self.named(&task, "output") {
             if directory::is_directory(&named.name) {
                 self.made_directories.insert(named.path);
@@ -308,50 +387,61 @@ impl Expander<'_> {
         Ok(())
     }
 
+    /// Replaces the names of `foreach`. Values in a pattern match only themselves.
     fn substitute(
         &mut self,
         value: &mut ScriptValue,
         binding: &Binding,
+        is_pattern: bool,
     ) -> Result<(), PatternFault> {
         self.spend(size_of::<ScriptValue>(), value.at)?;
         match &mut value.data {
-            ValueData::Text(text) => {
-                *text = fill(text, binding);
-                self.spend(text.len(), value.at)
+            ValueData::Text(text) => self.spend(text.len(), value.at),
+            ValueData::Template(_) => {
+                fill_value(value, &|name| {
+                    let value = value_in(binding, name)?;
+                    Some(match is_pattern {
+                        true => Cow::Owned(glob::escaped(&value)),
+                        false => value,
+                    })
+                });
+                let length = shown(value).map_or(0, |text| text.len());
+                self.spend(length, value.at)
             }
             ValueData::Array(values) | ValueData::List(values) => values
                 .iter_mut()
-                .try_for_each(|value| self.substitute(value, binding)),
-            ValueData::Group(group) => group
-                .settings
-                .iter_mut()
-                .try_for_each(|setting| self.substitute(&mut setting.value, binding)),
+                .try_for_each(|value| self.substitute(value, binding, is_pattern)),
+            ValueData::Group(group) => group.settings.iter_mut().try_for_each(|setting| {
+                let is_pattern = is_pattern && setting.name == "file";
+                self.substitute(&mut setting.value, binding, is_pattern)
+            }),
             ValueData::Boolean(_) | ValueData::Integer(_) | ValueData::Float(_) => Ok(()),
         }
     }
 
-    /// Replaces each input that stands for several inputs, and the argument that stands for all of them.
-    fn inputs(&mut self, task: &mut SettingGroup) -> Result<(), PatternFault> {
+    /// Replaces each input that stands for several inputs, and the argument that stands for all of them. `parsed` tells whether the
+    /// references of the task were parsed.
+    fn inputs(&mut self, task: &mut SettingGroup, parsed: bool) -> Result<(), PatternFault> {
         let own = self.named(task, "output").into_iter();
         let own: BTreeSet<String> = own.map(|named| named.path).collect();
         let mapped = task.get("variable").is_some();
         if let Some(inputs) = values_mut(task, "input") {
-            let plain = inputs.iter().filter_map(text);
-            let plain = plain.filter(|given| !given.contains('*') && !given.ends_with('/'));
-            let mut seen: BTreeSet<String> = plain.map(str::to_owned).collect();
-            for value in std::mem::take(inputs) {
+            let plain = inputs.iter().filter_map(text).filter_map(glob::literal);
+            let mut seen: BTreeSet<String> = plain.filter(|given| !given.ends_with('/')).collect();
+            for mut value in std::mem::take(inputs) {
                 let at = value.at;
-                let found = match text(&value) {
-                    Some(given) if given.contains('*') => self.matching(given, at)?,
+                let found = match text(&value).map(|given| (given, glob::literal(given))) {
+                    Some((given, None)) => self.matching(given, at)?,
                     // A directory that a mapper reads is not replaced by the files in it.
-                    Some(given)
-                        if given.len() > 1
-                            && given.ends_with('/')
+                    Some((_, Some(plain)))
+                        if plain.len() > 1
+                            && plain.ends_with('/')
                             && !(mapped && inputs.is_empty()) =>
                     {
-                        self.below(given, at)?
+                        self.below(&plain, at)?
                     }
                     _ => {
+                        literal_input(&mut value)?;
                         inputs.push(value);
                         continue;
                     }
@@ -366,18 +456,28 @@ impl Expander<'_> {
                 }
             }
         }
-        self.arguments(task)
+        self.arguments(task, parsed)
     }
 
-    fn arguments(&mut self, task: &mut SettingGroup) -> Result<(), PatternFault> {
+    fn arguments(&mut self, task: &mut SettingGroup, parsed: bool) -> Result<(), PatternFault> {
         let named = self.named(task, "input").into_iter();
         let plain = |name: &str| name.trim_end_matches('/').to_owned();
         let names: Vec<String> = named.map(|named| plain(&named.name)).collect();
         let Some(args) = values_mut(task, "args") else {
             return Ok(());
         };
-        for value in std::mem::take(args) {
-            if text(&value) != Some(ALL_INPUTS) {
+        for mut value in std::mem::take(args) {
+            let is_inputs = match &value.data {
+                ValueData::Template(template) => template.is_inputs(),
+                ValueData::Text(text) if !parsed => {
+                    let template = Template::of_argument(text);
+                    let is_inputs = template.is_inputs();
+                    value.data = value_of(template);
+                    is_inputs
+                }
+                _ => false,
+            };
+            if !is_inputs {
                 args.push(value);
                 continue;
             }
@@ -398,7 +498,7 @@ impl Expander<'_> {
             other => {
                 let problem = JobProblem::Type {
                     name: "foreach".to_owned(),
-                    expected: "a pattern such as \"raw/{x}.fits\" or a group such as { i = \"1..9\"; }",
+                    expected: "a pattern such as \"raw/{x}.fits\" or a table such as { i = \"1..9\" }",
                     found: other.kind(),
                 };
                 Err(wrong(value.at, problem))
@@ -408,35 +508,23 @@ impl Expander<'_> {
 
     fn captures(&mut self, given: &str, at: Position) -> Result<Vec<Binding>, PatternFault> {
         let (plain, is_directory) = plain(given);
-        let (directory, last) = plain.rsplit_once('/').unwrap_or(("", plain));
-        let pattern = WildcardPart::with_names(last);
-        let pattern = pattern.map_err(|reason| no_pattern(given, reason, at))?;
-        if !WildcardPart::with_names(directory)
-            .is_ok_and(|directory| directory.names().next().is_none())
-        {
-            return Err(no_pattern(
-                given,
-                "names may stand in its last part only",
-                at,
-            ));
+        let last = plain.rsplit('/').next().unwrap_or(plain);
+        let prefix = &plain[..plain.len() - last.len()];
+        let pattern = named_pattern(given, last, at)?;
+        let is_named = Pattern::with_names(prefix);
+        if is_named.is_ok_and(|prefix| prefix.names().next().is_some()) {
+            let reason = "names may stand in its last part only";
+            return Err(no_pattern(given, reason, at));
         }
         if pattern.names().next().is_none() {
-            return Err(no_pattern(
-                given,
-                "it needs a name in braces, such as {x}",
-                at,
-            ));
+            let reason = "it needs a name in braces, such as {x}";
+            return Err(no_pattern(given, reason, at));
         }
-        let prefix = &plain[..plain.len() - last.len()];
+        let prefix = &literal_prefix(given, prefix, at)?;
         let (names, others) = self.names_in(prefix, is_directory, at)?;
-        only_text(
-            (given, at),
-            others.iter().filter(|name| pattern.fits(name).is_some()),
-        )?;
-        let bindings = names.iter().filter_map(|name| {
-            let values = pattern.fits(name)?.into_iter().map(str::to_owned);
-            Some(pattern.names().map(str::to_owned).zip(values).collect())
-        });
+        let mut others = others.iter();
+        only_text((given, at), others.find(|name| pattern.matches(name)))?;
+        let bindings = names.iter().filter_map(|name| pattern.captures(name));
         let bindings: Vec<Binding> = bindings.collect();
         if bindings.is_empty() {
             return Err(wrong(at, JobProblem::NoMatch(given.to_owned())));
@@ -444,7 +532,7 @@ impl Expander<'_> {
         Ok(bindings)
     }
 
-    /// Returns the files that match a pattern with `*`: in the notation of the script, and as full paths.
+    /// Returns the files that match a pattern: in the notation of the script, and as full paths.
     fn matching(
         &mut self,
         given: &str,
@@ -452,18 +540,17 @@ impl Expander<'_> {
     ) -> Result<Vec<(String, String)>, PatternFault> {
         let (plain, is_directory) = plain(given);
         let last = plain.rsplit('/').next().unwrap_or(plain);
-        let prefix = &plain[..plain.len() - last.len()];
-        if prefix.contains('*') {
-            return Err(no_pattern(given, "'*' may stand in its last part only", at));
+        let prefix = &literal_prefix(given, &plain[..plain.len() - last.len()], at)?;
+        if last == "**" {
+            let reason = "\"**\" is not for inputs; a directory with a slash at its end stands for all files below it";
+            return Err(no_pattern(given, reason, at));
         }
-        let pattern = WildcardPart::with_stars(last);
+        let pattern = Pattern::new(last).map_err(|error| no_pattern(given, error.what, at))?;
         let (names, others) = self.names_in(prefix, is_directory, at)?;
-        only_text(
-            (given, at),
-            others.iter().filter(|name| pattern.fits(name).is_some()),
-        )?;
+        let mut others = others.iter();
+        only_text((given, at), others.find(|name| pattern.matches(name)))?;
         let directory = self.directory(prefix, at)?;
-        let fitting = names.iter().filter(|name| pattern.fits(name).is_some());
+        let fitting = names.iter().filter(|name| pattern.matches(name));
         let mut found = Vec::new();
         for name in fitting {
             if is_directory {
@@ -490,8 +577,8 @@ impl Expander<'_> {
         let mut directories = vec![top.clone()];
         while let Some(directory) = directories.pop() {
             let listed = self.list(&directory, at)?;
-            let others = listed.iter().filter(|one| !one.is_text);
-            only_text((given, at), others.map(|one| &one.name))?;
+            let other = listed.iter().find(|one| !one.is_text);
+            only_text((given, at), other.map(|one| &one.name))?;
             for ListedName {
                 name, is_directory, ..
             } in listed.iter()
@@ -580,12 +667,9 @@ impl Expander<'_> {
     }
 }
 
-/// Refuses a pattern that matches files whose names are not UTF-8: a script can't name them.
-fn only_text<'a>(
-    (given, at): (&str, Position),
-    mut others: impl Iterator<Item = &'a String>,
-) -> Result<(), PatternFault> {
-    match others.next() {
+/// Refuses a pattern that matches a file whose name is not UTF-8: a script can't name it.
+fn only_text((given, at): (&str, Position), other: Option<&String>) -> Result<(), PatternFault> {
+    match other {
         Some(name) => Err(wrong(
             at,
             JobProblem::NotText {
@@ -603,15 +687,57 @@ fn plain(given: &str) -> (&str, bool) {
     (plain, plain.len() < given.len())
 }
 
-fn no_pattern(given: &str, reason: &'static str, at: Position) -> PatternFault {
-    let text = given.to_owned();
+fn no_pattern(given: &str, reason: impl Into<String>, at: Position) -> PatternFault {
+    let (text, reason) = (given.to_owned(), reason.into());
     wrong(at, JobProblem::Pattern { text, reason })
+}
+
+/// Compiles the last part of the pattern of a `foreach`.
+fn named_pattern(given: &str, last: &str, at: Position) -> Result<Pattern, PatternFault> {
+    Pattern::with_names(last).map_err(|error| no_pattern(given, error.what, at))
+}
+
+/// Returns the directories before the last part of a pattern, which has no wildcards there.
+fn literal_prefix(given: &str, prefix: &str, at: Position) -> Result<String, PatternFault> {
+    let plain = glob::literal(prefix);
+    plain.ok_or_else(|| no_pattern(given, "wildcards may stand in its last part only", at))
+}
+
+/// Replaces an input without wildcards by the name that it stands for.
+fn literal_input(value: &mut ScriptValue) -> Result<(), PatternFault> {
+    let at = value.at;
+    let plain = |text: &str| {
+        let plain = glob::literal(text);
+        plain.ok_or_else(|| wrong(at, JobProblem::SelectedPattern(text.to_owned())))
+    };
+    match &mut value.data {
+        ValueData::Text(text) => *text = plain(text)?,
+        ValueData::Template(template) => *template = template.try_map(plain)?,
+        ValueData::Group(group) => {
+            let mut settings = group.settings.iter_mut();
+            if let Some(file) = settings.find(|setting| setting.name == "file") {
+                literal_input(&mut file.value)?;
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Returns the value of a name.
+fn value_in<'b>(binding: &'b Binding, name: &str) -> Option<Cow<'b, str>> {
+    let found = binding.iter().find(|(known, _)| known == name)?;
+    Some(Cow::Borrowed(&found.1))
 }
 
 /// Returns all combinations of the values of a `foreach` group; the last name changes fastest.
 fn product(group: &SettingGroup, at: Position) -> Result<Vec<Binding>, PatternFault> {
     let mut all = vec![Binding::new()];
     for setting in &group.settings {
+        if !substitute::is_name(&setting.name) {
+            let reason = "a name has letters, digits, '_' and '-' only";
+            return Err(no_pattern(&setting.name, reason, setting.at));
+        }
         let values = choices(&setting.value)?;
         let count = all.len().saturating_mul(values.len());
         if count > MAX_TASKS {
@@ -682,123 +808,4 @@ fn choices(value: &ScriptValue) -> Result<Vec<String>, PatternFault> {
             .collect(),
         other => Err(mistake(other.kind())),
     }
-}
-
-/// Replaces names in braces by their values; braces around anything else stay.
-fn fill(text: &str, binding: &Binding) -> String {
-    let mut filled = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(open) = rest.find('{') {
-        let (before, from) = rest.split_at(open);
-        filled.push_str(before);
-        let known = binding.iter().find_map(|(name, value)| {
-            let after = from[1..].strip_prefix(name.as_str())?.strip_prefix('}')?;
-            Some((value, after))
-        });
-        rest = match known {
-            Some((value, after)) => {
-                filled.push_str(value);
-                after
-            }
-            None => {
-                filled.push('{');
-                &from[1..]
-            }
-        };
-    }
-    filled + rest
-}
-
-/// One part of a path with wildcards: literals alternate with wildcards.
-#[derive(Debug)]
-struct WildcardPart {
-    /// Literal before the first wildcard.
-    begin: String,
-    /// Each wildcard, by its name if it has one, and the literal after it.
-    rest: Vec<(Option<String>, String)>,
-}
-
-impl WildcardPart {
-    fn with_stars(text: &str) -> Self {
-        let mut literals = text.split('*').map(str::to_owned);
-        let begin = literals.next().unwrap_or_default();
-        let mut rest: Vec<_> = literals.map(|literal| (None, literal)).collect();
-        // Two adjacent stars are one star.
-        let last = rest.pop();
-        rest.retain(|(_, literal)| !literal.is_empty());
-        rest.extend(last);
-        Self { begin, rest }
-    }
-
-    fn with_names(text: &str) -> Result<Self, &'static str> {
-        let mut pattern = Self {
-            begin: String::new(),
-            rest: Vec::new(),
-        };
-        let mut left = text;
-        while let Some((before, from)) = left.split_once('{') {
-            let named = from.split_once('}').filter(|(name, _)| is_name(name));
-            let Some((name, after)) = named else {
-                return Err("braces hold a name of letters, digits and '_'");
-            };
-            if pattern.names().any(|known| known == name) {
-                return Err("each name may stand once");
-            }
-            if before.is_empty() && !pattern.rest.is_empty() {
-                return Err("two names need text between them");
-            }
-            pattern.literal().push_str(before);
-            pattern.rest.push((Some(name.to_owned()), String::new()));
-            left = after;
-        }
-        pattern.literal().push_str(left);
-        Ok(pattern)
-    }
-
-    /// Returns the last literal.
-    fn literal(&mut self) -> &mut String {
-        self.rest
-            .last_mut()
-            .map_or(&mut self.begin, |(_, literal)| literal)
-    }
-
-    fn names(&self) -> impl Iterator<Item = &str> {
-        self.rest.iter().filter_map(|(name, _)| name.as_deref())
-    }
-
-    /// Returns the text that each wildcard matches in a name, each as short as possible from the left. Returns `None` if the name does not match. A
-    /// wildcard with a name matches at least one character, and no wildcard matches the beginning of a hidden name.
-    fn fits<'n>(&self, name: &'n str) -> Option<Vec<&'n str>> {
-        if self.begin.is_empty() && name.starts_with('.') {
-            return None;
-        }
-        let mut left = name.strip_prefix(self.begin.as_str())?;
-        let mut found = Vec::with_capacity(self.rest.len());
-        for (index, (wildcard, literal)) in self.rest.iter().enumerate() {
-            let least = match wildcard {
-                Some(_) => left.chars().next()?.len_utf8(),
-                None => 0,
-            };
-            let is_last = index + 1 == self.rest.len();
-            let end = if is_last {
-                left.strip_suffix(literal.as_str())?.len()
-            } else {
-                least + left[least..].find(literal.as_str())?
-            };
-            if end < least {
-                return None;
-            }
-            found.push(&left[..end]);
-            left = &left[end + literal.len()..];
-        }
-        left.is_empty().then_some(found)
-    }
-}
-
-fn is_name(text: &str) -> bool {
-    let mut chars = text.chars();
-    let first = chars
-        .next()
-        .is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
-    first && chars.all(|c| c.is_ascii_alphanumeric() || c == '_')
 }

@@ -6,7 +6,7 @@
 
 use super::MAX_TASKS;
 use super::error::JobProblem;
-use super::expand::{ALL_INPUTS, Expander, PatternFault, group_of, text, values, wrong};
+use super::expand::{Expander, PatternFault, fill_value, group_of, shown, text, values, wrong};
 use super::mapper::{MapperProgram, PROGRAM};
 use super::path;
 use super::pipeline;
@@ -16,6 +16,8 @@ use crate::id::ObjectId;
 use crate::layout::{Layout, RECORD_BYTES_MAX, Selection};
 use crate::quantity;
 use crate::script::{Position, ScriptValue, Setting, SettingGroup, ValueData};
+use crate::substitute;
+use std::borrow::Cow;
 
 /// First argument of a built-in kernel that returns its partial result for the data of a task instance. The kernel with `MERGE` puts the partial
 /// results together.
@@ -32,8 +34,10 @@ pub(super) const VERSION: &str = " version";
 pub(super) const SELECTION: &str = " selection";
 /// Task that writes an input, and the index of the output of that task.
 pub(super) const MADE_BY: [&str; 2] = [" task", " output"];
-/// Words in the settings of a task that are replaced by the values of a task instance.
-const WORDS: [&str; 5] = ["%part", "%stripe", "%chunk", "%name", "%stem"];
+/// Names of the references to values of a task instance, in addition to those of its file.
+pub(crate) const NUMBERS: [&str; 5] = ["part", "stripe", "chunk", "before", "after"];
+/// Names of the references whose values differ between task instances.
+const OWN: [&str; 5] = ["part", "stripe", "chunk", "name", "stem"];
 
 /// Unit of data that gets its own task instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,13 +81,13 @@ pub struct Mapping<'a> {
     pub kernels: &'a [Vec<String>],
 }
 
-/// Replacement text for each word.
-pub(super) type Replacements = Vec<(&'static str, String)>;
+/// Value of each reference.
+pub(super) type InstanceValues = Vec<(&'static str, String)>;
 
-/// Inputs of one task instance, and the words that name the task instance.
+/// Inputs of one task instance, and the values of references in its settings.
 pub(super) struct NamedInstance {
     pub(super) inputs: Vec<ScriptValue>,
-    pub(super) words: Replacements,
+    pub(super) values: InstanceValues,
 }
 
 /// Version and layout of a file that the job does not write.
@@ -186,7 +190,8 @@ fn with_args(task: &mut SettingGroup, args: Vec<String>, at: Position) {
 }
 
 fn choice(setting: &Setting, valid: &[&'static str]) -> Result<usize, PatternFault> {
-    let given = text(&setting.value).unwrap_or_else(|| setting.value.data.kind());
+    let kind = || Cow::Borrowed(setting.value.data.kind());
+    let given = shown(&setting.value).unwrap_or_else(kind);
     let known = valid.iter().position(|one| *one == given);
     known.ok_or_else(|| {
         let name = if setting.name == "per" {
@@ -196,33 +201,12 @@ fn choice(setting: &Setting, valid: &[&'static str]) -> Result<usize, PatternFau
         };
         let problem = JobProblem::Choice {
             name,
-            value: given.to_owned(),
-            nearest: crate::similar_names::nearest(given, valid),
+            nearest: crate::similar_names::nearest(&given, valid),
+            value: given.into_owned(),
             valid: valid.join(", "),
         };
         wrong(setting.value.at, problem)
     })
-}
-
-/// Replaces the words in a value by the values of a task instance.
-fn fill(value: &mut ScriptValue, words: &Replacements) {
-    match &mut value.data {
-        ValueData::Text(text) => {
-            for (word, own) in words {
-                if text.contains(word) {
-                    *text = text.replace(word, own);
-                }
-            }
-        }
-        ValueData::Array(values) | ValueData::List(values) => {
-            values.iter_mut().for_each(|value| fill(value, words));
-        }
-        ValueData::Group(group) => {
-            let settings = group.settings.iter_mut();
-            settings.for_each(|setting| fill(&mut setting.value, words));
-        }
-        ValueData::Boolean(_) | ValueData::Integer(_) | ValueData::Float(_) => {}
-    }
 }
 
 /// Returns the number of one of `count` task instances with leading zeros, so that sorting by name is sorting by number.
@@ -262,8 +246,8 @@ impl Expander<'_> {
         if same && per != Per::Part {
             return Err(no_parts());
         }
-        let mut outputs = values(&task, "output").iter().filter_map(text);
-        if same && outputs.any(is_directory) {
+        let mut outputs = values(&task, "output").iter().filter_map(shown);
+        if same && outputs.any(|output| is_directory(&output)) {
             return Err(wrong(at, JobProblem::SameLayout("not for directories")));
         }
         let Some(first) = values(&task, "input").first().cloned() else {
@@ -290,7 +274,7 @@ impl Expander<'_> {
         let merged = all.len() > 1 && !same && per != Per::File && self.merges(&task, &seams);
         if let Some(mapper) = mapper.filter(|_| merged && unplaced) {
             let what = "the number of a line in the file is only known after all lines before it are read, so task instances make no single \
-                result: set \"reduce\", or give each its own output (%part, %chunk)";
+                result: set \"reduce\", or give each its own output ({part}, {chunk})";
             return Err(wrong(mapper.value.at, JobProblem::Mapper(what.to_owned())));
         }
         if all.len() > 1 && joined.is_none() && !merged {
@@ -320,33 +304,30 @@ impl Expander<'_> {
         let ([_], [output]) = (values(task, "input"), values(task, "output")) else {
             return false;
         };
-        let kernel = task.get("kernel").and_then(|kernel| text(&kernel.value));
+        let kernel = task.get("kernel").and_then(|kernel| shown(&kernel.value));
         let builtin = match &self.builtins(task)[..] {
-            [one] if !kernel.is_some_and(pipeline::is_pipeline) => one
+            [one] if !kernel.is_some_and(|kernel| pipeline::is_pipeline(&kernel)) => one
                 .split_first()
                 .is_some_and(|(kernel, args)| self.files.folds(kernel, args)),
             _ => false,
         };
         builtin
             && task.get("stdin").is_none()
-            && text(output).is_some_and(|output| is_shared(output) && !is_directory(output))
+            && is_shared(output)
+            && shown(output).is_some_and(|output| !is_directory(&output))
     }
 
     /// Returns the kernels of a task with their arguments, in the order of the pipeline. Returns an empty list if the task sets, or a file
     /// of that name shows, that the first kernel is not built in.
     fn builtins(&self, task: &SettingGroup) -> Vec<Vec<String>> {
-        let value_of = |name: &str| text(&task.get(name)?.value);
+        let value_of = |name: &str| shown(&task.get(name)?.value);
         let kernel = value_of("kernel").unwrap_or_default();
-        let stages = match pipeline::is_pipeline(kernel) {
-            true => pipeline::split(kernel).unwrap_or_default(),
+        let stages = match pipeline::is_pipeline(&kernel) {
+            true => pipeline::split(&kernel).unwrap_or_default(),
             false => {
-                let args = values(task, "args").iter().filter_map(text);
-                vec![
-                    std::iter::once(kernel)
-                        .chain(args)
-                        .map(str::to_owned)
-                        .collect(),
-                ]
+                let args = values(task, "args").iter().filter_map(shown);
+                let words = std::iter::once(kernel).chain(args);
+                vec![words.map(Cow::into_owned).collect()]
             }
         };
         let first = stages.first().and_then(|stage| stage.first());
@@ -360,10 +341,10 @@ impl Expander<'_> {
 
     /// Refuses outputs of several task instances under one name, because the task instances would overwrite them.
     fn check_outputs(task: &SettingGroup) -> Result<(), PatternFault> {
-        let own = |value: &&ScriptValue| is_shared(text(value).unwrap_or_default());
-        match values(task, "output").iter().find(own) {
+        let mut outputs = values(task, "output").iter();
+        match outputs.find(|value| is_shared(value)) {
             Some(value) => {
-                let given = text(value).unwrap_or_default().to_owned();
+                let given = shown(value).unwrap_or_default().into_owned();
                 Err(wrong(value.at, JobProblem::InstanceOutput(given)))
             }
             None => Ok(()),
@@ -384,15 +365,20 @@ impl Expander<'_> {
             ValueData::List(one.inputs.clone()),
             at,
         );
+        let known = |name: &str| {
+            let found = one.values.iter().find(|(known, _)| *known == name)?;
+            Some(Cow::Borrowed(found.1.as_str()))
+        };
         for setting in &mut instance.settings {
-            let before = text(&setting.value).map(str::to_owned);
-            fill(&mut setting.value, &one.words);
-            let is_name = setting.name == "name" && text(&setting.value) == before.as_deref();
-            if let ValueData::Text(name) = &mut setting.value.data
-                && is_name
+            let is_shared = is_shared(&setting.value);
+            fill_value(&mut setting.value, &known);
+            if setting.name == "name"
+                && is_shared
                 && (count > 1 || is_part)
+                && let Some(name) = shown(&setting.value)
             {
-                *name = format!("{name}[{}]", padded(index, count));
+                let name = format!("{name}[{}]", padded(index, count));
+                setting.value.data = ValueData::Text(name);
             }
         }
         instance.settings.push(number_setting(SHARE, 1, at));
@@ -414,8 +400,8 @@ impl Expander<'_> {
     /// Returns one task instance for each input.
     fn files(task: &SettingGroup) -> Vec<NamedInstance> {
         let one = |value: &ScriptValue| {
-            let file = group_of(value).and_then(|group| text(&group.get("file")?.value));
-            let file = file.or_else(|| text(value)).unwrap_or_default();
+            let file = group_of(value).and_then(|group| shown(&group.get("file")?.value));
+            let file = &*file.or_else(|| shown(value)).unwrap_or_default();
             let name = file.rsplit('/').next().unwrap_or(file).to_owned();
             let stem = name
                 .rsplit_once('.')
@@ -423,7 +409,7 @@ impl Expander<'_> {
             let stem = if stem.is_empty() { &name } else { stem }.to_owned();
             NamedInstance {
                 inputs: vec![value.clone()],
-                words: vec![("%name", name), ("%stem", stem)],
+                values: vec![("name", name), ("stem", stem)],
             }
         };
         values(task, "input").iter().map(one).collect()
@@ -447,12 +433,12 @@ impl Expander<'_> {
         let records = records.as_ref().filter(|_| halo.count == 0);
         let parts = form.parts();
         let (word, count) = match (per, &form) {
-            (Per::Stripe, InputForm::Made(made)) => ("%stripe", stripes(&made.layout)),
+            (Per::Stripe, InputForm::Made(made)) => ("stripe", stripes(&made.layout)),
             (Per::Stripe, InputForm::ToCome(Some(_))) => {
                 return Err(wrong(first.at, JobProblem::StripesToCome));
             }
-            (Per::Stripe, _) => ("%stripe", 1),
-            _ => ("%part", parts.unwrap_or(1)),
+            (Per::Stripe, _) => ("stripe", 1),
+            _ => ("part", parts.unwrap_or(1)),
         };
         let others = values(task, "input").iter().skip(1);
         let one = |index: usize| {
@@ -465,10 +451,10 @@ impl Expander<'_> {
                 inputs: std::iter::once(input)
                     .chain(others.clone().cloned())
                     .collect(),
-                words: vec![
+                values: vec![
                     (word, padded(index, count)),
-                    ("%before", before),
-                    ("%after", after),
+                    ("before", before),
+                    ("after", after),
                 ],
             }
         };
@@ -485,8 +471,8 @@ impl Expander<'_> {
         unplaced: &mut bool,
     ) -> Result<Vec<NamedInstance>, PatternFault> {
         let problem = |what: &str| wrong(mapper.value.at, JobProblem::Mapper(what.to_owned()));
-        let how = text(&mapper.value).ok_or_else(|| problem(MAPPERS))?;
-        let word = if per == Per::Part { "%part" } else { "%chunk" };
+        let how = &*shown(&mapper.value).ok_or_else(|| problem(MAPPERS))?;
+        let word = if per == Per::Part { "part" } else { "chunk" };
         let kernels = self.builtins(task);
         let name = kernels.first().and_then(|stage| stage.first());
         let is_own = task.get("type").is_none()
@@ -541,7 +527,7 @@ impl Expander<'_> {
             let others = values(task, "input").iter().skip(1).cloned();
             all.push(NamedInstance {
                 inputs: std::iter::once(input).chain(others).collect(),
-                words: vec![(word, padded(*number, map.count))],
+                values: vec![(word, padded(*number, map.count))],
             });
         }
         with_args(task, map.args, mapper.value.at);
@@ -579,8 +565,8 @@ impl Expander<'_> {
         at: Position,
         expanded: &mut Vec<ScriptValue>,
     ) -> Result<(), PatternFault> {
-        let output = values(&task, "output").first().and_then(text);
-        let given = output.unwrap_or_default().to_owned();
+        let output = values(&task, "output").first().and_then(shown);
+        let given = output.unwrap_or_default().into_owned();
         let made = |part| made_by(&given, (begin, part), 0, at);
         let inputs = (0..count).map(made).collect();
         take(&mut task, "node");
@@ -600,7 +586,7 @@ impl Expander<'_> {
         expanded: &mut Vec<ScriptValue>,
     ) -> Result<(), PatternFault> {
         let problem = |what| wrong(reduce.value.at, JobProblem::Reduce(what));
-        let words = text(&reduce.value).and_then(|text| pipeline::split(text).ok());
+        let words = shown_with_mark(&reduce.value).and_then(|text| pipeline::split(&text).ok());
         let words = words.filter(|stages| stages.len() == 1);
         let words = words.and_then(|stages| stages.into_iter().next());
         let words = words.ok_or_else(|| {
@@ -608,11 +594,11 @@ impl Expander<'_> {
         })?;
         let outputs = values(&task, "output");
         let given = match outputs {
-            [output] => text(output).filter(|output| is_shared(output) && !is_directory(output)),
+            [output] if is_shared(output) => shown(output).filter(|output| !is_directory(output)),
             _ => None,
         };
-        let given = given.filter(|_| !same).map(str::to_owned);
-        let given = given.ok_or_else(|| problem("it makes one output, a file without %part and the like, and can't be combined with \"layout\""))?;
+        let given = given.filter(|_| !same).map(Cow::into_owned);
+        let given = given.ok_or_else(|| problem("it makes one output, a file without {part} and the like, and can't be combined with \"layout\""))?;
         let begin = expanded.len();
         for (index, one) in all.iter().enumerate() {
             let instance = Self::instance(&task, one, (index, all.len()), true);
@@ -621,7 +607,7 @@ impl Expander<'_> {
         let parts = || (0..all.len()).map(|part| part_path(&given, part as u64));
         let mut words = words.into_iter();
         let kernel = words.next().unwrap_or_default();
-        let args = words.flat_map(|word| match word == ALL_INPUTS {
+        let args = words.flat_map(|word| match word == INPUTS_MARK {
             true => parts().collect(),
             false => vec![word],
         });
@@ -655,10 +641,10 @@ impl Expander<'_> {
         let outputs: Vec<ScriptValue> = values(&task, "output").to_vec();
         let mut inputs = vec![first.clone()];
         for (number, output) in outputs.iter().enumerate() {
-            let given = text(output).unwrap_or_default();
-            let made = |part| made_by(given, (begin, part), number, at);
+            let given = shown(output).unwrap_or_default();
+            let made = |part| made_by(&given, (begin, part), number, at);
             inputs.extend((0..parts).map(made));
-            if let Ok(named) = path::file(&self.workdir, given) {
+            if let Ok(named) = path::file(&self.workdir, &given) {
                 self.joined.insert(named.path, parts);
             }
         }
@@ -671,9 +657,24 @@ impl Expander<'_> {
     }
 }
 
-/// Returns whether all task instances would write this output.
-fn is_shared(output: &str) -> bool {
-    !WORDS.iter().any(|word| output.contains(word))
+/// Returns whether a text is the same for all task instances.
+fn is_shared(value: &ScriptValue) -> bool {
+    match &value.data {
+        ValueData::Template(template) => !template.references().any(|name| OWN.contains(&name)),
+        _ => true,
+    }
+}
+
+/// Word that stands for a reference to all inputs. No argument has a zero byte.
+const INPUTS_MARK: &str = "\0";
+
+/// Returns a text with [`INPUTS_MARK`] in place of references to all inputs.
+fn shown_with_mark(value: &ScriptValue) -> Option<Cow<'_, str>> {
+    let ValueData::Template(template) = &value.data else {
+        return shown(value);
+    };
+    let mark = |name: &str| (name == substitute::INPUTS).then_some(Cow::Borrowed(INPUTS_MARK));
+    Some(Cow::Owned(template.fill(mark).to_string()))
 }
 
 /// Makes a built-in kernel do a part of its work.

@@ -76,8 +76,11 @@ impl Expander<'_> {
                 inputs.push(self.file_of(&named.path, &called, file, first.at)?);
             }
             inputs.extend(values(task, "input").iter().skip(1).cloned());
-            let words = vec![(word, padded(number, count))];
-            all.push(NamedInstance { inputs, words });
+            let of_instance = vec![(word, padded(number, count))];
+            all.push(NamedInstance {
+                inputs,
+                values: of_instance,
+            });
         }
         Ok(Some((all, args)))
     }

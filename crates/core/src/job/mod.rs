@@ -20,6 +20,7 @@ pub mod user_kernels;
 
 pub use error::{JobError, JobErrors, JobProblem, ProgramBy};
 pub use expand::{DirectoryLookup, ListedName, NoFiles};
+pub(crate) use instances::NUMBERS as INSTANCE_NUMBERS;
 pub use instances::{ExternalInput, MERGE, MappedSelection, MapperResult, Mapping, PARTIAL};
 pub use mapped::{DirectoryMap, MappedFile};
 pub use mapper::{HEAD_BYTES, MapperProgram, PRINTED_BYTES_MAX};
@@ -33,7 +34,7 @@ use crate::label::Limits;
 use crate::layout::Selection;
 use crate::resources::Needs;
 use crate::runtime_environment::RuntimeEnvironment;
-use crate::script::{self, Position, SettingGroup};
+use crate::script::{self, ErrorNames, Position, SettingGroup};
 use crate::time::Span;
 use error::Errors;
 
@@ -272,26 +273,27 @@ impl Job {
     /// # Errors
     /// All errors in the script itself, in its order; if patterns have errors, only these.
     pub fn read(file: &str, text: &[u8], files: &dyn DirectoryLookup) -> Result<Self, JobErrors> {
+        let names = ErrorNames::of_job(text);
         match script::parse(file, text) {
-            Ok(group) => Self::of_group(file, group, files),
+            Ok(group) => Self::of_group((file, names), group, files),
             Err(error) => {
-                let mut errors = Errors::new(file);
+                let mut errors = Errors::new(file, names);
                 errors.add(error.at, None, JobProblem::Script(error.problem));
                 Err(errors.into_report())
             }
         }
     }
 
-    /// Reads a parsed script like [`Self::read`].
+    /// Reads a parsed script like [`Self::read`]. Errors use `names` for tables and settings.
     ///
     /// # Errors
     /// As [`Self::read`].
     pub fn of_group(
-        file: &str,
+        (file, names): (&str, ErrorNames),
         mut group: SettingGroup,
         files: &dyn DirectoryLookup,
     ) -> Result<Self, JobErrors> {
-        let mut errors = Errors::new(file);
+        let mut errors = Errors::new(file, names);
         expand::expand(&mut group, files, &mut errors);
         if !errors.is_empty() {
             return Err(errors.into_report());

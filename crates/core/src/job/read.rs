@@ -166,15 +166,19 @@ fn is_name(name: &str) -> bool {
 }
 
 fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<ScriptTask> {
-    let Some(value) = fields.required("tasks", errors) else {
+    let (name, names) = (errors.names.setting("tasks"), errors.names);
+    let expected = names.either("a table [[task]]", "a list of groups ( { … }, … )");
+    let no_tasks = names.either("table [[task]]", "group { … } in \"tasks\"");
+    let Some(value) = fields.get("tasks") else {
+        fields.error(fields.at, JobProblem::NoTasks(no_tasks), errors);
         return Vec::new();
     };
     let ValueData::List(values) = &value.data else {
-        fields.type_error("tasks", "a list of groups ( { … }, … )", value, errors);
+        fields.type_error(name, expected, value, errors);
         return Vec::new();
     };
     if values.is_empty() {
-        fields.error(value.at, JobProblem::NoTasks, errors);
+        fields.error(value.at, JobProblem::NoTasks(no_tasks), errors);
     }
     if values.len() > MAX_TASKS {
         let problem = JobProblem::TooMany {
@@ -190,7 +194,7 @@ fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<S
     let mut bytes = 0;
     for value in values {
         let ValueData::Group(group) = &value.data else {
-            fields.type_error("tasks", "a list of groups ( { … }, … )", value, errors);
+            fields.type_error(name, expected, value, errors);
             continue;
         };
         let name = group
@@ -515,11 +519,7 @@ fn selected(
     };
     fields.check_names(&INPUT_SETTINGS, errors);
     let file = fields.required_text("file", errors)?;
-    let found = match file.value.contains('*') {
-        true => Err(JobProblem::SelectedPattern(file.value.to_owned())),
-        false => path::file(workdir, file.value),
-    };
-    let mut found = match found {
+    let mut found = match path::file(workdir, file.value) {
         Ok(named) => input(named, file.at),
         Err(problem) => {
             fields.error(file.at, problem, errors);
@@ -806,7 +806,7 @@ fn usage(fields: &Fields<'_>, over: &TaskResources, errors: &mut Errors) -> Task
 
 /// Reads the group `resources`: amounts by name. A group within it stands for names with a dot.
 fn named(fields: &Fields<'_>, named: &mut BTreeMap<String, u64>, errors: &mut Errors) {
-    const GROUP: &str = "a group such as { gpu = 1; licence.x = 2; }";
+    const GROUP: &str = "a table such as { gpu = 1, licence = { x = 2 } }";
     let Some(value) = fields.get("resources") else {
         return;
     };
@@ -863,12 +863,7 @@ fn limits(fields: &Fields<'_>, mut limits: Limits, errors: &mut Errors) -> Limit
         return limits;
     };
     let ValueData::Group(group) = &value.data else {
-        fields.type_error(
-            "limits",
-            "a group such as { time = \"5m\"; }",
-            value,
-            errors,
-        );
+        fields.type_error("limits", "a table such as { time = \"5m\" }", value, errors);
         return limits;
     };
     let fields = Fields {
@@ -926,7 +921,7 @@ fn runtime_environment(
 }
 
 fn environment(fields: &Fields<'_>, errors: &mut Errors) -> BTreeMap<String, String> {
-    const GROUP: &str = "a group of strings such as { OMP_NUM_THREADS = \"4\"; }";
+    const GROUP: &str = "a table of strings such as { OMP_NUM_THREADS = \"4\" }";
     let mut variables = BTreeMap::new();
     let Some(value) = fields.get("environment") else {
         return variables;
@@ -1036,10 +1031,11 @@ impl<'a> Fields<'a> {
             if setting.name == "container" {
                 self.error(setting.at, JobProblem::Container, errors);
             } else if !valid.contains(&setting.name.as_str()) && !setting.name.starts_with(' ') {
+                let valid = errors.names.valid(self.place, valid);
                 let problem = JobProblem::UnknownSetting {
-                    place: self.place,
+                    place: errors.names.place(self.place),
                     name: setting.name.clone(),
-                    nearest: nearest(&setting.name, valid),
+                    nearest: nearest(&setting.name, &valid),
                     valid: valid.join(", "),
                 };
                 self.error(setting.at, problem, errors);
@@ -1059,7 +1055,7 @@ impl<'a> Fields<'a> {
         let value = self.get(name);
         if value.is_none() {
             let problem = JobProblem::MissingSetting {
-                place: self.place,
+                place: errors.names.place(self.place),
                 name,
             };
             self.error(self.at, problem, errors);

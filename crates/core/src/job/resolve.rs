@@ -11,6 +11,7 @@ use crate::label::{Kernel, Owner, Pipeline, Stage};
 use crate::layout::Layout;
 use crate::object::Placed;
 use crate::resources::{NodeOffer, TaskRequirements, why_nowhere};
+use crate::script::ErrorNames;
 use crate::similar_names::nearest_path;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -92,7 +93,7 @@ pub fn resolve(
         looks: BTreeMap::new(),
         own: BTreeMap::new(),
     };
-    let mut errors = Errors::new(&job.file);
+    let mut errors = Errors::new(&job.file, ErrorNames::of_job(&[]));
     let mut kernels = Vec::with_capacity(job.tasks.len());
     let mut nowhere = NoNode::new(job, outside.places());
     for task in &job.tasks {

@@ -99,7 +99,7 @@ const TASK: [Row; 19] = [
     (
         "foreach",
         "foreach",
-        "Pattern or values that create many tasks; not in rules",
+        "Glob with named wildcards, or values, that create many tasks; not in rules",
     ),
     (
         "per",
@@ -155,7 +155,7 @@ const TASK: [Row; 19] = [
     (
         "args",
         "args",
-        "Arguments of the kernel, up to 10 000 of 128 KiB each",
+        "Arguments of the kernel, up to 10 000 of 128 KiB each; a table gives arguments name=value",
     ),
     ("type", "kernel", "Source of the kernel [default: detected]"),
     (
@@ -218,8 +218,17 @@ const LIMIT: [Row; 3] = [
     ),
 ];
 /// Settings of `[on]`.
-const ON: [Row; 5] = [
-    ("files", "text", "Pattern of the files, relative to workdir"),
+const ON: [Row; 6] = [
+    (
+        "files",
+        "text",
+        "Glob of the files, relative to workdir; {name} is a wildcard with a name",
+    ),
+    (
+        "regex",
+        "text",
+        "Regular expression of whole paths below workdir, in place of files",
+    ),
     (
         "event",
         "event",
@@ -277,7 +286,7 @@ const HOOK: [Row; 9] = [
         "integer",
         "Number of files of a batch or of one map, 1 to 10000",
     ),
-    ("marker", "text", "Pattern of files that end a batch"),
+    ("marker", "text", "Glob of files that end a batch"),
     ("on", "hook_on", "Time of the map [default: seal]"),
     (
         "inputs",
@@ -309,6 +318,7 @@ const TEXT: &str = r#"{ "type": "string" }"#;
 const BOOLEAN: &str = r#"{ "type": "boolean" }"#;
 const INTEGER: &str = r#"{ "type": "integer" }"#;
 const QUANTITY: &str = r#"{ "type": ["string", "integer"] }"#;
+const ARGUMENTS: &str = r#"{ "type": "object", "propertyNames": { "pattern": "^[a-z0-9_-]+$" }, "additionalProperties": { "type": ["string", "number", "boolean"] } }"#;
 
 fn choice(values: &[&str]) -> String {
     let values: Vec<_> = values.iter().map(|value| format!("\"{value}\"")).collect();
@@ -343,7 +353,7 @@ fn schema_of(kind: &str) -> String {
         "resources" => table("true"),
         "variables" => table(QUANTITY),
         "foreach" => any_of(TEXT, &table("true")),
-        "args" => many(QUANTITY),
+        "args" => any_of(&many(QUANTITY), ARGUMENTS),
         "inputs" => many(&any_of(TEXT, &definition("input"))),
         "streaming" => any_of(BOOLEAN, &many(TEXT)),
         "batch" => any_of(QUANTITY, &definition("batch")),
@@ -400,7 +410,11 @@ fn generated() -> String {
         ),
         defined("input", &INPUT_SETTINGS, &[&INPUT], &["file"]),
         defined("limits", &LIMIT_SETTINGS, &[&LIMIT], &[]),
-        defined("on", &ON_SETTINGS, &[&ON], &["files"]),
+        defined("on", &ON_SETTINGS, &[&ON], &[]).replacen(
+            "\"additionalProperties\": false,",
+            "\"additionalProperties\": false,\n      \"oneOf\": [{ \"required\": [\"files\"] }, { \"required\": [\"regex\"] }],",
+            1,
+        ),
         defined("batch", &BATCH_SETTINGS, &[&BATCH], &[]),
         defined("hook", &HOOK_SETTINGS, &[&HOOK], &["map", "output"]),
     ];

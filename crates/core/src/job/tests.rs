@@ -177,7 +177,7 @@ fn resolve_job(job: &Job, cluster: &JobCluster) -> Result<JobSpec, JobErrors> {
 #[test]
 fn instance_inputs_are_pinned_to_inspected_version() {
     let text = with_tasks(
-        r#"{ name = "a"; per = "stripe-object"; kernel = "max"; input = [ "x.striped" ]; output = [ "o.%part" ]; }"#,
+        r#"{ name = "a"; per = "stripe-object"; kernel = "max"; input = [ "x.striped" ]; output = [ "o.{part}" ]; }"#,
     );
     let job = Job::read("job.conf", text.as_bytes(), &Directory(&["/w/x.striped"])).unwrap();
     assert_eq!(job.tasks[0].inputs[0].version, Some(ObjectId(7)));
@@ -296,8 +296,8 @@ fn listing_of_the_paper_resolves_stored_and_builtin_kernels() {
 
 #[test]
 fn montage_example_has_the_papers_tasks_and_kernels() {
-    let text = include_bytes!("../../../../examples/montage/montage.conf");
-    let job = Job::parse("montage.conf", text).unwrap();
+    let text = include_bytes!("../../../../examples/montage/montage.toml");
+    let job = Job::parse("montage.toml", text).unwrap();
     let kernels: BTreeSet<&str> = job
         .tasks
         .iter()
@@ -622,10 +622,10 @@ fn output_directory_is_one_input_of_other_tasks() {
 fn instances_expand_per_part_stripe_and_file() {
     let files = ["/w/striped", "/w/plain", "/w/raw/a.nc", "/w/raw/b.nc"];
     let tasks = r#"
-        { name = "s"; per = "stripe-object"; kernel = "k"; args = [ "%part" ]; input = [ "striped", "plain" ]; output = [ "s.%part" ]; },
-        { name = "c"; per = "stripe"; kernel = "k"; input = [ "striped" ]; output = [ "c/%stripe" ]; },
+        { name = "s"; per = "stripe-object"; kernel = "k"; args = [ "{part}" ]; input = [ "striped", "plain" ]; output = [ "s.{part}" ]; },
+        { name = "c"; per = "stripe"; kernel = "k"; input = [ "striped" ]; output = [ "c/{stripe}" ]; },
         { name = "one"; per = "stripe"; kernel = "k"; input = [ "plain" ]; output = [ "one" ]; },
-        { name = "%stem"; per = "file"; kernel = "k"; input = [ "raw/*.nc" ]; output = [ "%name.mean" ]; },
+        { name = "{stem}"; per = "file"; kernel = "k"; input = [ "raw/*.nc" ]; output = [ "{name}.mean" ]; },
         { name = "same"; per = "stripe-object"; layout = "same"; kernel = "k"; input = [ "striped" ]; output = [ "x", "y" ]; },
         { name = "next"; per = "stripe-object"; layout = "same"; kernel = "k"; input = [ "y" ]; output = [ "z" ]; }"#;
     let text = with_tasks(tasks);
@@ -712,7 +712,7 @@ fn mapped(rest: &str) -> Result<Job, String> {
 #[test]
 fn mapper_determines_instances_and_their_input_bytes() {
     let parts =
-        mapped("per = \"stripe-object\"; variable = \"netcdf:tas\"; output = [ \"o.%part\" ];")
+        mapped("per = \"stripe-object\"; variable = \"netcdf:tas\"; output = [ \"o.{part}\" ];")
             .unwrap();
     let names: Vec<_> = parts
         .tasks
@@ -737,7 +737,7 @@ fn mapper_determines_instances_and_their_input_bytes() {
     );
     assert!(other.selection.is_whole());
     let chunks =
-        mapped("per = \"chunk\"; variable = \"netcdf:tas\"; output = [ \"o.%chunk\" ];").unwrap();
+        mapped("per = \"chunk\"; variable = \"netcdf:tas\"; output = [ \"o.{chunk}\" ];").unwrap();
     assert_eq!(
         (chunks.tasks.len(), chunks.tasks[3].outputs[0].name.as_str()),
         (11, "o.03")
@@ -764,7 +764,7 @@ fn builtin_kernels_get_format_args_from_mapper() {
             assert_eq!(*found, [begin, "dtype=f32", "missing=-9"]);
         }
     }
-    let each = "output = [ \"o.%part\" ];";
+    let each = "output = [ \"o.{part}\" ];";
     let found = args(variable, each, &["/w/striped"]);
     assert_eq!(found[1], ["dtype=f32", "missing=-9"]);
     // A program, or a file of the same name.
@@ -784,7 +784,7 @@ fn mapper_in_directory_yields_its_files() {
         "{ file = \"/w/cube.zarr\"; }",
     ] {
         let task = format!(
-            "{{ name = \"s\"; kernel = \"k\"; args = [ \"{{inputs}}\" ]; input = ( {given}, \"plain\" ); per = \"stripe-object\"; variable = \"zarr:tas\"; stdin = \"cube.zarr\"; output = [ \"o.%part\" ]; }}"
+            "{{ name = \"s\"; kernel = \"k\"; args = [ \"{{inputs}}\" ]; input = ( {given}, \"plain\" ); per = \"stripe-object\"; variable = \"zarr:tas\"; stdin = \"cube.zarr\"; output = [ \"o.{{part}}\" ]; }}"
         );
         let files = Directory(&["/w/plain"]);
         let job = Job::read("job.conf", with_tasks(&task).as_bytes(), &files).unwrap();
@@ -837,7 +837,7 @@ fn directory_without_mapped_data_is_refused() {
         let job = Job::read("job.conf", with_tasks(task).as_bytes(), &Directory(&[]));
         job.map_err(|errors| errors.to_string()).unwrap_err()
     };
-    let rest = "kernel = \"k\"; per = \"chunk\"; output = [ \"o.%chunk\" ];";
+    let rest = "kernel = \"k\"; per = \"chunk\"; output = [ \"o.{chunk}\" ];";
     let other = refused(&format!(
         "{{ name = \"s\"; {rest} input = [ \"cube.zarr/\" ]; variable = \"hdf5:x\"; }}"
     ));
@@ -867,7 +867,7 @@ fn record_stripes_include_their_halo() {
         (50_000, 1),
     ] {
         let rest = format!(
-            "per = \"stripe\"; records = {length}; halo = {halo}; args = [ \"%before\", \"%after\" ]; output = [ \"o.%stripe\" ];"
+            "per = \"stripe\"; records = {length}; halo = {halo}; args = [ \"{{before}}\", \"{{after}}\" ]; output = [ \"o.{{stripe}}\" ];"
         );
         let mut next = 0;
         for task in &mapped(&rest).unwrap().tasks {
@@ -894,14 +894,15 @@ fn record_stripes_include_their_halo() {
             "every record is one stripe's own"
         );
     }
-    let refused = |rest: &str| mapped(&format!("{rest} output = [ \"o.%stripe\" ];")).unwrap_err();
+    let refused =
+        |rest: &str| mapped(&format!("{rest} output = [ \"o.{{stripe}}\" ];")).unwrap_err();
     assert!(refused("per = \"stripe\"; records = \"lines\"; halo = 1;").contains("\"halo\" is"));
     assert!(refused("per = \"stripe\"; records = 0; halo = 1;").contains("\"halo\" is"));
     // A fold would count some of the records twice.
     let fold = "{ name = \"f\"; kernel = \"mean\"; per = \"stripe\"; input = [ \"striped\" ]; output = [ \"o\" ]; halo = 1; }";
     let files = Directory(&["/w/striped"]);
     let read = |text: &str| Job::read("job.conf", with_tasks(text).as_bytes(), &files);
-    assert!(read(fold).unwrap_err().to_string().contains("%stripe"));
+    assert!(read(fold).unwrap_err().to_string().contains("{stripe}"));
     assert!(read(&fold.replace("halo = 1;", "")).is_ok());
 }
 
@@ -913,7 +914,7 @@ fn invalid_mapper_settings_are_refused() {
             "per = \"chunk\" needs a variable",
         ),
         (
-            "per = \"stripe\"; variable = \"netcdf:tas\"; output = [ \"o.%stripe\" ];",
+            "per = \"stripe\"; variable = \"netcdf:tas\"; output = [ \"o.{stripe}\" ];",
             "it needs per =",
         ),
         (
@@ -921,11 +922,11 @@ fn invalid_mapper_settings_are_refused() {
             "are for bytes",
         ),
         (
-            "per = \"stripe-object\"; records = 8; variable = \"fits:0\"; output = [ \"o.%part\" ];",
+            "per = \"stripe-object\"; records = 8; variable = \"fits:0\"; output = [ \"o.{part}\" ];",
             "are for bytes",
         ),
         (
-            "per = \"stripe-object\"; variable = \"netcdf:none\"; output = [ \"o.%part\" ];",
+            "per = \"stripe-object\"; variable = \"netcdf:none\"; output = [ \"o.{part}\" ];",
             "there is no variable",
         ),
         (
@@ -933,7 +934,7 @@ fn invalid_mapper_settings_are_refused() {
             "all task instances would write",
         ),
         (
-            "per = \"chunk\"; variable = 7; output = [ \"o.%chunk\" ];",
+            "per = \"chunk\"; variable = 7; output = [ \"o.{chunk}\" ];",
             "it is \"netcdf:VARIABLE\"",
         ),
         ("variable = \"netcdf:tas\"; output = [ \"o\" ];", "variable"),
@@ -1017,7 +1018,7 @@ fn invalid_merge_of_instances_is_refused() {
             "all task instances would write",
         ),
         (
-            "kernel = \"k\"; output = [ \"o.%part\" ]; reduce = \"cat\";",
+            "kernel = \"k\"; output = [ \"o.{part}\" ]; reduce = \"cat\";",
             "it makes one output",
         ),
         (
@@ -1175,11 +1176,11 @@ fn invalid_runtime_environments_are_refused() {
         ),
         (
             "environment = [ \"A=1\" ];",
-            "\"environment\" must be a group of strings such as { OMP_NUM_THREADS = \"4\"; }, not an array",
+            "\"environment\" must be a table of strings such as { OMP_NUM_THREADS = \"4\" }, not an array",
         ),
         (
             "environment = { A = 1.5; };",
-            "\"environment\" must be a group of strings such as { OMP_NUM_THREADS = \"4\"; }, not a float",
+            "\"environment\" must be a table of strings such as { OMP_NUM_THREADS = \"4\" }, not a float",
         ),
         (
             "environment = { A = \"\\x00\"; };",
@@ -1272,14 +1273,14 @@ fn patterns_without_match_or_beyond_limits_are_refused() {
     let nothing = "a pattern stands for the files that exist when the job is submitted, and for outputs of tasks above";
     let cases = [
         (r#"{ name = "a"; input = [ "*.gz" ]; "#, format!("3:25: task \"a\": no file matches \"*.gz\"; {nothing}")),
-        (r#"{ name = "a"; input = [ "*/b" ]; "#, "3:25: task \"a\": \"*/b\" is not a pattern: '*' may stand in its last part only".to_owned()),
+        (r#"{ name = "a"; input = [ "*/b" ]; "#, "3:25: task \"a\": \"*/b\" is not a pattern: wildcards may stand in its last part only".to_owned()),
         (r#"{ name = "a{x}"; foreach = "{x}/b"; "#, "3:28: task \"a{x}\": \"{x}/b\" is not a pattern: names may stand in its last part only".to_owned()),
         (r#"{ name = "a{x}"; foreach = "{x}{y}"; "#, "3:28: task \"a{x}\": \"{x}{y}\" is not a pattern: two names need text between them".to_owned()),
         (r#"{ name = "a{x}"; foreach = "b"; "#, "3:28: task \"a{x}\": \"b\" is not a pattern: it needs a name in braces, such as {x}".to_owned()),
         (r#"{ name = "a"; foreach = { x = [ 1, 2 ]; }; "#, "3:10: task \"a\": all tasks of this foreach would be \"a\"; put {x} into the name".to_owned()),
         (r#"{ name = "a{x}"; foreach = { x = "1..2000000"; }; "#, "3:34: task \"a{x}\": 1999999 tasks; the maximum is 1000000; split it".to_owned()),
         (r#"{ name = "a{x}"; foreach = { x = "1-9"; }; "#, "3:34: task \"a{x}\": \"foreach\" must be a range such as \"1..100\" or an array of strings or integers, not another string".to_owned()),
-        (r#"{ name = "a{x}"; foreach = 3; "#, "3:28: task \"a{x}\": \"foreach\" must be a pattern such as \"raw/{x}.fits\" or a group such as { i = \"1..9\"; }, not an integer".to_owned()),
+        (r#"{ name = "a{x}"; foreach = 3; "#, "3:28: task \"a{x}\": \"foreach\" must be a pattern such as \"raw/{x}.fits\" or a table such as { i = \"1..9\" }, not an integer".to_owned()),
     ];
     for (begin, message) in cases {
         let reported = expanded(&format!("{begin}{rest}"), &["/w/b"]).unwrap_err();
@@ -1439,7 +1440,7 @@ fn job_errors_name_setting_and_place() {
         "{policy:?}"
     );
     let start = "name = \"j\"; workdir = \"/w\"; ";
-    assert!(errors(start)[0].contains("needs the setting \"tasks\""));
+    assert!(errors(start)[0].contains("at least one group { … } in \"tasks\""));
     assert!(errors(&format!("{start}tasks = ();"))[0].contains("the job has no tasks"));
     assert!(errors(&format!("{start}tasks = {{}};"))[0].contains("must be a list of groups"));
     assert!(errors(&format!("{start}tasks = (1);"))[0].contains("must be a list of groups"));
@@ -1626,8 +1627,9 @@ fn input_may_select_bytes_of_a_file() {
         selected("{ file = \"i\"; part = 1; bytes = [ \"0-0\", \"5-9,11-12\" ]; }"),
         is("i", "/w/i", "part 1 bytes 0-0,5-9,11-12")
     );
-    // Names that look like other syntax are names.
-    assert_eq!(selected("\"i[part 2]@0-5\"").1, "/w/i[part 2]@0-5");
+    // Names that look like other syntax are names; a backslash makes a wildcard a character.
+    assert_eq!(selected("\"i\\[part 2]@0-5\"").1, "/w/i[part 2]@0-5");
+    assert_eq!(selected("{ file = \"a\\*\"; }"), is("a*", "/w/a*", ""));
 }
 
 #[test]
@@ -1697,7 +1699,7 @@ const NO_INPUTS: [(&str, &str); 17] = [
     ),
     (
         "{ file = \"*.dat\"; part = 0; }",
-        "\"*.dat\" stands for several files; in a group, \"file\" names one (`foreach` makes a task of each)",
+        "\"*.dat\" stands for several files; in a table, \"file\" names one (`foreach` makes a task of each), and a backslash before a wildcard makes it a character",
     ),
     (
         "{ file = \"d/\"; part = 0; }",
@@ -2398,7 +2400,7 @@ fn invalid_needs_are_reported_with_place() {
         ("gpu = 1;", "a task has no setting \"gpu\"; it may have: "),
         (
             "resources = 1;",
-            "\"resources\" must be a group such as { gpu = 1; licence.x = 2; }, not an integer",
+            "\"resources\" must be a table such as { gpu = 1, licence = { x = 2 } }, not an integer",
         ),
         (
             "resources = { gpu = \"1\"; };",

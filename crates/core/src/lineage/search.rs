@@ -106,35 +106,6 @@ fn has_words(args: &[String], wanted: &str) -> bool {
         || (!words.is_empty() && args.windows(words.len()).any(follow))
 }
 
-/// Returns whether a name matches a pattern: `*` stands for any characters, `?` for one.
-#[must_use]
-pub fn matches_pattern(name: &str, pattern: &str) -> bool {
-    let (name, pattern): (Vec<char>, Vec<char>) =
-        (name.chars().collect(), pattern.chars().collect());
-    let (mut at, mut of, mut star) = (0, 0, None);
-    while at < name.len() {
-        match pattern.get(of) {
-            Some('*') => {
-                star = Some((of, at));
-                of += 1;
-            }
-            Some(&c) if c == '?' || c == name[at] => {
-                at += 1;
-                of += 1;
-            }
-            // The last star matches one character more.
-            _ => match &mut star {
-                Some((from, taken)) => {
-                    *taken += 1;
-                    (at, of) = (*taken, *from + 1);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[of..].iter().all(|c| *c == '*')
-}
-
 /// Returns the day of the week in UTC: 1 Monday to 7 Sunday. The epoch was a Thursday.
 #[must_use]
 pub fn weekday(time: Time) -> u32 {
@@ -203,21 +174,6 @@ mod tests {
             ("", false),
         ] {
             assert_eq!(has_words(&args, words), found, "{words}");
-        }
-    }
-
-    #[test]
-    fn search_pattern_matches_whole_names() {
-        for (name, pattern, found) in [
-            ("atlas-x.gif", "*.gif", true),
-            ("atlas-x.gif", "atlas-?.gif", true),
-            ("atlas-x.gif", "*-*", true),
-            ("aab", "*ab", true),
-            ("atlas-x.gif", "atlas", false),
-            ("atlas-x.gifs", "*.gif", false),
-            ("", "*", true),
-        ] {
-            assert_eq!(matches_pattern(name, pattern), found, "{name} {pattern}");
         }
     }
 

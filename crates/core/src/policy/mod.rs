@@ -142,7 +142,7 @@ pub struct PolicyChoice {
 /// Reason for which a node was chosen; its `Display` is the sentence that `tidemill job explain` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The job script names the node.
+    /// The job file names the node.
     Pinned,
     /// The producer of a streamed input runs on the node, and another core is free.
     Beside,
@@ -219,7 +219,7 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Pinned => write!(f, "the job script names this node"),
+            Self::Pinned => write!(f, "the job file names this node"),
             Self::Beside => write!(f, "its input is created there, and cores are free"),
             Self::Turn => write!(f, "it was this node's turn"),
             Self::Drawn => write!(f, "it was drawn at random"),

@@ -1,7 +1,15 @@
-//! Expansion of rules: generates a job script from a rule and files by replacing `${…}`.
+//! Expansion of rules: generates a job script from a rule and files by replacing its variables.
+//!
+//! The values are literal in the script. If the job replaces references in the task, the notation of the script escapes the values; the
+//! names of files are escaped in inputs, which are patterns.
 
 use super::{Rule, RuleProblem, VARIABLES, hook};
+use crate::glob;
+use crate::job::INSTANCE_NUMBERS;
 use crate::script::{Position, ScriptValue, Setting, SettingGroup, ValueData};
+use crate::similar_names::nearest;
+use crate::substitute::{self, Template, reference};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Reason for which a file can't be an input of a task.
@@ -10,10 +18,10 @@ pub enum FillError {
     /// The file does not match: the rule has changed since the file was found.
     #[error("{0} does not match the rule any more")]
     NoMatch(String),
-    /// Job scripts would interpret the name as a pattern.
-    #[error("{0} can't be the input of a task: its name has a '*'; rename it")]
-    Star(String),
 }
+
+/// Values of variables for one file.
+type FileValues = Vec<(String, String)>;
 
 /// Values of variables in one task, for each of its files.
 #[derive(Clone, Debug)]
@@ -21,14 +29,16 @@ pub(super) struct FilledTask {
     task: String,
     /// Node on which the task must run.
     node: Option<u32>,
-    files: Vec<Vec<(String, String)>>,
+    files: Vec<FileValues>,
 }
 
 impl FilledTask {
     /// Returns example values, such as those of a file.
     pub(super) fn sample(rule: &Rule) -> Self {
-        let groups = rule.pattern.groups();
-        let mut values: Vec<_> = groups.map(|name| (name, "1".to_owned())).collect();
+        let names = rule.pattern.names();
+        let mut values: Vec<_> = names
+            .map(|name| (name.to_owned(), "1".to_owned()))
+            .collect();
         let workdir = rule.workdir.trim_end_matches('/');
         values.extend(of_path(workdir, "sample/file.dat"));
         values.push(("batch".into(), "1".into()));
@@ -43,9 +53,6 @@ impl FilledTask {
         let workdir = rule.workdir.trim_end_matches('/');
         let mut files = Vec::with_capacity(paths.len());
         for path in paths {
-            if path.contains('*') {
-                return Err(FillError::Star((*path).to_owned()));
-            }
             let below = rule.below(path);
             let found = below.and_then(|below| Some((below, rule.pattern.captures(below)?)));
             let (below, mut values) =
@@ -213,7 +220,7 @@ fn task(template: &SettingGroup, fill: &FilledTask, is_hook: bool) -> SettingGro
     };
     if template.get("input").is_none() {
         let path = ScriptValue {
-            data: ValueData::Text("${path}".into()),
+            data: ValueData::Text(reference("path")),
             at,
         };
         first("input", ValueData::Array(vec![path]));
@@ -222,11 +229,18 @@ fn task(template: &SettingGroup, fill: &FilledTask, is_hook: bool) -> SettingGro
         first("node", ValueData::Integer(node.into()));
     }
     first("name", ValueData::Text(fill.task.clone()));
+    let parsed = template.get("per").is_some();
     for setting in group.settings.iter_mut().skip(1) {
         if setting.name != "kernel" {
-            replace(&mut setting.value, &fill.files);
+            let notation = match setting.name.as_str() {
+                _ if parsed => Notation::References,
+                "args" => Notation::Arguments,
+                _ => Notation::Plain,
+            };
+            let is_pattern = setting.name == "input";
+            replace(&mut setting.value, &fill.files, (notation, is_pattern));
         } else if let (true, ValueData::Text(kernel)) = (is_hook, &mut setting.value.data) {
-            let of = |values: &'_ Vec<(String, String)>| -> Option<String> {
+            let of = |values: &'_ FileValues| -> Option<String> {
                 let found = values.iter().find(|(name, _)| name == "file");
                 found.map(|(_, file)| file.clone())
             };
@@ -238,22 +252,56 @@ fn task(template: &SettingGroup, fill: &FilledTask, is_hook: bool) -> SettingGro
     group
 }
 
-fn replace(value: &mut ScriptValue, files: &[Vec<(String, String)>]) {
+/// Notation in which a job reads a text.
+#[derive(Clone, Copy, Debug)]
+enum Notation {
+    /// The job replaces references in the text.
+    References,
+    /// Only a reference to all inputs is replaced.
+    Arguments,
+    /// The job reads the text as it is.
+    Plain,
+}
+
+/// Replaces variables in a value. In a pattern, values match only themselves.
+fn replace(
+    value: &mut ScriptValue,
+    files: &[FileValues],
+    (notation, is_pattern): (Notation, bool),
+) {
     match &mut value.data {
         ValueData::Text(text) => {
-            if let Some(values) = files.first() {
-                *text = filled(text, values);
-            }
+            let Some(values) = files.first() else { return };
+            let known = |name: &str| {
+                let (_, value) = values.iter().find(|(known, _)| known == name)?;
+                Some(match is_pattern {
+                    true => Cow::Owned(glob::escaped(value)),
+                    false => Cow::Borrowed(value.as_str()),
+                })
+            };
+            let filled = Template::parse(text).fill(known);
+            *text = match notation {
+                Notation::References => filled.written(),
+                Notation::Arguments => filled.written_argument(),
+                Notation::Plain => filled.to_string(),
+            };
         }
         ValueData::Array(values) | ValueData::List(values) => {
             let mut all = Vec::with_capacity(values.len());
             for value in std::mem::take(values) {
-                let per_file = mentions(&value).any(|name| name != "batch");
-                let count = if per_file { files.len() } else { 1 };
+                let own = |name: &String| {
+                    let mut known = files.iter().flatten();
+                    name != "batch" && known.any(|(known, _)| known == name)
+                };
+                let count = match mentions(&value).iter().any(own) {
+                    true => files.len(),
+                    false => 1,
+                };
                 let mut seen = BTreeSet::new();
                 for values in files.iter().take(count) {
                     let mut copy = value.clone();
-                    replace(&mut copy, std::slice::from_ref(values));
+                    let values = std::slice::from_ref(values);
+                    replace(&mut copy, values, (notation, is_pattern));
                     // A group with the same text for several files is listed once.
                     if count == 1 || seen.insert(copy.to_string()) {
                         all.push(copy);
@@ -263,64 +311,48 @@ fn replace(value: &mut ScriptValue, files: &[Vec<(String, String)>]) {
             *values = all;
         }
         ValueData::Group(group) => {
-            let settings = group.settings.iter_mut();
-            settings.for_each(|setting| replace(&mut setting.value, files));
+            for setting in &mut group.settings {
+                let is_pattern = is_pattern && setting.name == "file";
+                replace(&mut setting.value, files, (notation, is_pattern));
+            }
         }
-        ValueData::Boolean(_) | ValueData::Integer(_) | ValueData::Float(_) => {}
+        ValueData::Template(_)
+        | ValueData::Boolean(_)
+        | ValueData::Integer(_)
+        | ValueData::Float(_) => {}
     }
-}
-
-/// Replaces `${…}` by values.
-fn filled(text: &str, values: &[(String, String)]) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, name, after)) = next(rest) {
-        out.push_str(before);
-        let value = values.iter().find(|(known, _)| known == name);
-        out.push_str(value.map_or("", |(_, value)| value.as_str()));
-        rest = after;
-    }
-    out + rest
-}
-
-/// Returns the text before the next `${…}`, its name, and the text after it.
-pub(super) fn next(text: &str) -> Option<(&str, &str, &str)> {
-    let (before, from) = text.split_once("${")?;
-    let (name, after) = from.split_once('}')?;
-    Some((before, name, after))
 }
 
 /// Returns the names of variables in a value.
-fn mentions(value: &ScriptValue) -> Box<dyn Iterator<Item = &str> + '_> {
+fn mentions(value: &ScriptValue) -> Vec<String> {
     match &value.data {
         ValueData::Text(text) => {
-            let mut rest = text.as_str();
-            Box::new(std::iter::from_fn(move || {
-                let (_, name, after) = next(rest)?;
-                rest = after;
-                Some(name)
-            }))
+            let template = Template::parse(text);
+            template.references().map(str::to_owned).collect()
         }
         ValueData::Array(values) | ValueData::List(values) => {
-            Box::new(values.iter().flat_map(mentions))
+            values.iter().flat_map(mentions).collect()
         }
         ValueData::Group(group) => {
             let settings = group.settings.iter();
-            Box::new(settings.flat_map(|setting| mentions(&setting.value)))
+            let all = settings.flat_map(|setting| mentions(&setting.value));
+            all.collect()
         }
-        ValueData::Boolean(_) | ValueData::Integer(_) | ValueData::Float(_) => {
-            Box::new(std::iter::empty())
-        }
+        ValueData::Template(_)
+        | ValueData::Boolean(_)
+        | ValueData::Integer(_)
+        | ValueData::Float(_) => Vec::new(),
     }
 }
 
 /// Returns the problems with the variables of a rule.
 pub(super) fn check(rule: &Rule) -> Vec<(Position, RuleProblem)> {
-    let known: Vec<String> = VARIABLES
-        .iter()
-        .map(|name| (*name).to_owned())
-        .chain(rule.pattern.groups())
-        .collect();
+    let names = VARIABLES.into_iter().chain(rule.pattern.names());
+    let own: Vec<&str> = names.collect();
+    let mut known = own.clone();
+    if rule.task.get("per").is_some() {
+        known.extend(INSTANCE_NUMBERS);
+    }
     let mut found = Vec::new();
     let of_job = rule.job.settings.iter().map(|setting| {
         let why = "only the task is made for each file";
@@ -331,23 +363,55 @@ pub(super) fn check(rule: &Rule) -> Vec<(Position, RuleProblem)> {
         (setting, (setting.name == "kernel").then_some(why))
     });
     for (setting, forbidden) in of_job.chain(of_task) {
+        let (at, place) = (setting.value.at, &setting.name);
         for name in mentions(&setting.value) {
-            let (name, place) = (name.to_owned(), setting.name.clone());
-            if let Some(why) = forbidden {
-                found.push((setting.value.at, RuleProblem::Place { name, place, why }));
-            } else if !known.contains(&name) {
-                let known = known.join(", ");
-                found.push((setting.value.at, RuleProblem::Variable { name, known }));
-            } else if rule.batch.is_some() && name != "batch" && !in_array(&setting.value) {
-                let why = "with \"batch\" there are several files: only items of the arrays \"input\" and \"args\" are repeated for each";
-                found.push((setting.value.at, RuleProblem::Place { name, place, why }));
-            } else if rule.batch.is_some() && name != "batch" && setting.name == "output" {
-                let why = "with \"batch\" several files make one output; use ${batch}, the unique number of the batch";
-                found.push((setting.value.at, RuleProblem::Place { name, place, why }));
-            }
+            let is_own = own.contains(&name.as_str());
+            let why = match forbidden {
+                // No variable is replaced here, so other names in braces are text.
+                Some(_) if !is_own => continue,
+                Some(why) => why,
+                None if !known.contains(&name.as_str()) => {
+                    if !is_inputs(setting, &name) {
+                        found.push((at, unknown(&name, place, &known)));
+                    }
+                    continue;
+                }
+                None if rule.batch.is_none() || name == "batch" || !is_own => continue,
+                None if !in_array(&setting.value) => {
+                    "with \"batch\" there are several files: only items of the arrays \"input\" and \"args\" are repeated for each"
+                }
+                None if place == "output" => {
+                    "with \"batch\" several files make one output; use {batch}, the unique number of the batch"
+                }
+                None => continue,
+            };
+            let place = place.clone();
+            found.push((at, RuleProblem::Place { name, place, why }));
         }
     }
     found
+}
+
+/// Returns whether the job replaces the reference to all inputs in a setting.
+fn is_inputs(setting: &Setting, name: &str) -> bool {
+    let (ValueData::Array(values) | ValueData::List(values)) = &setting.value.data else {
+        return name == substitute::INPUTS && setting.name == "reduce";
+    };
+    let is_whole = |value: &ScriptValue| match &value.data {
+        ValueData::Text(text) => Template::parse(text).is_inputs(),
+        _ => false,
+    };
+    name == substitute::INPUTS && setting.name == "args" && values.iter().any(is_whole)
+}
+
+fn unknown(name: &str, place: &str, known: &[&str]) -> RuleProblem {
+    let all: Vec<String> = known.iter().map(|name| reference(name)).collect();
+    RuleProblem::Variable {
+        name: name.to_owned(),
+        place: place.to_owned(),
+        nearest: nearest(name, known).map(|name| reference(&name)),
+        known: all.join(", "),
+    }
 }
 
 fn in_array(value: &ScriptValue) -> bool {

@@ -9,9 +9,12 @@ mod paper;
 
 pub use paper::FormatError;
 
-use super::{Pattern, RuleProblem};
+use super::RuleProblem;
+use crate::glob::{self, Pattern};
 use crate::job::pipeline;
 use crate::script::{Position, ScriptValue, Setting, SettingGroup, ValueData};
+use crate::substitute::{self, Template, reference};
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt::Write as _;
 
@@ -25,9 +28,7 @@ pub const LAG_FILES: u64 = 16;
 pub(crate) const HOOK_SETTINGS: [&str; 9] = [
     "map", "output", "reduce", "parts", "group", "marker", "on", "inputs", "mpi",
 ];
-/// Placeholder for the names of all inputs in a kernel's arguments.
-const INPUTS: &str = "{inputs}";
-/// Placeholder for a batch's number in the output of a reduce.
+/// Variable with a batch's number in the output of a reduce.
 const BATCH: &str = "batch";
 
 /// Unit and time of a map.
@@ -130,7 +131,7 @@ pub struct Hook {
 pub struct HookSpec {
     /// Name; if empty, the name of its kernel is used.
     pub name: String,
-    /// Absolute pattern of the files.
+    /// Absolute pattern of the files, or the regular expression of a rule that has one.
     pub pattern: String,
     /// Kernel of the map, with its arguments.
     pub map: String,
@@ -200,7 +201,7 @@ impl HookSpec {
     #[must_use]
     pub fn rule_settings(&self) -> SettingGroup {
         let below = self.pattern.trim_matches('/');
-        let directory = Pattern::new(below).map(|pattern| pattern.directory().to_owned());
+        let directory = Pattern::with_names(below).map(|pattern| pattern.directory().to_owned());
         let directory = directory.unwrap_or_default();
         let base: Vec<&str> = components(&directory).collect();
         let mut depth = base.len();
@@ -216,7 +217,7 @@ impl HookSpec {
         // Wildcards stay as they are written, and so do names without wildcards.
         let pattern: Vec<&str> = components(below).skip(depth).collect();
         let absolute = |name: &String| match depth < base.len() && !name.starts_with('/') {
-            true => format!("/{directory}/{name}"),
+            true => format!("/{}/{name}", substitute::escaped(&directory)),
             false => name.clone(),
         };
         let plain = components(below)
@@ -272,9 +273,9 @@ impl HookSpec {
         let workdir = workdir.trim_end_matches('/');
         self.pattern = match pattern.starts_with('/') {
             true => pattern.to_owned(),
-            false => format!("{}/{pattern}", escaped(workdir)),
+            false => format!("{}/{pattern}", glob::escaped(workdir)),
         };
-        let directory = Pattern::new(pattern.trim_start_matches('/'));
+        let directory = Pattern::with_names(pattern.trim_start_matches('/'));
         if pattern.starts_with('/')
             || directory.is_ok_and(|directory| directory.directory().is_empty())
         {
@@ -285,22 +286,16 @@ impl HookSpec {
                 *name = format!("{directory}/{name}");
             }
         };
-        absolute(workdir, &mut self.output);
+        let directory = substitute::escaped(workdir);
+        absolute(&directory, &mut self.output);
         self.parts
             .iter_mut()
-            .for_each(|parts| absolute(workdir, parts));
-        let plain = escaped(workdir);
+            .for_each(|parts| absolute(&directory, parts));
+        let plain = glob::escaped(workdir);
         self.marker
             .iter_mut()
             .for_each(|marker| absolute(&plain, marker));
     }
-}
-
-/// Returns a name as a pattern that matches only this name.
-fn escaped(name: &str) -> String {
-    let special = |c: char| matches!(c, '*' | '?' | '[' | '(' | '\\');
-    let one = |c: char| special(c).then_some('\\').into_iter().chain([c]);
-    name.chars().flat_map(one).collect()
 }
 
 /// Returns the names of a path.
@@ -310,7 +305,7 @@ fn components(path: &str) -> impl Iterator<Item = &str> {
 
 /// Returns the directory of a name up to its first variable.
 fn directory_of(name: &str) -> &str {
-    let head = name.split("${").next().unwrap_or_default();
+    let head = substitute::before_references(name);
     head.rfind('/').map_or("", |at| &head[..=at])
 }
 
@@ -328,7 +323,7 @@ pub(super) fn expanded(
     for made in ["task", "when", "batch"] {
         if let Some(twice) = group.get(made) {
             let name = made.to_owned();
-            let advice = "its hook defines them";
+            let advice = "its hook defines them".to_owned();
             let place = "a rule with a hook";
             wrong.push((
                 twice.at,
@@ -342,7 +337,7 @@ pub(super) fn expanded(
     }
     let ValueData::Group(settings) = &given.value.data else {
         let (name, found) = ("hook".to_owned(), given.value.data.kind());
-        let expected = "a group { map = …; output = …; }";
+        let expected = "a table with map and output";
         wrong.push((
             given.value.at,
             RuleProblem::Type {
@@ -369,13 +364,22 @@ pub(super) fn expanded(
         return Err(reader.wrong);
     };
     hook.spec.name = value_of("name").unwrap_or_default();
-    hook.spec
-        .given_in(&workdir, &value_of("pattern").unwrap_or_default());
-    let many = hook.spec.pattern.contains(['*', '?', '[', '(']);
-    if many && hook.batches.is_none() && !hook.spec.output.contains("${") {
+    let pattern = value_of("pattern").unwrap_or_default();
+    let many = match value_of("regex") {
+        Some(regex) => {
+            hook.spec.pattern = regex;
+            true
+        }
+        None => {
+            hook.spec.given_in(&workdir, &pattern);
+            pattern.contains('{') || glob::literal(&pattern).is_none()
+        }
+    };
+    let output = Template::parse(&hook.spec.output);
+    if many && hook.batches.is_none() && output.as_literal().is_some() {
         let (name, what) = (
             "output",
-            "all files that match would have the same output: put ${stem} into it, or ${batch}",
+            "all files that match would have the same output: put {stem} into it, or {batch}",
         );
         let what = what.to_owned();
         return Err(vec![(given.value.at, RuleProblem::Value { name, what })]);
@@ -412,6 +416,7 @@ impl HookReader<'_> {
 
     fn needed(&mut self, name: &'static str, example: &'static str) -> Option<String> {
         if self.settings.get(name).is_none() {
+            let name = format!("setting \"{name}\"");
             self.wrong
                 .push((self.at, RuleProblem::Missing(name, example)));
         }
@@ -478,7 +483,7 @@ impl HookReader<'_> {
         for one in &self.settings.settings {
             if !HOOK_SETTINGS.contains(&one.name.as_str()) {
                 let (place, name) = ("\"hook\"", one.name.clone());
-                let advice = "it has map, output, reduce, parts, group, marker, on, inputs and mpi";
+                let advice = super::advice(&name, &HOOK_SETTINGS);
                 self.wrong.push((
                     one.at,
                     RuleProblem::Unknown {
@@ -491,11 +496,11 @@ impl HookReader<'_> {
         }
         let map = self.needed(
             "map",
-            "the kernel that is run on each file, as in map = \"max dtype=f32\";",
+            "the kernel that is run on each file, as in map = \"max dtype=f32\"",
         );
         let output = self.needed(
             "output",
-            "the output of map, as in output = \"max/${stem}.txt\";",
+            "the output of map, as in output = \"max/{stem}.txt\"",
         );
         let spec = HookSpec {
             map: map?,
@@ -519,7 +524,7 @@ impl HookReader<'_> {
     }
 
     fn batches(&mut self, spec: &HookSpec) -> Option<BatchEnd> {
-        let within = format!("{}/", escaped(self.workdir.trim_end_matches('/')));
+        let within = format!("{}/", glob::escaped(self.workdir.trim_end_matches('/')));
         let below = |marker: &String| match marker.strip_prefix(&within) {
             None if marker.starts_with('/') => {
                 Err(format!("it is absolute and not below {within}"))
@@ -549,7 +554,7 @@ impl HookReader<'_> {
     fn makes_sense(&mut self, spec: &HookSpec) {
         let reduces = spec.reduce.is_some();
         if spec.on == On::Group && spec.group.is_none() {
-            self.value("on", "set how many files are mapped at a time: group = 10;");
+            self.value("on", "set how many files are mapped at a time: group = 10");
         }
         if spec.group.is_some() && spec.on != On::Group && !reduces {
             self.value("group", "it is the number of files of a batch, and there is no reduce; on = \"group\" maps that many files at a time");
@@ -567,12 +572,10 @@ impl HookReader<'_> {
             self.value("parts", "it is the input of reduce, and there is no reduce");
         }
         // A reduce has no single input file whose name could be used.
-        let mut rest = spec.output.as_str();
-        while let Some((_, name, after)) = super::fill::next(rest) {
-            if reduces && name != BATCH {
-                self.value("output", format!("\"${{{name}}}\" has no meaning in the output of a reduction; use ${{{BATCH}}}"));
-            }
-            rest = after;
+        let output = Template::parse(&spec.output);
+        for name in output.references().filter(|name| reduces && *name != BATCH) {
+            let batch = reference(BATCH);
+            self.value("output", format!("{{{name}}} has no meaning in the output of a reduction; use {batch}, or write {{{{{name}}}}} for the text {{{name}}}"));
         }
     }
 }
@@ -599,7 +602,8 @@ pub(super) fn with_inputs(kernel: &str, names: &[&str]) -> String {
     let Ok(stages) = pipeline::split(kernel) else {
         return kernel.to_owned();
     };
-    if !stages.iter().flatten().any(|word| word == INPUTS) {
+    let inputs = reference(substitute::INPUTS);
+    if !stages.iter().flatten().any(|word| *word == inputs) {
         return kernel.to_owned();
     }
     let mut out = String::from("|");
@@ -607,7 +611,7 @@ pub(super) fn with_inputs(kernel: &str, names: &[&str]) -> String {
         if index > 0 {
             out.push_str(" |");
         }
-        let words = stage.iter().flat_map(|word| match word == INPUTS {
+        let words = stage.iter().flat_map(|word| match *word == inputs {
             true => names.to_vec(),
             false => vec![word.as_str()],
         });
@@ -636,7 +640,7 @@ impl Hook {
         }
         parts
             .clone()
-            .unwrap_or_else(|| format!("{}.{name}/${{batch}}", directory_of(output)))
+            .unwrap_or_else(|| format!("{}.{name}/{}", directory_of(output), reference(BATCH)))
     }
 
     /// Returns the settings of a rule with the task of the hook.
@@ -679,11 +683,11 @@ impl Hook {
                 ValueData::Group(SettingGroup { settings: batch }),
             );
         } else if mpi {
-            let input = ValueData::Text("${path}".into());
+            let input = ValueData::Text(reference("path"));
             let input = ScriptValue { data: input, at };
             add(&mut task, "input", ValueData::Array(vec![input]));
         } else {
-            add(&mut task, "stdin", ValueData::Text("${file}".into()));
+            add(&mut task, "stdin", ValueData::Text(reference("file")));
         }
         if mpi {
             add(&mut task, "mpi", ValueData::Boolean(true));
@@ -725,17 +729,15 @@ impl Hook {
         let names: Vec<String> = parts.iter().map(seen).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let at = Position::START;
-        let list = |all: &[String]| {
-            let all = all.iter().map(|one| ScriptValue {
-                data: ValueData::Text(one.clone()),
-                at,
-            });
+        let list = |all: Vec<String>| {
+            let all = all.into_iter().map(ValueData::Text);
+            let all = all.map(|data| ScriptValue { data, at });
             ValueData::Array(all.collect())
         };
-        let output = self
-            .spec
-            .output
-            .replace(&format!("${{{BATCH}}}"), &batch.to_string());
+        let batch = batch.to_string();
+        let known = |name: &str| (name == BATCH).then_some(Cow::Borrowed(batch.as_str()));
+        let output = Template::parse(&self.spec.output).fill(known);
+        let inputs = parts.iter().map(|part| glob::escaped(part));
         let mpi = self.spec.mpi && is_object(kernel);
         let kernel = match mpi {
             true => kernel.trim().to_owned(),
@@ -744,8 +746,8 @@ impl Hook {
         let mut settings = vec![
             text("name", name),
             text("kernel", kernel),
-            setting("input", list(parts)),
-            setting("output", list(&[output])),
+            setting("input", list(inputs.collect())),
+            setting("output", list(vec![output.to_string()])),
         ];
         if mpi {
             settings.push(setting("mpi", ValueData::Boolean(true)));

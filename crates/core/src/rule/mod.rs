@@ -15,10 +15,11 @@ mod xml;
 pub use conditions::RuleConditions;
 pub use fill::FillError;
 pub use hook::Hook;
-pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
 
+use crate::glob::Pattern;
 use crate::job::JobErrors;
 use crate::script::{Position, ScriptProblem, SettingGroup, ValueData};
+use crate::similar_names::{did_you_mean, nearest};
 use crate::time::Span;
 
 /// Longest text of a rule, in bytes.
@@ -34,7 +35,7 @@ pub const MAX_BATCH: u32 = 10_000;
 /// Number of files of one task if only a time is given.
 const BATCH_IN_TIME: u32 = 1000;
 
-/// Names of variables in `${…}` in addition to a pattern's groups.
+/// Names of variables in addition to those of a pattern.
 pub const VARIABLES: [&str; 6] = ["path", "file", "name", "stem", "dir", "batch"];
 
 /// Rule without errors in itself.
@@ -150,8 +151,8 @@ pub enum RuleProblem {
     #[error("{0}")]
     Xml(String),
     /// A mandatory setting is missing.
-    #[error("setting \"{0}\" is missing: {1}")]
-    Missing(&'static str, &'static str),
+    #[error("{0} is missing: {1}")]
+    Missing(String, &'static str),
     /// A value has the wrong type.
     #[error("setting \"{name}\" should be {expected}, not {found}")]
     Type {
@@ -170,7 +171,7 @@ pub enum RuleProblem {
         /// Name of the setting.
         name: String,
         /// Valid settings.
-        advice: &'static str,
+        advice: String,
     },
     /// A name is invalid.
     #[error(
@@ -180,6 +181,9 @@ pub enum RuleProblem {
     /// A pattern is invalid.
     #[error("pattern: {0}")]
     Pattern(String),
+    /// The rule has both a glob and a regular expression.
+    #[error("\"{0}\" and \"regex\" both select files: leave one of them out")]
+    BothPatterns(&'static str),
     /// The pattern matches paths outside of the directory.
     #[error("the pattern is absolute and does not begin with the directory {0:?} of \"workdir\"")]
     Outside(String),
@@ -196,16 +200,23 @@ pub enum RuleProblem {
         /// Fault of the value, and advice.
         what: String,
     },
-    /// The variable `${x}` is unknown.
-    #[error("\"${{{name}}}\" has no meaning; known are {known}")]
+    /// The variable is unknown.
+    #[error(
+        "\"{place}\" has the unknown variable {{{name}}}{} may be: {known}; write {{{{{name}}}}} for the text {{{name}}}",
+        did_you_mean(.nearest.as_deref())
+    )]
     Variable {
         /// Name of the variable.
         name: String,
-        /// All known variables.
+        /// Name of the setting.
+        place: String,
+        /// Variable that was probably meant, in braces.
+        nearest: Option<String>,
+        /// All known variables, in braces.
         known: String,
     },
-    /// The variable `${…}` is not allowed in this place.
-    #[error("\"${{{name}}}\" may not stand in \"{place}\": {why}")]
+    /// The variable is not allowed in this place.
+    #[error("{{{name}}} may not stand in \"{place}\": {why}")]
     Place {
         /// Name of the variable.
         name: String,
@@ -217,6 +228,15 @@ pub enum RuleProblem {
     /// The rule is so long that its job would be refused.
     #[error("the rule is too long: {0} bytes, of {MAX_RULE_BYTES}")]
     Length(usize),
+}
+
+/// Returns the advice about an unknown setting: the nearest name, and all names.
+fn advice(name: &str, valid: &[&str]) -> String {
+    let valid_names = valid.join(", ");
+    match nearest(name, valid) {
+        Some(nearest) => format!("did you mean \"{nearest}\"? It may have: {valid_names}"),
+        None => format!("it may have: {valid_names}"),
+    }
 }
 
 /// All errors of a rule.

@@ -3,21 +3,26 @@
 use super::fill::{self, FilledTask};
 use super::{
     BATCH_IN_TIME, DEFAULT_DEPTH, FileGrouping, Hook, MAX_BATCH, MAX_DEPTH, MAX_NAME_BYTES,
-    MAX_RULE_BYTES, Pattern, Rule, RuleConditions, RuleError, RuleErrors, RuleProblem, xml,
+    MAX_RULE_BYTES, Rule, RuleConditions, RuleError, RuleErrors, RuleProblem, VARIABLES, advice,
+    xml,
 };
+use crate::glob::{Pattern, PatternError};
 use crate::id::{NodeId, ObjectId};
 use crate::job::{
-    DirectoryLookup, DirectoryMap, ExternalInput, Job, ListedName, MappedSelection, MapperResult,
-    Mapping,
+    DirectoryLookup, DirectoryMap, ExternalInput, INSTANCE_NUMBERS, Job, ListedName,
+    MappedSelection, MapperResult, Mapping,
 };
 use crate::layout::{Layout, Part, Selection};
 use crate::quantity;
-use crate::script::{self, Position, ScriptValue, Setting, SettingGroup, TextForm, ValueData};
+use crate::script::{
+    self, ErrorNames, Position, ScriptValue, Setting, SettingGroup, TextForm, ValueData,
+};
 
 /// Settings of a rule that its jobs do not have.
-pub(crate) const OWN: [&str; 6] = ["pattern", "where", "when", "batch", "depth", "task"];
+pub(crate) const OWN: [&str; 7] = [
+    "pattern", "regex", "where", "when", "batch", "depth", "task",
+];
 /// Settings of a rule's batches.
-#[cfg(test)]
 pub(crate) const BATCH_SETTINGS: [&str; 2] = ["files", "after"];
 
 impl Rule {
@@ -62,8 +67,10 @@ impl Rule {
         text: &str,
         directory: Option<(&str, &str)>,
     ) -> Result<Self, RuleErrors> {
+        let names = ErrorNames::of_rule(text);
         let mut reader = RuleReader {
             file,
+            names,
             errors: Vec::new(),
         };
         let group = reader.group(text);
@@ -79,16 +86,16 @@ impl Rule {
             reader.errors.sort_by_key(|error| error.at);
             return Err(RuleErrors::Rule(reader.errors));
         };
-        rule.checked(file)
+        rule.checked((file, names))
     }
 
     /// Checks the rule's job for an example file, as any job is checked.
-    fn checked(mut self, file: &str) -> Result<Self, RuleErrors> {
+    fn checked(mut self, named: (&str, ErrorNames)) -> Result<Self, RuleErrors> {
         let sample = FilledTask::sample(&self);
-        let job = Job::of_group(file, self.job_group(&[sample]), &CompleteCluster)?;
+        let job = Job::of_group(named, self.job_group(&[sample]), &CompleteCluster)?;
         self.workdir = job.workdir;
         if let Some(group) = self.reduce_group(1, 1, &["/part".to_owned()]) {
-            Job::of_group(file, group, &CompleteCluster)?;
+            Job::of_group(named, group, &CompleteCluster)?;
         }
         Ok(self)
     }
@@ -96,7 +103,7 @@ impl Rule {
 
 /// A cluster in which every file exists and is complete.
 #[derive(Debug)]
-struct CompleteCluster;
+pub(super) struct CompleteCluster;
 
 impl DirectoryLookup for CompleteCluster {
     fn list(&self, _: &str) -> Vec<ListedName> {
@@ -149,6 +156,8 @@ fn settings(file: &str, text: &str) -> Result<SettingGroup, (Position, RuleProbl
 
 struct RuleReader<'a> {
     file: &'a str,
+    /// Names of tables and settings in errors.
+    names: ErrorNames,
     errors: Vec<RuleError>,
 }
 
@@ -181,8 +190,8 @@ impl RuleReader<'_> {
         }
     }
 
-    fn type_error(&mut self, name: &str, expected: &'static str, value: &ScriptValue) {
-        let name = name.to_owned();
+    fn type_error(&mut self, name: &'static str, expected: &'static str, value: &ScriptValue) {
+        let name = self.names.setting(name).to_owned();
         let found = value.data.kind();
         self.error(
             value.at,
@@ -271,7 +280,10 @@ impl RuleReader<'_> {
                 _ => None,
             }
         };
-        let sealed = "only for sealed versions: leave it out, or leave out when = \"streaming\"";
+        let sealed = self.names.either(
+            "only for closed files: leave it out, or leave out event = \"writing\"",
+            "only for sealed versions: leave it out, or leave out when = \"streaming\"",
+        );
         if let Some(setting) = group.get("batch") {
             let (name, what) = ("batch", sealed.to_owned());
             self.error(setting.at, RuleProblem::Value { name, what });
@@ -291,15 +303,24 @@ impl RuleReader<'_> {
             ),
         ] {
             if let Some(at) = of(name, "task") {
-                let place = "the task of a rule with when = \"streaming\"";
+                let place = self.names.either(
+                    "[task] of a rule with event = \"writing\"",
+                    "the task of a rule with when = \"streaming\"",
+                );
                 self.unknown(at, place, name, advice);
             }
         }
         true
     }
 
-    fn unknown(&mut self, at: Position, place: &'static str, name: &str, advice: &'static str) {
-        let name = name.to_owned();
+    fn unknown(
+        &mut self,
+        at: Position,
+        place: &'static str,
+        name: &str,
+        advice: impl Into<String>,
+    ) {
+        let (name, advice) = (name.to_owned(), advice.into());
         self.error(
             at,
             RuleProblem::Unknown {
@@ -311,12 +332,13 @@ impl RuleReader<'_> {
     }
 
     fn missing(&mut self, name: &'static str, example: &'static str) {
+        let name = format!("setting \"{}\"", self.names.setting(name));
         self.error(Position::START, RuleProblem::Missing(name, example));
     }
 
     fn name(&mut self, group: &SettingGroup) -> Option<String> {
         if group.get("name").is_none() {
-            self.missing("name", "it identifies the rule, as in name = \"monthly\";");
+            self.missing("name", "it identifies the rule, as in name = \"monthly\"");
         }
         let (name, at) = self.text(group, "name")?;
         let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-');
@@ -331,7 +353,7 @@ impl RuleReader<'_> {
     fn workdir(&mut self, group: &SettingGroup) -> Option<String> {
         if group.get("workdir").is_none() {
             let what =
-                "the directory to which all names are relative, as in workdir = \"/climate\";";
+                "the directory to which all names are relative, as in workdir = \"/climate\"";
             self.missing("workdir", what);
         }
         let (workdir, at) = self.text(group, "workdir")?;
@@ -345,10 +367,18 @@ impl RuleReader<'_> {
     }
 
     fn pattern(&mut self, group: &SettingGroup, workdir: Option<&str>) -> Option<Pattern> {
-        if group.get("pattern").is_none() {
+        if let (Some(_), Some(regex)) = (group.get("pattern"), group.get("regex")) {
+            let pattern = self.names.setting("pattern");
+            self.error(regex.at, RuleProblem::BothPatterns(pattern));
+            return None;
+        }
+        if let Some((text, at)) = self.text(group, "regex") {
+            return self.compiled(at, 1, Pattern::of_regex(text));
+        }
+        if group.get("pattern").is_none() && group.get("regex").is_none() {
             self.missing(
                 "pattern",
-                "the files to which the rule applies, as in pattern = \"run-*/*.nc\";",
+                "the files to which the rule applies, as in \"run-{n}/*.nc\"",
             );
         }
         let (text, at) = self.text(group, "pattern")?;
@@ -365,16 +395,38 @@ impl RuleReader<'_> {
                 below.trim_start_matches('/')
             }
         };
-        let found = Pattern::new(below);
-        found
-            .map_err(|error| {
-                // The position is after the quotation mark and the removed prefix of the pattern.
-                let before = text.chars().count() - below.chars().count() + 1 + error.at;
-                let before = u32::try_from(before).unwrap_or(u32::MAX);
-                let column = at.column.saturating_add(before);
-                self.error(Position { column, ..at }, RuleProblem::Pattern(error.what));
-            })
-            .ok()
+        // The position is after the quotation mark and the removed prefix of the pattern.
+        let before = text.chars().count() - below.chars().count() + 1;
+        self.compiled(at, before, Pattern::with_names(below))
+    }
+
+    /// Checks a pattern that begins `before` characters after a position.
+    fn compiled(
+        &mut self,
+        at: Position,
+        before: usize,
+        found: Result<Pattern, PatternError>,
+    ) -> Option<Pattern> {
+        let found = found.and_then(|pattern| {
+            let is_reserved =
+                |name: &&str| VARIABLES.contains(name) || INSTANCE_NUMBERS.contains(name);
+            let reserved = pattern.names().find(is_reserved).map(str::to_owned);
+            match reserved {
+                None => Ok(pattern),
+                Some(name) => {
+                    let what = format!("the name {name:?} is reserved; choose another name");
+                    Err(PatternError { at: 0, what })
+                }
+            }
+        });
+        let error = match found {
+            Ok(pattern) => return Some(pattern),
+            Err(error) => error,
+        };
+        let before = u32::try_from(before + error.at).unwrap_or(u32::MAX);
+        let column = at.column.saturating_add(before);
+        self.error(Position { column, ..at }, RuleProblem::Pattern(error.what));
+        None
     }
 
     fn depth(&mut self, group: &SettingGroup) -> u32 {
@@ -387,7 +439,8 @@ impl RuleReader<'_> {
         };
         let depth = given.filter(|depth| (1..=MAX_DEPTH).contains(depth));
         depth.unwrap_or_else(|| {
-            let what = format!("give a number from 1 to {MAX_DEPTH}");
+            let given = &setting.value;
+            let what = format!("{given} is not a number from 1 to {MAX_DEPTH}");
             self.error(
                 setting.value.at,
                 RuleProblem::Value {
@@ -401,17 +454,21 @@ impl RuleReader<'_> {
 
     fn task(&mut self, group: &SettingGroup) -> Option<SettingGroup> {
         let Some(setting) = group.get("task") else {
-            self.missing("task", "the task to run, as in task = { kernel = \"wordcount\"; output = [ \"${stem}.txt\" ]; };");
+            let task = self.names.either("table [task]", "setting \"task\"");
+            let what =
+                "the task to run, as in { kernel = \"wordcount\", output = [\"{stem}.txt\"] }";
+            self.error(Position::START, RuleProblem::Missing(task.to_owned(), what));
             return None;
         };
         let ValueData::Group(task) = &setting.value.data else {
-            self.type_error("task", "a group { … }", &setting.value);
+            self.type_error("task", "a table", &setting.value);
             return None;
         };
         let each = "its name comes from the rule and the version, and it runs once for each file that matches";
         for name in ["name", "foreach"] {
             if let Some(given) = task.get(name) {
-                self.unknown(given.at, "the task of a rule", name, each);
+                let place = self.names.either("[task] of a rule", "the task of a rule");
+                self.unknown(given.at, place, name, each);
             }
         }
         if let Some(tasks) = group.get("tasks") {
@@ -430,7 +487,7 @@ impl RuleReader<'_> {
                         "files" => files = Some(&setting.value),
                         "after" => after = Some(&setting.value),
                         name => {
-                            let advice = "it has files and after";
+                            let advice = advice(name, &BATCH_SETTINGS);
                             self.unknown(setting.at, "\"batch\"", name, advice);
                         }
                     }
@@ -439,7 +496,7 @@ impl RuleReader<'_> {
             ValueData::Integer(_) => files = Some(value),
             ValueData::Text(_) => after = Some(value),
             _ => {
-                let expected = "a number of files, a time such as \"5s\", or a group { files = 100; after = \"5s\"; }";
+                let expected = "a number of files, a time such as \"5s\", or a table { files = 100, after = \"5s\" }";
                 self.type_error("batch", expected, value);
                 return None;
             }
@@ -462,7 +519,7 @@ impl RuleReader<'_> {
         };
         let files = given.filter(|files| (1..=MAX_BATCH).contains(files));
         if files.is_none() {
-            let what = format!("a task has 1 to {MAX_BATCH} files");
+            let what = format!("{value} is no number of files: a task has 1 to {MAX_BATCH} files");
             self.error(
                 value.at,
                 RuleProblem::Value {
@@ -480,7 +537,8 @@ impl RuleReader<'_> {
             _ => None,
         };
         if given.is_none() {
-            let what = "a time is a number with s, m, h or d, as in \"5s\"".to_owned();
+            let what =
+                format!("{value} is no time: a time is a number with s, m, h or d, as in \"5s\"");
             self.error(
                 value.at,
                 RuleProblem::Value {

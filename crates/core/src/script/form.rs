@@ -16,6 +16,71 @@ pub enum TextForm {
     Sections,
 }
 
+/// Names of tables and settings in errors: those of the form of the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ErrorNames {
+    /// Whether the text is TOML.
+    is_toml: bool,
+    /// Whether the text is a rule.
+    is_rule: bool,
+}
+
+impl ErrorNames {
+    /// Returns the names of a job.
+    #[must_use]
+    pub fn of_job(text: &[u8]) -> Self {
+        let form = std::str::from_utf8(text).map(TextForm::of);
+        Self {
+            is_toml: form == Ok(TextForm::Toml),
+            is_rule: false,
+        }
+    }
+
+    /// Returns the names of a rule.
+    #[must_use]
+    pub fn of_rule(text: &str) -> Self {
+        Self {
+            is_toml: TextForm::of(text) == TextForm::Toml,
+            is_rule: true,
+        }
+    }
+
+    /// Returns the name for a place of the tree.
+    pub(crate) fn place(self, place: &'static str) -> &'static str {
+        match place {
+            "a job" if self.is_toml => "[job]",
+            "a task" if self.is_toml && self.is_rule => "[task]",
+            "a task" if self.is_toml => "[[task]]",
+            place => place,
+        }
+    }
+
+    /// Returns the name for a setting of the tree.
+    pub(crate) fn setting(self, name: &'static str) -> &'static str {
+        match name {
+            "pattern" if self.is_toml => "files",
+            "when" if self.is_toml => "event",
+            "tasks" if self.is_toml => "task",
+            name => name,
+        }
+    }
+
+    /// Returns the settings that a place of the tree may have.
+    pub(crate) fn valid<'v>(self, place: &str, settings: &[&'v str]) -> Vec<&'v str> {
+        let is_valid = |name: &&str| match (place, *name) {
+            ("a job", "tasks") => !self.is_toml,
+            ("a task", "name" | "foreach") => !self.is_rule,
+            _ => true,
+        };
+        settings.iter().copied().filter(is_valid).collect()
+    }
+
+    /// Returns the text that fits the form.
+    pub(crate) fn either(self, toml: &'static str, libconfig: &'static str) -> &'static str {
+        if self.is_toml { toml } else { libconfig }
+    }
+}
+
 impl TextForm {
     /// Returns the form of a text. Its first line tells the form; empty lines and lines that begin with `#` do not count.
     ///

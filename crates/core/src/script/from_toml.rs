@@ -6,6 +6,7 @@
 //! | settings of `[job]` | settings |
 //! | `[[task]]`, or one `[task]` | `tasks = ( { … }, … )`; in a rule `task = { … }` |
 //! | `[on]` with `files` and `event` | `pattern` and `when`; its other settings keep their names |
+//! | `args = { op = "mean", n = 3 }` of a task | `args = [ "op=mean", "n=3" ]` |
 //! | `[hook]` | `hook = { … }` |
 //!
 //! `[on]` makes the text a rule. Arrays of plain values of one type become arrays, and all other arrays become lists.
@@ -23,7 +24,9 @@ use toml::de::{DeArray, DeFloat, DeInteger, DeString, DeTable, DeValue};
 /// Tables of a text.
 pub(crate) const TABLES: [&str; 4] = ["job", "task", "on", "hook"];
 /// Settings of `[on]`.
-pub(crate) const ON_SETTINGS: [&str; 5] = ["files", "event", "where", "batch", "depth"];
+pub(crate) const ON_SETTINGS: [&str; 6] = ["files", "regex", "event", "where", "batch", "depth"];
+/// Setting of a task that may be a table of arguments.
+const ARGS: &str = "args";
 /// Events of `[on]`, with the values of `when` in the tree.
 pub(crate) const EVENTS: [(&str, &str); 2] = [("closed", "sealed"), ("writing", "streaming")];
 /// Number of brackets and dots around a value beyond which the text is not given to the TOML parser: the parser recurses for each.
@@ -69,16 +72,9 @@ impl TomlReader<'_> {
                     script.settings.extend(self.settings(job, 0)?.settings);
                 }
                 ("on", DeValue::Table(on)) => script.settings.extend(self.on(at, on)?),
-                ("task", DeValue::Array(_)) => {
-                    script
-                        .settings
-                        .push(task(at, self.value(value, 0)?, is_rule)?);
-                }
-                // One level deeper, because it becomes the only task of a list.
-                ("task", DeValue::Table(_)) => {
-                    script
-                        .settings
-                        .push(task(at, self.value(value, 1)?, is_rule)?);
+                ("task", DeValue::Array(_) | DeValue::Table(_)) => {
+                    let tasks = self.tasks(value)?;
+                    script.settings.push(task(at, tasks, is_rule)?);
                 }
                 ("hook", DeValue::Table(_)) => script.settings.push(Setting {
                     name: name.to_owned(),
@@ -92,8 +88,64 @@ impl TomlReader<'_> {
         Ok(script)
     }
 
+    /// Returns `[task]`, or all tables `[[task]]`.
+    fn tasks(&self, value: &Spanned<DeValue<'_>>) -> Result<ScriptValue, TomlFault> {
+        let at = self.positions.at(value.span().start);
+        let data = match value.get_ref() {
+            // As deep as a table in a list, because it becomes the only task of a list.
+            DeValue::Table(task) => ValueData::Group(self.entries(task, 2, true)?),
+            DeValue::Array(tasks) => {
+                let tasks = tasks.iter().map(|task| match task.get_ref() {
+                    DeValue::Table(_) => self.tasks(task),
+                    _ => self.value(task, 1),
+                });
+                ValueData::List(tasks.collect::<Result<_, _>>()?)
+            }
+            _ => return self.value(value, 0),
+        };
+        Ok(ScriptValue { data, at })
+    }
+
+    /// Returns a table of arguments as an array of texts.
+    fn args(&self, table: &DeTable<'_>) -> Result<ValueData, TomlFault> {
+        let mut args = Vec::with_capacity(table.len());
+        for (key, value) in sorted(table) {
+            let at = self.positions.at(key.span().start);
+            let name: &str = key.get_ref();
+            let in_name =
+                |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-');
+            if name.is_empty() || !name.chars().all(in_name) {
+                return Err((at, ScriptProblem::ArgumentName(name.to_owned())));
+            }
+            let value = self.value(value, 0)?;
+            let text = match &value.data {
+                ValueData::Text(text) => text.clone(),
+                ValueData::Integer(number) => number.to_string(),
+                ValueData::Float(number) => number.to_string(),
+                ValueData::Boolean(boolean) => boolean.to_string(),
+                other => {
+                    let (name, found) = (name.to_owned(), other.kind());
+                    return Err((value.at, ScriptProblem::ArgumentType { name, found }));
+                }
+            };
+            let data = ValueData::Text(format!("{name}={text}"));
+            args.push(ScriptValue { data, at });
+        }
+        Ok(ValueData::Array(args))
+    }
+
     /// Returns the settings of a table, in the order of the text.
     fn settings(&self, table: &DeTable<'_>, depth: u32) -> Result<SettingGroup, TomlFault> {
+        self.entries(table, depth, false)
+    }
+
+    /// Returns the settings of a table; the table of a task may have a table of arguments.
+    fn entries(
+        &self,
+        table: &DeTable<'_>,
+        depth: u32,
+        is_task: bool,
+    ) -> Result<SettingGroup, TomlFault> {
         let mut settings = Vec::with_capacity(table.len());
         for (key, value) in sorted(table) {
             let at = self.positions.at(key.span().start);
@@ -102,7 +154,13 @@ impl TomlReader<'_> {
             if !is_name(&name) {
                 return Err((at, ScriptProblem::Name(name)));
             }
-            let value = self.value(value, depth)?;
+            let value = match value.get_ref() {
+                DeValue::Table(args) if is_task && name == ARGS => ScriptValue {
+                    data: self.args(args)?,
+                    at: self.positions.at(value.span().start),
+                },
+                _ => self.value(value, depth)?,
+            };
             settings.push(Setting { name, at, value });
         }
         Ok(SettingGroup { settings })
@@ -158,7 +216,8 @@ impl TomlReader<'_> {
             };
             setting.name = name.to_owned();
         }
-        match settings.iter().any(|setting| setting.name == "pattern") {
+        let selects = |setting: &Setting| matches!(setting.name.as_str(), "pattern" | "regex");
+        match settings.iter().any(selects) {
             true => Ok(settings),
             false => Err((at, ScriptProblem::OnFiles)),
         }

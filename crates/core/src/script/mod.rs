@@ -1,4 +1,4 @@
-//! Parser and printer of job scripts: converts libconfig or TOML to a tree of values with their lines and columns.
+//! Parser and printer of job files: converts libconfig or TOML to a tree of values with their lines and columns.
 //!
 //! Both forms have the same tree, which is that of libconfig. [`TextForm`] tells them apart. This module knows only the syntax; [`crate::job`] defines the meaning of settings. It reads no files: `@include` is refused, and the
 //! caller passes the text with the name to use in errors.
@@ -10,9 +10,10 @@ mod position;
 mod print;
 mod to_toml;
 
-pub use form::{TextForm, parse};
+pub use form::{ErrorNames, TextForm, parse};
 
 use crate::similar_names::did_you_mean;
+use crate::substitute::Template;
 
 /// Maximum nesting depth of groups, lists and arrays.
 pub const MAX_DEPTH: u32 = 32;
@@ -59,6 +60,8 @@ pub enum ValueData {
     Float(f64),
     /// Text; adjacent strings have been joined, and escapes replaced.
     Text(String),
+    /// Text with references, in the settings of a task whose references are being replaced. Parsers return no such values.
+    Template(Template),
     /// `[ … ]`: plain values of one type.
     Array(Vec<ScriptValue>),
     /// `( … )`: values of any type.
@@ -75,10 +78,9 @@ impl ValueData {
             Self::Boolean(_) => "a boolean",
             Self::Integer(_) => "an integer",
             Self::Float(_) => "a float",
-            Self::Text(_) => "a string",
-            Self::Array(_) => "an array [ … ]",
-            Self::List(_) => "a list ( … )",
-            Self::Group(_) => "a group { … }",
+            Self::Text(_) | Self::Template(_) => "a string",
+            Self::Array(_) | Self::List(_) => "an array",
+            Self::Group(_) => "a table",
         }
     }
 
@@ -183,7 +185,7 @@ pub enum ScriptProblem {
         first: Position,
     },
     /// The script contains `@include`.
-    #[error("@include is not allowed in a job script; put the text itself here")]
+    #[error("@include is not allowed in a job file; put the text itself here")]
     Include,
     /// Groups, lists and arrays are nested too deeply.
     #[error("groups, lists and arrays lie more than {MAX_DEPTH} deep in each other")]
@@ -226,7 +228,7 @@ pub enum ScriptProblem {
         valid: String,
     },
     /// The table `[on]` has no pattern of files.
-    #[error("[on] needs the setting \"files\", as in files = \"run-*/*.nc\"")]
+    #[error("[on] needs the setting \"files\", as in files = \"run-*/*.nc\", or \"regex\"")]
     OnFiles,
     /// A rule has several tasks.
     #[error("a rule has one task: leave out this one, or make it a rule of its own")]
@@ -239,6 +241,19 @@ pub enum ScriptProblem {
         "{0:?} can't be the name of a setting: give letters, digits, '-', '_', '*' or '.', and a letter or '*' first"
     )]
     Name(String),
+    /// The name of an argument in a table is invalid.
+    #[error(
+        "{0:?} can't be the name of an argument: give lower-case letters, digits, '_' and '-', or write args as an array of strings"
+    )]
+    ArgumentName(String),
+    /// The value of an argument in a table is no plain value.
+    #[error("argument \"{name}\" must be a string, a number or a boolean, not {found}")]
+    ArgumentType {
+        /// Name of the argument.
+        name: String,
+        /// Type of the value.
+        found: &'static str,
+    },
     /// The value is a date or a time.
     #[error("no setting is a date or a time; write text in quotes")]
     Date,

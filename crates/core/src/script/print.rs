@@ -37,6 +37,7 @@ fn value(f: &mut Formatter<'_>, printed: &ScriptValue, level: usize) -> Result {
         ValueData::Integer(number) => write!(f, "{number}"),
         ValueData::Float(number) => write!(f, "{number:?}"),
         ValueData::Text(text) => quoted(f, text),
+        ValueData::Template(template) => quoted(f, &template.written()),
         ValueData::Array(values) => elements(f, values, ["[ ", " ]"], level),
         ValueData::List(values) => elements(f, values, ["( ", " )"], level),
         ValueData::Group(group) => {

@@ -211,7 +211,7 @@ fn script_errors_name_place_and_reason() {
         ),
         (
             "a = [ { } ]",
-            "1:7: an array holds plain values of one type: expected a plain value, found a group { … }; use a list ( … ) to mix them",
+            "1:7: an array holds plain values of one type: expected a plain value, found a table; use a list ( … ) to mix them",
         ),
         (
             "a = 1;\na = 2;",
@@ -240,7 +240,7 @@ fn script_errors_name_place_and_reason() {
         ),
         (
             "a = 1;\n@include \"b\"",
-            "2:1: @include is not allowed in a job script; put the text itself here",
+            "2:1: @include is not allowed in a job file; put the text itself here",
         ),
     ];
     for (text, message) in cases {
@@ -280,7 +280,8 @@ fn without_positions(group: &mut SettingGroup) {
             ValueData::Boolean(_)
             | ValueData::Integer(_)
             | ValueData::Float(_)
-            | ValueData::Text(_) => {}
+            | ValueData::Text(_)
+            | ValueData::Template(_) => {}
         }
     }
     for setting in &mut group.settings {

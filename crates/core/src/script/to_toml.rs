@@ -35,7 +35,7 @@ impl<'a> Place<'a> {
             ("when", ValueData::Text(when)) if is_rule && event(when).is_some() => {
                 Self::On("event")
             }
-            (name @ ("where" | "batch" | "depth"), _) if is_rule => Self::On(name),
+            (name @ ("regex" | "where" | "batch" | "depth"), _) if is_rule => Self::On(name),
             ("task" | "hook", ValueData::Group(group)) if is_rule => Self::Table(group),
             ("tasks", ValueData::List(tasks)) if !is_rule && are_groups(tasks) => {
                 Self::Tasks(tasks)
@@ -59,7 +59,7 @@ fn event(when: &str) -> Option<&'static str> {
 impl Display for Toml<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         let Self(script) = self;
-        let is_rule = script.get("pattern").is_some();
+        let is_rule = script.get("pattern").is_some() || script.get("regex").is_some();
         let placed = script.settings.iter();
         let placed: Vec<_> = placed.map(|one| (one, Place::of(one, is_rule))).collect();
         f.write_str("[job]\n")?;
@@ -132,6 +132,7 @@ fn value(f: &mut Formatter<'_>, printed: &ScriptValue) -> Result {
         ValueData::Integer(number) => write!(f, "{number}"),
         ValueData::Float(number) => write!(f, "{number:?}"),
         ValueData::Text(text) => quoted(f, text),
+        ValueData::Template(template) => quoted(f, &template.written()),
         ValueData::Array(values) | ValueData::List(values) => {
             f.write_char('[')?;
             for (index, element) in values.iter().enumerate() {

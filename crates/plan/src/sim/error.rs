@@ -82,7 +82,7 @@ pub enum FileProblem {
         /// Key that was probably meant.
         meant: String,
     },
-    /// A name in a costs file does not exist in the job script.
+    /// A name in a costs file does not exist in the job file.
     #[error("[{table}] has `{name}`, and the job has no such {what}{}", perhaps(.name, &.known.iter().map(String::as_str).collect::<Vec<_>>()))]
     NotInJob {
         /// Name of the table.
@@ -96,7 +96,7 @@ pub enum FileProblem {
     },
     /// A file is empty.
     #[error(
-        "it is empty; give a job script, a trace (`tidemill job export-trace ID --output FILE`) or a workflow of WfCommons"
+        "it is empty; give a job file, a trace (`tidemill job export-trace ID --output FILE`) or a workflow of WfCommons"
     )]
     EmptyFile,
     /// A JSON file is neither a trace nor a workflow.
@@ -219,7 +219,7 @@ pub enum FileProblem {
     /// The file is not TOML, or has the wrong structure: the message of the TOML reader.
     #[error("{0}")]
     Toml(String),
-    /// A job script has errors, each with its own file and line.
+    /// A job file has errors, each with its own file and line.
     #[error("{0}")]
     Script(String),
     /// A version of a format is not supported.

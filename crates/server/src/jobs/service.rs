@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidemill_client::concurrency_limit::{Busy, UserPermits};
+use tidemill_core::glob::Pattern;
 use tidemill_core::id::JobId;
 use tidemill_wire::convert::state_name;
 use tidemill_wire::v1::{self, State};
@@ -281,6 +282,12 @@ impl v1::jobs_server::Jobs for JobService {
             ));
         }
         let limit = if limit == 0 { JOBS_MAX } else { limit };
+        let pattern = |name: &String| {
+            Pattern::new(name)
+                .map_err(|error| Status::invalid_argument(format!("pattern {name:?}: {error}")))
+        };
+        let name = Some(&name).filter(|name| !name.is_empty());
+        let name = name.map(pattern).transpose()?;
         let wanted = JobFilter {
             uid: (!everyone).then_some(caller.uid),
             limit: limit.min(JOBS_MAX),

@@ -57,8 +57,8 @@ const LISTED_MAX: u32 = 1_000_000;
 /// Reason why a job is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JobRefusal {
-    /// Errors in the script that the user can correct, one line each.
-    #[error("the job script was refused")]
+    /// Errors in the job file that the user can correct, one line each.
+    #[error("the job file was refused")]
     Script(Vec<String>),
     /// Outputs that another job has claimed, one line each.
     #[error("another job writes the same outputs")]

@@ -6,6 +6,7 @@ use crate::names::Fault;
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::{HashMap, HashSet};
+use tidemill_core::glob::Pattern;
 use tidemill_wire::convert::{self, state_name};
 use tidemill_wire::v1::{self, State};
 
@@ -51,28 +52,44 @@ pub(crate) struct JobFilter {
     pub(crate) limit: u32,
     /// States of the jobs; empty for all states.
     pub(crate) states: Vec<i32>,
-    /// Pattern of `*` and `?` for the names of the jobs; empty for all names.
-    pub(crate) name: String,
+    /// Glob of the names of the jobs; `None` for all names.
+    pub(crate) name: Option<Pattern>,
 }
 
 /// Returns jobs, the newest first.
 pub(crate) fn jobs(db: &Connection, wanted: &JobFilter) -> Result<Vec<v1::Job>, Fault> {
     let sql = format!(
         "{JOB} WHERE (?1 IS NULL OR uid = ?1) AND deleted = 0 AND (?2 = '' OR instr(?2, ',' || state || ',')) \
-         AND (?3 = '' OR name GLOB ?3) ORDER BY job DESC LIMIT ?4"
+         ORDER BY job DESC LIMIT ?3"
     );
     let states: Vec<String> = wanted.states.iter().map(ToString::to_string).collect();
     let states = match states.is_empty() {
         true => String::new(),
         false => format!(",{},", states.join(",")),
     };
-    // SQLite's patterns also know brackets; here brackets are literal.
-    let name = wanted.name.replace('[', "[[]");
+    // Patterns are compared here, so the limit is counted here, too.
+    let rows = match wanted.name {
+        None => i64::from(wanted.limit),
+        Some(_) => -1,
+    };
     let mut statement = db.prepare_cached(&sql)?;
-    let rows = statement
-        .query_map(params![wanted.uid, states, name, wanted.limit], job_row)?
-        .collect::<Result<Vec<_>, _>>()?;
-    rows.into_iter().map(|job| count(db, job)).collect()
+    let mut rows = statement.query(params![wanted.uid, states, rows])?;
+    let limit = usize::try_from(wanted.limit).unwrap_or(usize::MAX);
+    let mut found = Vec::new();
+    while found.len() < limit
+        && let Some(row) = rows.next()?
+    {
+        let name = row.get_ref(1)?.as_str().unwrap_or_default();
+        if wanted
+            .name
+            .as_ref()
+            .is_none_or(|wanted| wanted.matches(name))
+        {
+            found.push(job_row(row)?);
+        }
+    }
+    drop(rows);
+    found.into_iter().map(|job| count(db, job)).collect()
 }
 
 fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {

@@ -13,8 +13,8 @@ use tidemill_wire::v1::{self, name_op::Op};
 // User id of the rule's owner. No user who runs these tests has it.
 const OWNER: u32 = 31_000;
 const RULE: &str = r#"
-name = "count"; workdir = "/w"; pattern = "in/(?<n>[^/]*)\.dat";
-task = { kernel = "max"; output = [ "out/${n}.txt" ]; };
+name = "count"; workdir = "/w"; pattern = "in/{n}.dat";
+task = { kernel = "max"; output = [ "out/{n}.txt" ]; };
 "#;
 
 fn request(uid: u32, text: &str) -> v1::AddRuleRequest {
@@ -347,7 +347,7 @@ async fn rule_that_triggers_itself_stops_at_recursion_limit() {
     let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
     let text = RULE
-        .replace("out/${n}.txt", "in/${n}x.dat")
+        .replace("out/{n}.txt", "in/{n}x.dat")
         .replace("task =", "depth = 3; task =");
     add(&client, request(OWNER, &text)).await;
     write_file(&client, "/w/in/a.dat", 7, OWNER).await;
@@ -421,16 +421,16 @@ async fn rule_for_all_uses_rights_of_each_file_owner() {
     let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
     let text = RULE
-        .replace("out/${n}.txt", "${n}.txt")
+        .replace("out/{n}.txt", "{n}.txt")
         .replace("\"/w\"", "\"/\"")
-        .replace("in/", "(?:home[12])/");
+        .replace("in/", "home[12]/");
     let for_all = |uid| v1::AddRuleRequest {
         for_all: true,
         ..request(uid, &text)
     };
     let refused = client.rules().add(for_all(OWNER)).await;
     assert!(refused.is_err() || is_administrator(OWNER));
-    let text_all = text.replace("\"${n}.txt\"", "\"${dir}/${n}.txt\"");
+    let text_all = text.replace("\"{n}.txt\"", "\"{dir}/{n}.txt\"");
     add(
         &client,
         v1::AddRuleRequest {
@@ -474,7 +474,10 @@ async fn rule_for_all_uses_rights_of_each_file_owner() {
 async fn rule_for_all_skips_files_that_another_user_moved() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, _node, client) = with_directories(dir.path()).await;
-    let text = RULE.replace("in/", "(?:in|in/other|in/one)/");
+    let text = RULE.replace(
+        "pattern = \"in/{n}.dat\"",
+        "regex = \"(?:in|in/other|in/one)/(?<n>[^/]*)[.]dat\"",
+    );
     let for_all = v1::AddRuleRequest {
         for_all: true,
         ..request(0, &text)
@@ -578,7 +581,7 @@ async fn rule_batch_passes_files_to_one_task() {
     let (_running, mut node, client) = with_directories(dir.path()).await;
     let text = RULE
         .replace("task =", "batch = { files = 3; after = \"1s\"; }; task =")
-        .replace("out/${n}.txt", "out/${batch}.txt");
+        .replace("out/{n}.txt", "out/{batch}.txt");
     add(&client, request(OWNER, &text)).await;
     for index in 0..4 {
         write_file(&client, &format!("/w/in/{index}.dat"), 7, OWNER).await;
@@ -651,7 +654,7 @@ async fn burst_of_one_user_does_not_delay_rules_of_others() {
     for number in 0..8 {
         let name = format!("\"count{number}\"");
         let text = RULE.replace("\"count\"", &name);
-        let text = text.replace("out/${n}", &format!("out/{number}-${{n}}"));
+        let text = text.replace("out/{n}", &format!("out/{number}-{{n}}"));
         add(&client, request(OWNER, &text)).await;
     }
     let other = RULE
@@ -740,7 +743,7 @@ async fn invalid_rules_are_refused_and_rule_test_stores_nothing() {
 
 const HOOK: &str = r#"
 name = "count"; workdir = "/w"; pattern = "in/*.dat"; depth = 1;
-hook = { map = "max"; reduce = "max"; output = "/w/out/r${batch}.txt"; };
+hook = { map = "max"; reduce = "max"; output = "/w/out/r{batch}.txt"; };
 "#;
 
 /// Returns the hook as the service returns it to clients.
@@ -777,7 +780,7 @@ async fn hook_batch_fails_at_recursion_limit_until_retried() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
-    let text = HOOK.replace("out/r${batch}.txt", "in/r${batch}.dat");
+    let text = HOOK.replace("out/r{batch}.txt", "in/r{batch}.dat");
     add(&client, request(OWNER, &text)).await;
     write_file(&client, "/w/in/a.dat", 7, OWNER).await;
     let failed = batch(&client, 2, "failed").await;

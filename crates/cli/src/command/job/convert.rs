@@ -13,8 +13,8 @@ use tidemill_core::rule::hook::HookSpec;
 use tidemill_core::script::{self, SettingGroup, TextForm};
 
 const EXAMPLES: &str = "Examples:
-  tidemill job convert job.conf                          print a job script as TOML
-  tidemill job convert monthly.rule --output monthly.toml
+  tidemill job convert job.conf                          print a job in libconfig as TOML
+  tidemill job convert monthly.xml --output monthly.toml
   tidemill job convert hooks.txt --hook extremes         one hook of a text for .tidemill/hooks
 
 FILE is a job or a rule in libconfig, a rule in XML, or a text for .tidemill/hooks. Comments are not kept.";
@@ -105,8 +105,8 @@ fn chosen<'a>(
 mod tests {
     use super::*;
 
-    const HOOKS: &str = "</run/*.dat>\n op: map\n lib_path: wordcount\n output: out/${stem}\n</run/*.dat>\n\
-                         </raw/*.nc>\n lib_path: max\n output: max/${stem}\n name: extremes\n</raw/*.nc>\n";
+    const HOOKS: &str = "</run/*.dat>\n op: map\n lib_path: wordcount\n output: out/{stem}\n</run/*.dat>\n\
+                         </raw/*.nc>\n lib_path: max\n output: max/{stem}\n name: extremes\n</raw/*.nc>\n";
 
     fn toml(text: &str, hook: Option<&str>) -> anyhow::Result<String> {
         Ok(settings("file", text.as_bytes(), hook)?.to_toml())

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 const EXAMPLES: &str = "Examples:
   tidemill job explain                  every decision of your newest job
   tidemill job explain 3                every decision of job 3
-  tidemill job explain 3 mAdd           one task, by its name in the script";
+  tidemill job explain 3 mAdd           one task, by its name in the job file";
 
 /// Explain the placement of tasks: the reasons, the bytes transferred, and the cost on other nodes
 #[derive(Debug, clap::Args)]

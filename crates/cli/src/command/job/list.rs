@@ -25,7 +25,7 @@ pub(super) struct Args {
     /// States of listed jobs: running, done, failed, cancelled [default: all]
     #[arg(long, value_name = "STATE", value_delimiter = ',')]
     state: Vec<ShownState>,
-    /// Pattern of * and ? for names of jobs
+    /// Glob of names of jobs
     #[arg(long, value_name = "PATTERN")]
     name: Option<String>,
 }

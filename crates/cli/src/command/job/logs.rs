@@ -9,7 +9,7 @@ use tidemill_wire::v1;
 const EXAMPLES: &str = "Examples:
   tidemill job logs                     tasks of your newest job that wrote something or failed
   tidemill job logs 3                   tasks of job 3 that wrote something or failed
-  tidemill job logs 3 mProjectPP_07     one task, by its name in the script";
+  tidemill job logs 3 mProjectPP_07     one task, by its name in the job file";
 
 /// Show the end of the standard output and standard error of tasks, and the reasons of failures
 #[derive(Debug, clap::Args)]

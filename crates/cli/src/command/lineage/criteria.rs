@@ -31,8 +31,8 @@ pub(super) struct Searched {
     /// Restrict the result to files that a task with this kernel made
     #[arg(long, value_name = "KERNEL")]
     pub(super) outputs_of: Option<String>,
-    /// Restrict the result to files of this name; `*` and `?` stand for any characters
-    #[arg(long, value_name = "NAME")]
+    /// Restrict the result to files whose name or path matches this glob
+    #[arg(long, value_name = "PATTERN")]
     pub(super) only: Option<OsString>,
 }
 

@@ -4,13 +4,14 @@ use super::criteria::Searched;
 use crate::context::credentials;
 use crate::files;
 use crate::output::exact;
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use tidemill_client::Server;
 use tidemill_core::display::escaped;
+use tidemill_core::glob::Pattern;
 use tidemill_core::id::{JobId, ObjectId, TaskId};
-use tidemill_core::lineage::search::{LineageCriteria, matches_pattern};
+use tidemill_core::lineage::search::LineageCriteria;
 use tidemill_core::lineage::{Graph, Vertex};
 use tidemill_wire::v1;
 
@@ -166,7 +167,7 @@ pub(super) async fn ask(
             } else {
                 Some(&matching)
             },
-        ))
+        )?)
     } else if question.versions {
         let file = files::path(question.start.path.as_deref().unwrap_or_default())?;
         Some(of_path(&graph, &file))
@@ -231,8 +232,17 @@ fn of_path(graph: &Graph, path: &files::ClusterPath) -> Vec<Vertex> {
 }
 
 /// Returns the selected files, among the outputs of some runs or among all files.
-fn selected(question: &Question, graph: &Graph, among: Option<&[Vertex]>) -> Vec<Vertex> {
+fn selected(
+    question: &Question,
+    graph: &Graph,
+    among: Option<&[Vertex]>,
+) -> anyhow::Result<Vec<Vertex>> {
     let only = question.search.only.as_ref().map(exact);
+    let pattern = |text: &str| {
+        let pattern = Pattern::new(text.trim_start_matches('/'));
+        pattern.with_context(|| format!("bad pattern {text}"))
+    };
+    let only = only.as_deref().map(pattern).transpose()?;
     let named = |object: ObjectId| {
         let Some(pattern) = &only else {
             return true;
@@ -241,7 +251,7 @@ fn selected(question: &Question, graph: &Graph, among: Option<&[Vertex]>) -> Vec
             .version(object)
             .map_or("", |version| version.shown_path());
         let name = path.rsplit('/').next().unwrap_or_default();
-        matches_pattern(name, pattern) || matches_pattern(path, pattern)
+        pattern.matches(name) || pattern.matches(path.trim_start_matches('/'))
     };
     let makers = |object: ObjectId| {
         let maker = graph.maker(object);
@@ -256,8 +266,6 @@ fn selected(question: &Question, graph: &Graph, among: Option<&[Vertex]>) -> Vec
     };
     let versions = graph.versions().filter(|version| !version.hidden);
     let versions = versions.map(|version| version.object);
-    versions
-        .filter(|object| named(*object) && makers(*object))
-        .map(Vertex::Version)
-        .collect()
+    let versions = versions.filter(|object| named(*object) && makers(*object));
+    Ok(versions.map(Vertex::Version).collect())
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use tidemill_core::rule::Pattern;
+use tidemill_core::glob::Pattern;
 use tidemill_node::backend::Far;
 use tidemill_node::backend::packs::{
     DIRECTORY,
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Address of the store, as for --backend
     #[arg(value_name = "URI")]
     uri: String,
-    /// Pattern that names of files must match, without their leading /
+    /// Glob that names of files must match, without their leading /
     #[arg(value_name = "PATTERN")]
     pattern: Option<String>,
     /// File with the keys of the store

@@ -1,4 +1,4 @@
-//! The job that is to be simulated: a job script with its costs, the trace of a real run, or a WfCommons file.
+//! The job that is to be simulated: a job file with its costs, the trace of a real run, or a WfCommons file.
 
 use crate::output::atomic_file;
 use anyhow::Context as _;
@@ -13,12 +13,12 @@ use tidemill_plan::sim::{
 /// Flags for the job, its cluster and the simulation.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SimulationArgs {
-    /// Job script, trace (`tidemill job export-trace`), or WfCommons workflow (WfFormat, JSON)
+    /// Job file, trace (`tidemill job export-trace`), or WfCommons workflow (WfFormat, JSON)
     job: PathBuf,
     /// Description of the cluster, in the INI format of the AnalyzeThis paper [default: the cluster of the trace]
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
-    /// TOML file with sizes and run times, which a job script does not have
+    /// TOML file with sizes and run times, which a job file does not have
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
     /// Placement of files before the job [default: as in the trace, else round-robin]
@@ -90,11 +90,11 @@ impl SimulationArgs {
     }
 
     fn script(&self, file: &str, script: &str) -> anyhow::Result<Workflow> {
-        // A file that is no job script at all lacks more than costs.
+        // A file that is no job file at all lacks more than costs.
         Job::parse(file, script.as_bytes()).map_err(|errors| anyhow::anyhow!("{errors}"))?;
         let costs = self.costs.as_deref().with_context(|| {
             format!(
-                "{file} is a job script, which does not say how large files are and how long kernels run: \
+                "{file} is a job file, which does not say how large files are and how long kernels run: \
                  give --costs FILE; start from examples/planning/getmax.toml"
             )
         })?;

@@ -8,9 +8,9 @@ use std::process::ExitCode;
 use tidemill_plan::sim::elastic::{ElasticPoint, compare, known, quarters, table};
 
 const EXAMPLES: &str = "Examples:
-  tidemill plan power job.conf --costs costs.toml --platform cluster.ini    a quarter to all of its nodes active
+  tidemill plan power job.toml --costs costs.toml --platform cluster.ini    a quarter to all of its nodes active
   tidemill plan power montage.trace.json --platform cluster.ini --active 1,2,3
-  tidemill --json plan power job.conf --costs costs.toml --platform cluster.ini | jq '.points[].best'
+  tidemill --json plan power job.toml --costs costs.toml --platform cluster.ini | jq '.points[].best'
 
 The platform has the power of nodes (power_busy, power_idle, power_suspended), their time to resume (resume), and the time after
 which idle nodes are suspended (suspend_after). docs/planning.md describes the comparison.";

@@ -8,11 +8,11 @@ use std::process::ExitCode;
 use tidemill_plan::sim::gantt;
 
 const EXAMPLES: &str = "Examples:
-  tidemill plan run job.conf --costs costs.toml --platform cluster.ini
+  tidemill plan run job.toml --costs costs.toml --platform cluster.ini
   tidemill plan run montage.trace.json --policy wa          the cluster of the trace, another policy
   tidemill plan run montage.trace.json --platform big.ini   another cluster
   tidemill plan run 1000genome.json --platform cluster.ini --placement random --seed 7
-  tidemill plan run job.conf --costs costs.toml --platform cluster.ini --tasks --gantt job.svg
+  tidemill plan run job.toml --costs costs.toml --platform cluster.ini --tasks --gantt job.svg
   tidemill --json plan run montage.trace.json | jq '.makespan_ns, .transferred_bytes'
 
 examples/planning has a platform and costs to start from; docs/platform-files.md describes all settings.";

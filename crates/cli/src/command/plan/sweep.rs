@@ -11,7 +11,7 @@ use tidemill_plan::sim::{CORES_MAX, NODES_MAX};
 
 const EXAMPLES: &str = "Examples:
   tidemill plan sweep montage.trace.json --plot fig10.svg     1 to 8 nodes of 1 to 12 cores, as in the paper
-  tidemill plan sweep job.conf --costs costs.toml --platform cluster.ini --nodes 1-4 --cores 1-4 --policy wa
+  tidemill plan sweep job.toml --costs costs.toml --platform cluster.ini --nodes 1-4 --cores 1-4 --policy wa
   tidemill --json plan sweep montage.trace.json | jq 'min_by(.makespan_ns)'
 
 All nodes are like the first node of the platform. The sweep varies their number and their cores.";

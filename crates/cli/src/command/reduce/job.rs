@@ -7,6 +7,7 @@ use crate::files;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 use tidemill_core::display::line;
+use tidemill_core::glob;
 use tidemill_kernel::reduction::ResultFormat;
 use tidemill_wire::v1;
 
@@ -105,14 +106,15 @@ fn arguments(args: &Args, variables: &str, to: &str) -> Vec<String> {
     all.map(|(key, value)| format!("{key}={value}")).collect()
 }
 
-/// Returns a job script of one task.
+/// Returns a job file of one task.
 fn script(arguments: &[String], inputs: &[String], to: &str) -> String {
     let list = |all: &[String]| {
         let all: Vec<String> = all.iter().map(|one| quoted(one)).collect();
         all.join(", ")
     };
     let below = |path: &String| path.trim_start_matches('/').to_owned();
-    let inputs: Vec<String> = inputs.iter().map(below).collect();
+    let inputs = inputs.iter().map(below);
+    let inputs: Vec<String> = inputs.map(|input| glob::escaped(&input)).collect();
     format!(
         "name = \"reduce\";\nworkdir = \"/\";\ntasks = ( {{ name = \"reduce\"; kernel = \"reduce\"; args = [ {} ]; input = [ {} ]; output = [ {} ]; }} );\n",
         list(arguments),
@@ -121,7 +123,7 @@ fn script(arguments: &[String], inputs: &[String], to: &str) -> String {
     )
 }
 
-/// Returns a string of a job script.
+/// Returns a string of a job file.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for letter in text.chars() {

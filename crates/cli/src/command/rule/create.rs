@@ -16,23 +16,23 @@ use tidemill_core::rule::hook::{HookSpec, InputAction, On};
 use tidemill_wire::v1::{self, name_op::Op};
 
 const EXAMPLES: &str = "Examples of rules:
-  tidemill rule create monthly.rule
-  tidemill rule create monthly.rule --replace --existing
-  tidemill rule create --path /raw wc.rule          as the directory's attribute user.tidemill.rule
+  tidemill rule create monthly.toml
+  tidemill rule create monthly.toml --replace --existing
+  tidemill rule create --path /raw wc.toml          as the directory's attribute user.tidemill.rule
 
 Examples of hooks:
-  tidemill rule create '/run/step-*.dat' --map 'max dtype=f32' --result 'max/${stem}.txt'
+  tidemill rule create '/run/step-*.dat' --map 'max dtype=f32' --result 'max/{stem}.txt'
   tidemill rule create '/run/*.f64' --map max --reduce 'max dtype=text' --result all.txt --on write --inputs delete
-  tidemill rule create '/run/*.nc' --map /usr/bin/sha256sum --result 'sums/${name}' --on write
-  tidemill rule create '/run/*.csv' --map 'sort -u {inputs}' --group 10 --on group --result 'sorted/${batch}'
+  tidemill rule create '/run/*.nc' --map /usr/bin/sha256sum --result 'sums/{name}' --on write
+  tidemill rule create '/run/*.csv' --map 'sort -u {inputs}' --group 10 --on group --result 'sorted/{batch}'
 
 A hook runs a kernel on each new file, on the node that took the file, and can reduce the results of a batch. Names of
-results are relative to the directory at the start of the pattern; ${stem}, ${name} and the like are as in rules.";
+results are relative to the directory at the start of the pattern; {stem}, {name} and the like are as in rules.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// File with the rule's text, TOML, libconfig or XML; - for standard input. With --map, pattern of the hook's files
+    /// File with the rule's text, TOML, libconfig or XML; - for standard input. With --map, glob of the hook's files
     /// from the root of the cluster
     #[arg(value_name = "FILE|PATTERN")]
     source: OsString,
@@ -72,7 +72,7 @@ struct HookArgs {
     /// Number of files after which a batch is reduced; with --on group, number of files of one map
     #[arg(long, value_name = "FILES", requires = "map")]
     group: Option<u32>,
-    /// Pattern of marker files, below the hook's directory. A matching file closes the batch
+    /// Glob of marker files, below the hook's directory. A matching file closes the batch
     #[arg(long, value_name = "PATTERN", requires = "reduce")]
     marker: Option<String>,
     /// Files after their map: keep; delete; or evict from the burst tier as soon as they are stored elsewhere

@@ -17,7 +17,7 @@ Stop the server and move a corrupt server.db (with its -wal and -shm) elsewhere 
 cluster: its directory, or a copy of its node.db. `sqlite3 node.db '.backup COPY'` copies the database of a
 running node; a plain copy lacks the writes in node.db-wal, and is refused. Names, links, owners, modes, times, versions,
 extended attributes and lineage are restored as the server last noted them on the nodes, about a second after each change.
-Records that only the server has are lost: lifetimes, job scripts, and unfinished jobs.
+Records that only the server has are lost: lifetimes, job files, and unfinished jobs.
 
 Exit codes: 0 all files that nodes know of were found, 1 some were not found, or the database could not be made.";
 
@@ -105,7 +105,7 @@ fn summary(rebuilt: &Rebuilt) -> Printed {
         }
     }
     text += &warnings(rebuilt);
-    text += "\nnot kept by nodes: lifetimes, job scripts, jobs that had not ended, times of directories, which files triggered rules";
+    text += "\nnot kept by nodes: lifetimes, job files, jobs that had not ended, times of directories, which files triggered rules";
     text += "\nstart the server to use it (`tidemill up`)";
     let apart: Vec<_> = rebuilt
         .apart

@@ -5,7 +5,7 @@
 //! </run/*.dat>
 //!     op: func
 //!     lib_path: /kernels/1000/extremes@1.so
-//!     output: extremes/${stem}
+//!     output: extremes/{stem}
 //!     cache times: 1
 //! <//run/*.dat>
 //! ```

@@ -7,7 +7,7 @@ fn spec(on: On) -> HookSpec {
     HookSpec {
         pattern: "/run/step-*.dat".into(),
         map: "max dtype=f32".into(),
-        output: "max/${stem}".into(),
+        output: "max/{stem}".into(),
         on,
         ..HookSpec::default()
     }
@@ -45,7 +45,7 @@ fn hook_input_names_stay_separate_words() {
     let rule = read(&HookSpec {
         map,
         group: Some(2),
-        output: "n/${batch}".into(),
+        output: "n/{batch}".into(),
         ..spec(On::Group)
     });
     assert_eq!(rule.batch.unwrap().files, 2);
@@ -62,7 +62,7 @@ fn hook_input_names_stay_separate_words() {
 #[test]
 fn hook_reduces_mapped_parts_in_a_job_of_its_own() {
     let reduce = Some("sort -n {inputs}".to_owned());
-    let output = "all/${batch}.txt".to_owned();
+    let output = "all/{batch}.txt".to_owned();
     let rule = read(&HookSpec {
         reduce,
         output,
@@ -87,8 +87,8 @@ fn hook_reduces_mapped_parts_in_a_job_of_its_own() {
 fn hook_results_may_be_in_another_directory() {
     let spec = HookSpec {
         pattern: "/a/b \\?c/*/x.dat".into(),
-        output: "/a/out/${batch}".into(),
-        parts: Some("parts/${batch}".into()),
+        output: "/a/out/{batch}".into(),
+        parts: Some("parts/{batch}".into()),
         reduce: Some("cat".into()),
         marker: Some("DONE".into()),
         ..spec(On::Seal)
@@ -111,7 +111,7 @@ fn hook_results_may_be_in_another_directory() {
     assert_eq!(again.spec, hook.spec);
     let apart = HookSpec {
         pattern: "/x/*.dat".into(),
-        output: "/y/${stem}".into(),
+        output: "/y/{stem}".into(),
         ..self::spec(On::Seal)
     };
     assert_eq!(read(&apart).workdir, "/");
@@ -131,7 +131,7 @@ fn invalid_hooks_are_refused() {
 /// Invalid hooks, and the errors about them.
 fn nonsense() -> Vec<(HookSpec, &'static str)> {
     let changes: [(fn(&mut HookSpec), _); 10] = [
-        (|spec| spec.output = "one".into(), "${stem}"),
+        (|spec| spec.output = "one".into(), "{stem}"),
         (|spec| spec.map = "a || b".into(), "on each side"),
         (|spec| spec.group = Some(3), "there is no reduce"),
         (|spec| spec.marker = Some("a".into()), "there is no reduce"),
@@ -140,8 +140,8 @@ fn nonsense() -> Vec<(HookSpec, &'static str)> {
             |spec| spec.reduce = Some("cat".into()),
             "has no meaning in the output of a reduction",
         ),
-        (|spec| spec.marker = Some("a(".into()), "never closed"),
-        (|spec| spec.output = "a/../${stem}".into(), ".."),
+        (|spec| spec.marker = Some("a[".into()), "never closed"),
+        (|spec| spec.output = "a/../{stem}".into(), ".."),
         (|spec| spec.time = Some("soon".into()), "time"),
         (|spec| spec.name = "a b".into(), "a b"),
     ];
@@ -165,7 +165,7 @@ const PAPER: &str = "
 </run/*.dat>
 op: map
 lib_path: max
-output: parts/${batch}
+output: parts/{batch}
 </run/*.dat>
 </run/*.dat>
 op: reduce
@@ -183,7 +183,7 @@ fn hook_parses_format_of_the_paper() {
     assert_eq!(read(&all[0]).workdir, "/");
     let second = &all[1];
     assert_eq!((second.on, second.output.as_str()), (On::Write, "all"));
-    assert_eq!(second.parts.as_deref(), Some("parts/${batch}"));
+    assert_eq!(second.parts.as_deref(), Some("parts/{batch}"));
     assert_eq!(second.reduce.as_deref(), Some("max dtype=text"));
     for (text, line, why) in [
         ("op: map", 1, "outside"),
@@ -210,7 +210,7 @@ fn hook_parses_format_of_the_paper() {
 }
 
 fn specs() -> impl Strategy<Value = HookSpec> {
-    let word = "[a-z${}/*<>.:#|\"' -]{0,12}[a-z.]";
+    let word = "[a-z{}/*<>.:#|\"' -]{0,12}[a-z.]";
     let words = || word.prop_map(|word| word.trim().to_owned());
     let maybe = || prop::option::of(words());
     let plain = (words(), words(), words(), words(), maybe(), maybe());

@@ -82,11 +82,11 @@ fn toml_job_has_the_tree_of_libconfig() {
 #[test]
 fn toml_rule_has_the_tree_of_libconfig() {
     let group = read(
-        "[job]\nname = 'a'\n[on]\nfiles = '(?<n>\\d+)/*.nc'\nevent = 'writing'\nwhere = 'size >= 1MB'\ndepth = 2\n\
-         [task]\nkernel = 'max'\noutput = ['${n}']\n",
+        "[job]\nname = 'a'\n[on]\nregex = '(?<n>\\d+)/x\\.nc'\nevent = 'writing'\nwhere = 'size >= 1MB'\ndepth = 2\n\
+         [task]\nkernel = 'max'\noutput = ['{n}']\n",
     );
-    let same = r#"name = "a"; pattern = "(?<n>\d+)/*.nc"; when = "streaming"; where = "size >= 1MB"; depth = 2;
-        task = { kernel = "max"; output = [ "${n}" ]; };"#;
+    let same = r#"name = "a"; regex = "(?<n>\d+)/x\.nc"; when = "streaming"; where = "size >= 1MB"; depth = 2;
+        task = { kernel = "max"; output = [ "{n}" ]; };"#;
     assert_eq!(plain(group), plain(read(same)));
     let one = "[job]\n[on]\nfiles = 'a'\n[[task]]\nkernel = 'max'";
     assert!(matches!(data(&read(one), "task"), ValueData::Group(_)));
@@ -128,11 +128,11 @@ fn toml_errors_name_place_and_reason() {
         ),
         (
             "[on]\nfile = 'a'",
-            "2:1: [on] has no setting \"file\"; did you mean \"files\"? It may have: files, event, where, batch, depth",
+            "2:1: [on] has no setting \"file\"; did you mean \"files\"? It may have: files, regex, event, where, batch, depth",
         ),
         (
             "[job]\n[on]\nevent = 'closed'",
-            "2:2: [on] needs the setting \"files\", as in files = \"run-*/*.nc\"",
+            "2:2: [on] needs the setting \"files\", as in files = \"run-*/*.nc\", or \"regex\"",
         ),
         (
             "[on]\nevent = 'open'",
@@ -210,9 +210,9 @@ fn toml_of_job_is_canonical() {
 #[test]
 fn toml_of_rule_is_canonical() {
     let group = read(
-        r#"name = "m"; workdir = "/c"; pattern = "in/(?<n>[a-z]+)\.nc"; when = "sealed"; task = { kernel = "max"; a.b = "it's"; };"#,
+        r#"name = "m"; workdir = "/c"; pattern = "in/{n}\?.nc"; when = "sealed"; task = { kernel = "max"; a.b = "it's"; };"#,
     );
-    let text = "[job]\nname = \"m\"\nworkdir = \"/c\"\n\n[on]\nfiles = 'in/(?<n>[a-z]+)\\.nc'\nevent = \"closed\"\n\n\
+    let text = "[job]\nname = \"m\"\nworkdir = \"/c\"\n\n[on]\nfiles = 'in/{n}\\?.nc'\nevent = \"closed\"\n\n\
                 [task]\nkernel = \"max\"\n\"a.b\" = \"it's\"\n";
     assert_eq!(group.to_toml(), text);
     assert_eq!(plain(read(text)), plain(group));
@@ -261,5 +261,32 @@ proptest! {
             let lines = u32::try_from(text.lines().count()).unwrap();
             prop_assert!(error.at.line <= lines + 1);
         }
+    }
+}
+
+#[test]
+fn toml_table_of_arguments_becomes_an_array() {
+    let task = |args: &str| format!("[job]\n[[task]]\nkernel = 'reduce'\n{args}\n");
+    let table = task("args = { op = \"mean\", variable = '{v}', n = 3, 2d = 0.5, all = true }");
+    let array = task("args = [\"op=mean\", \"variable={v}\", \"n=3\", \"2d=0.5\", \"all=true\"]");
+    assert_eq!(plain(read(&table)), plain(read(&array)));
+    let one = "[job]\n[task]\n[task.args]\nop = \"mean\"\n";
+    let same = "[job]\n[task]\nargs = [\"op=mean\"]\n";
+    assert_eq!(plain(read(one)), plain(read(same)));
+    for (args, message) in [
+        (
+            "args = { Op = 1 }",
+            "4:10: \"Op\" can't be the name of an argument: give lower-case letters, digits, '_' and '-', or write args as an array of strings",
+        ),
+        (
+            "args = { op = [1] }",
+            "4:15: argument \"op\" must be a string, a number or a boolean, not an array",
+        ),
+        (
+            "args = { op = 1979-05-27 }",
+            "4:15: no setting is a date or a time; write text in quotes",
+        ),
+    ] {
+        assert_eq!(error(&task(args)), format!("job.conf:{message}"));
     }
 }

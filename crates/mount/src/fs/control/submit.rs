@@ -1,4 +1,4 @@
-//! Reads a job script by its path, with the rights of the process that opened `submit`, and submits it. Cancels a job by its handle, with
+//! Reads a job file by its path, with the rights of the process that opened `submit`, and submits it. Cancels a job by its handle, with
 //! the rights of the process that opened `cancel`. Requests are sent to the server (next: `server/src`).
 
 use super::super::{Caller, Fs};
@@ -16,7 +16,7 @@ use tidemill_wire::v1;
 
 /// Longest line written to `submit` and `cancel`.
 pub(super) const PATH_BYTES_MAX: usize = 4096;
-/// Largest job script, in bytes.
+/// Largest job file, in bytes.
 const SCRIPT_BYTES_MAX: u64 = tidemill_wire::USER_SCRIPT_BYTES_MAX as u64;
 /// Time that a submission waits for files that were just closed: a part of an operation's time limit.
 const SEAL_PATIENCE: Duration = Duration::from_secs(20);
@@ -95,7 +95,7 @@ enum ScriptLocation {
 }
 
 impl Fs {
-    /// Submits the job script that a line names, or cancels the job. The error is stored for `last-error`.
+    /// Submits the job file that a line names, or cancels the job. The error is stored for `last-error`.
     pub(super) fn take_line(
         &self,
         opener: &OpenerProcess,
@@ -168,7 +168,7 @@ impl Fs {
             },
         };
         let script = String::from_utf8(script)
-            .map_err(|_| format!("{}: a job script is UTF-8 text", source.display()))?;
+            .map_err(|_| format!("{}: a job file is UTF-8 text", source.display()))?;
         let request = v1::SubmitRequest {
             credentials: Some(credentials),
             script,
@@ -233,7 +233,7 @@ impl Fs {
 
 fn too_large(path: &Path) -> String {
     format!(
-        "{}: a job script has at most {SCRIPT_BYTES_MAX} bytes",
+        "{}: a job file has at most {SCRIPT_BYTES_MAX} bytes",
         path.display()
     )
 }

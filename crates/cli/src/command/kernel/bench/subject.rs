@@ -7,6 +7,7 @@ use rand::{Rng, SeedableRng};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use tidemill_core::glob;
 use tidemill_kernel::{
     CodeSource, InputsAs, Launcher, Run, RunInput, builtin_hash, builtin_names, find_program,
     hash_file, is_builtin,
@@ -86,7 +87,7 @@ fn line(random: &mut StdRng) -> String {
 /// A kernel to be measured.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Subject {
-    /// Name, as in a job script.
+    /// Name, as in a job file.
     pub(super) name: String,
     pub(super) args: Vec<String>,
     pub(super) data: BenchData,
@@ -185,12 +186,12 @@ impl Subject {
             quote(directory),
             quote(&self.name),
             quoted.join(", "),
-            quote(input),
+            quote(&glob::escaped(input)),
         )
     }
 }
 
-/// Returns a string of a job script.
+/// Returns a string of a job file.
 fn quote(text: &str) -> String {
     let mut quoted = String::from("\"");
     for character in text.chars() {
